@@ -147,7 +147,7 @@ def _is_still_there(target: _VerifyTarget) -> bool:
     """Tell whether what can't be read is still in its place; say so where it isn't."""
     if isinstance(target.unit, CheckpointError):
         return True
-    from ckpttool.series.surveying.unaffected import current_unit
+    from ckpttool.series.changing.pending_journals import current_unit
 
     if current_unit(target.unit) is not None:
         return True
@@ -243,7 +243,7 @@ def _without_interrupted(path: str, units: list[Unit]) -> list[Unit]:
         NotFound: Nothing else is there.
     """
     from ckpttool.cli.paths import say_journals
-    from ckpttool.series.surveying.unaffected import unaffected_units
+    from ckpttool.series.changing.pending_journals import unaffected_units
 
     inside = unaffected_units((), [path] if os.path.isdir(path) else ()).journals
     if [unit.path for unit in units] == [path]:  # he wants to know of this one, whatever becomes of it
@@ -305,7 +305,7 @@ def _verify_settled(target: _VerifyTarget, unit: Unit, wanted: VerifyOptions) ->
         found = _verify_once(target, unit, wanted)
         if found.is_fine or target.is_named:
             return found
-        from ckpttool.series.surveying.unaffected import current_unit
+        from ckpttool.series.changing.pending_journals import current_unit
 
         now = current_unit(unit)
         if now is None:

@@ -16,16 +16,11 @@ from pathlib import Path
 
 from ckpttool.errors import CheckpointError
 from ckpttool.series.changing import stage
-from ckpttool.series.changing.journal import (
-    Removal,
-    incomplete_names,
-    pending_journals,
-    stages,
-    stages_beside,
-)
+from ckpttool.series.changing.journal import Removal, stages, stages_beside
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import ChainedMoves, apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
+from ckpttool.series.changing.pending_journals import incomplete_names, pending_journals
 from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.changing import state_dir
-from ckpttool.series.changing.journal import pending_journals
+from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.pointers.pins import pin, pins_below, unpin
 from ckpttool.series.pruning.planning import Request

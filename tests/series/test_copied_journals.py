@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.changing import move_transaction, stage
-from ckpttool.series.changing.journal import Journal, Removal, incomplete_names, stages
+from ckpttool.series.changing.journal import Journal, Removal, stages
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, new_identity
+from ckpttool.series.changing.pending_journals import incomplete_names
 from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, UsageError
-from ckpttool.series.changing.journal import pending_journals
 from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.state_dir import owner_of_stage, state_dir_of
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune

@@ -16,10 +16,10 @@ from ckpttool.series.changing.journal import (
     PointerText,
     Removal,
     journal_bytes,
-    pending_journals,
     read_journal,
     stages,
 )
+from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.files import Contents, Fingerprint
 
 

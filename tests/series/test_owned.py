@@ -12,11 +12,12 @@ import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
 from ckpttool.series.changing import journal, ownership
-from ckpttool.series.changing.journal import Journal, Removal, incomplete_names, read_journal
+from ckpttool.series.changing.journal import Journal, Removal, read_journal
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite, new_identity, trash_path
 from ckpttool.series.changing.moves import dumps as moves_dumps
+from ckpttool.series.changing.pending_journals import incomplete_names, owner_of_journal, pending_journals
 from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import contents
@@ -225,9 +226,9 @@ def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.
 def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = planted(run, journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
     path = str(stage / journal.JOURNAL)
-    assert (journal.pending_journals(str(run)), journal.owner_of_journal(path)) == ([path], None)
+    assert (pending_journals(str(run)), owner_of_journal(path)) == ([path], None)
     belongs_to_a_stranger(monkeypatch, stage)
-    assert (journal.pending_journals(str(run)), journal.owner_of_journal(path)) == (
+    assert (pending_journals(str(run)), owner_of_journal(path)) == (
         [path],
         f"number {STRANGER}",
     )
@@ -239,7 +240,7 @@ def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytes
         return real(name, **told)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "lstat", lstat)
-    assert journal.pending_journals(str(run)) == [path]
+    assert pending_journals(str(run)) == [path]
 
 
 def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

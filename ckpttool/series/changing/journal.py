@@ -14,16 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.series.changing.journal_schema import contents_document, contents_of, name_of, names_of, text_of
 from ckpttool.series.changing.lock import FULL
 from ckpttool.series.changing.moves import SCHEMAS as MOVES_SCHEMAS
 from ckpttool.series.changing.moves import Moves, moves_of
-from ckpttool.series.changing.ownership import MAX_BYTES, foreign_text, open_own, read_own, user_name
+from ckpttool.series.changing.ownership import MAX_BYTES, foreign_text, open_own, read_own
 from ckpttool.series.changing.state_dir import (
     StateDir,
-    may_keep_state_beside,
-    owner_of_stage,
     state_dir_beside,
     state_dir_of_stage,
 )
@@ -227,67 +225,3 @@ def _stages(place: str, suffix: str) -> list[str]:
 def _is_stage(name: str) -> bool:
     identity = name.removeprefix(STAGE_PREFIX)
     return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
-
-
-def pending_journals(directory: str) -> list[str]:
-    """Return the paths of the journals of a directory that the next prune has to settle."""
-    try:
-        paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
-        if may_keep_state_beside(directory):
-            paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
-    except CheckpointError:  # what can't be read holds nothing that we could settle
-        return []
-    return [path for path in paths if _may_be_there(path)]
-
-
-def _may_be_there(path: str) -> bool:
-    """Tell whether a journal is there, or nobody but another user can tell."""
-    try:
-        os.lstat(path)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def owner_of_journal(path: str) -> str | None:
-    """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
-    stage = os.path.dirname(path)
-    try:
-        user, owner = os.lstat(stage).st_uid, os.stat(owner_of_stage(stage)).st_uid
-    except OSError:  # it has just gone
-        return None
-    is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
-    return None if is_ours else user_name(user)
-
-
-def incomplete_names(directory: str) -> frozenset[str]:
-    """Return the names that belong to no whole checkpoint: some part is gone already, or on its way.
-
-    A journal that can't be understood tells nothing here; the next command that changes something refuses to
-    go on.
-    """
-    names: set[str] = set()
-    for path in pending_journals(directory):
-        stage = os.path.dirname(path)
-        try:
-            found = read_journal(path, directory)
-        except CheckpointError:
-            continue
-        if isinstance(found, Moves):
-            from ckpttool.series.changing.move_transaction import partially_moved_names
-
-            names |= partially_moved_names(directory, found)
-            continue
-        for number, removal in enumerate(found.removals):
-            if not removal.is_single and _has_begun(os.path.join(stage, str(number))):
-                names.update(removal.members)
-    return frozenset(names)
-
-
-def _has_begun(place: str) -> bool:
-    try:
-        return bool(os.listdir(place))
-    except OSError:  # not begun, or gone altogether
-        return False

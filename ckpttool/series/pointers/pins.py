@@ -18,8 +18,8 @@ from functools import partial
 from ckpttool.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.series.changing.journal import pending_journals
 from ckpttool.series.changing.lock import BUSY, lock_directory
+from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.paths import bare, shown
 from ckpttool.series.pointers.pin_lists import (

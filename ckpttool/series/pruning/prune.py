@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.manifest import SHARED
-from ckpttool.series.changing.journal import Journal, Removal, pending_journals
+from ckpttool.series.changing.journal import Journal, Removal
 from ckpttool.series.changing.lock import BUSY, clear_stale, lock_directory
 from ckpttool.series.changing.moves import new_identity
+from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.changing.removal import RemovalOutcome, remove
 from ckpttool.series.changing.state_dir import owner_of_stage

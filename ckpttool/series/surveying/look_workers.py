@@ -42,8 +42,8 @@ def look_at_all(found: Iterable[Discovered]) -> list[LookResult | None]:
     pool = _LookPool()
     batch: list[Discovered] = []
     try:
-        for one in found:
-            batch.append(one)
+        for candidate in found:
+            batch.append(candidate)
             if len(batch) == _BATCH:
                 pool.give(batch)
                 batch = []
@@ -74,7 +74,7 @@ class _LookPool:
             self._changed.notify()
         self._count += len(batch)
         while len(self._threads) < min(default_jobs() - 1, self._count // WORTH_UNITS):
-            self._threads.append(threading.Thread(target=self._assist))
+            self._threads.append(threading.Thread(target=self._employ_child))
             self._threads[-1].start()
 
     def work_off(self) -> None:
@@ -97,9 +97,9 @@ class _LookPool:
 
     def results(self) -> list[LookResult | None]:
         """Return what was seen, in the order in which it was found."""
-        return [looked for number in range(len(self._batches)) for looked in self._done[number]]
+        return [result for number in range(len(self._batches)) for result in self._done[number]]
 
-    def _assist(self) -> None:
+    def _employ_child(self) -> None:
         """Have a child take batches as long as there are some."""
         try:
             child = Child(__name__)
@@ -114,32 +114,34 @@ class _LookPool:
 
     def _work(self, look: Callable[[Sequence[Discovered]], list[LookResult | None]]) -> None:
         """Take batches until no more come, or an interrupt ended it."""
-        while (number := self._next()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_complete or self._is_over)
+                if self._is_over or not self._waiting:
+                    return
+                number = self._waiting.popleft()
             try:
                 self._done[number] = look(self._batches[number])
             except Lost:
                 self._waiting.append(number)
                 raise
 
-    def _next(self) -> int | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_complete or self._is_over)
-            return self._waiting.popleft() if self._waiting and not self._is_over else None
 
-
-def _look_at_batch(found: Sequence[Discovered]) -> list[LookResult | None]:
-    return [_look(one) for one in found]
-
-
-def _look(found: Discovered) -> LookResult | None:
-    if not isinstance(found, str):
-        unit, holds_others = found
-        return LookResult(unit, look_at(unit, holds_others=holds_others))
-    try:
-        looked = LookResult(*look_for(found))
-    except CheckpointError:
-        return None
-    return looked if looked.unit is None or looked.unit.path == found else None
+def _look_at_batch(batch: Sequence[Discovered]) -> list[LookResult | None]:
+    results: list[LookResult | None] = []
+    for candidate in batch:
+        if isinstance(candidate, str):
+            try:
+                result = LookResult(*look_for(candidate))
+            except CheckpointError:
+                results.append(None)
+            else:
+                is_its_own = result.unit is None or result.unit.path == candidate  # else a part of more
+                results.append(result if is_its_own else None)
+        else:
+            unit, holds_others = candidate
+            results.append(LookResult(unit, look_at(unit, holds_others=holds_others)))
+    return results
 
 
 def answers() -> Callable[[Sequence[Discovered]], list[LookResult | None]]:

@@ -14,7 +14,7 @@ from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, looked_at, unit_at
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
-from ckpttool.series.changing.journal import incomplete_names, pending_journals
+from ckpttool.series.changing.pending_journals import unaffected_units
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, GroupBy, group
 from ckpttool.series.members.runs import apply_series_globs
@@ -24,7 +24,6 @@ from ckpttool.series.reasons import Code, Reason
 from ckpttool.series.surveying.look_workers import Discovered, LookResult, look_at_all
 
 NOTHING = "no checkpoint"
-
 
 _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
@@ -76,12 +75,12 @@ class Survey:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Return all checkpoints, series by series, each from the oldest on."""
-        return tuple(entry for one in self.groups for entry in one.entries)
+        return tuple(entry for series in self.groups for entry in series.entries)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what is doubtful about the order, and about metrics."""
-        return (*self.remarks, *(warning for one in self.groups for warning in one.warnings))
+        return (*self.remarks, *(warning for series in self.groups for warning in series.warnings))
 
 
 def survey_directory(
@@ -90,20 +89,14 @@ def survey_directory(
     """Return what lies in a directory; nothing on disk is changed."""
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
-    walk = Walk(
-        recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root
+    walk = _SurveyWalk(
+        path,
+        Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root),
     )
-    walked = _SurveyWalk(path, walk)
-    looked = walked.look()
-    places = {unit.path: os.path.dirname(unit.path) or os.curdir for unit, _ in looked}
-    directories = sorted({path, *places.values()})
-    journals = tuple(place for directory in directories for place in pending_journals(directory))
-    gone = {directory: incomplete_names(directory) for directory in directories} if journals else {}
-    entries = [
-        entry
-        for unit, entry in looked
-        if entry is not None and gone.get(places[unit.path], frozenset()).isdisjoint(unit.members)
-    ]
+    looked = walk.look()
+    unaffected = unaffected_units([unit for unit, _ in looked], [path])
+    whole = set(unaffected.whole)
+    entries = [entry for unit, entry in looked if entry is not None and unit in whole]
     doubts = list(disagreements(entries))
     remarks: list[str] = []
     if scope.metrics:
@@ -115,7 +108,7 @@ def survey_directory(
     groups = group(apply_series_globs(entries, one_series), scope.group_by)
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
-    return Survey(path, groups, journals, walked.errors, tuple(remarks))
+    return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks))
 
 
 def nothing_in(root: str, *, recursive: bool) -> str:
@@ -136,8 +129,8 @@ class _SurveyWalk:
         self._root = root
         self._walk = replace(walk, on_error=self._record_error)
         self._errors: list[tuple[int, CheckpointError]] = []
-        self._place = 0
-        self._found: list[Discovered] = []
+        self._position = 0
+        self._discovered: list[Discovered] = []
 
     @property
     def errors(self) -> tuple[CheckpointError, ...]:
@@ -146,33 +139,33 @@ class _SurveyWalk:
 
     def look(self) -> list[tuple[Unit, Entry | None]]:
         """Return the checkpoints with their entries, in the order of the walk."""
+        looked = look_at_all(self._discover())
         result: list[tuple[Unit, Entry | None]] = []
-        looked = look_at_all(self._record(_discover(self._root, self._walk)))
-        for place, (found, one) in enumerate(zip(self._found, looked, strict=True)):
-            self._place = place
-            result += self._resolve(found, one)
+        for position, (candidate, look) in enumerate(zip(self._discovered, looked, strict=True)):
+            self._position = position
+            result += self._resolve(candidate, look)
         return result
 
-    def _record(self, units: Iterator[Discovered]) -> Iterator[Discovered]:
-        for found in units:
-            self._found.append(found)
-            self._place += 1
-            yield found
+    def _discover(self) -> Iterator[Discovered]:
+        for candidate in _flatten(_find(self._root, self._walk), self._walk):
+            self._discovered.append(candidate)
+            self._position += 1
+            yield candidate
 
     def _record_error(self, error: CheckpointError) -> None:
-        self._errors.append((self._place, error))
+        self._errors.append((self._position, error))
 
-    def _resolve(self, found: Discovered, looked: LookResult | None) -> Iterator[tuple[Unit, Entry | None]]:
+    def _resolve(self, candidate: Discovered, look: LookResult | None) -> Iterator[tuple[Unit, Entry | None]]:
         """Yield a checkpoint, and of a path that told too little all that there comes to be of it."""
-        if looked is not None:
-            if looked.unit is not None:
-                yield looked.unit, looked.entry
+        if look is not None:
+            if look.unit is not None:
+                yield look.unit, look.entry
             return
-        unit = looked_at(found, self._walk) if isinstance(found, str) else None
-        more = () if unit is None else _unit_with_nested(unit, self._root, self._walk)
-        for inner in more:
-            (one,) = look_at_all((inner,))
-            yield from self._resolve(inner, one)
+        unit = looked_at(candidate, self._walk) if isinstance(candidate, str) else None
+        if unit is not None:
+            for inner in _flatten(_find_inside(unit, self._root, self._walk), self._walk):
+                (look,) = look_at_all((inner,))
+                yield from self._resolve(inner, look)
 
 
 class _Nested(NamedTuple):
@@ -181,69 +174,53 @@ class _Nested(NamedTuple):
     path: str
 
 
-def _discover(root: str, walk: Walk) -> Iterator[Discovered]:
-    """Yield what is found at a path: units, and files that may be some."""
-    return _flatten(_found_at(root, walk), walk)
-
-
-def _unit_with_nested(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered]:
-    """Yield a unit, and what lies inside it: a run's own directory may be one too."""
-    return _flatten(_unit_and_nested(unit, root, walk), walk)
-
-
 def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Discovered]:
     """Yield what is found, and in the place of a directory all that is found in it; without recursion."""
     opened = [found]
     while opened:
-        one = next(opened[-1], None)
-        if one is None:
+        candidate = next(opened[-1], None)
+        if candidate is None:
             opened.pop()
-        elif isinstance(one, _Nested):
-            opened.append(_found_at(one.path, walk))
+        elif isinstance(candidate, _Nested):
+            opened.append(_find(candidate.path, walk))
         else:
-            yield one
+            yield candidate
 
 
-def _found_at(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
-    for found in candidates(root, walk):
-        if isinstance(found, str):
-            yield found
+def _find(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
+    """Yield what is found at a path: units, and files that may be some."""
+    for candidate in candidates(root, walk):
+        if isinstance(candidate, str):
+            yield candidate
         else:
-            yield from _unit_and_nested(found, root, walk)
+            yield from _find_inside(candidate, root, walk)
 
 
-def _unit_and_nested(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
-    nested = [path for path in _subdirectories(unit) if _is_checkpoint(path, walk)]
+def _find_inside(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
+    """Yield a unit, and the checkpoints inside it: the directory of a run may be a checkpoint, too."""
+    nested = _nested_checkpoints(unit, walk)
     yield unit, bool(nested)
     if walk.recursive or unit.path == root:
-        for path in nested:
-            if not is_excluded(path, walk):
-                yield _Nested(path)
+        yield from (_Nested(path) for path in nested if not is_excluded(path, walk))
 
 
-def _is_checkpoint(path: str, walk: Walk) -> bool:
-    try:
-        return unit_at(path) is not None
-    except CheckpointError as error:
-        if not isinstance(error, NotFound) or os.path.lexists(path):  # else it has just gone
-            walk.on_error(error)
-        return False
-
-
-def _subdirectories(unit: Unit) -> list[str]:
-    """Return the directories inside a unit, where what lies in them may be a checkpoint of its own."""
-    takes_in = unit.format is not None and unit.format.takes_in
-    if takes_in or not stat.S_ISDIR(_mode(unit.path)):
+def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
+    """Return the directories directly inside a unit that are checkpoints of their own."""
+    if unit.format is not None and unit.format.takes_in:
         return []
     try:
+        if not stat.S_ISDIR(os.lstat(unit.path).st_mode):
+            return []
         entries = scan(unit.path).values()
-    except NotFound:  # it has just gone
+    except (OSError, NotFound):  # an index that is missing, or a directory that has just gone
         return []
-    return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-
-def _mode(path: str) -> int:
-    try:
-        return os.lstat(path).st_mode
-    except OSError:  # an index that is missing has no mode
-        return 0
+    nested: list[str] = []
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            try:
+                if unit_at(entry.path) is not None:
+                    nested.append(entry.path)
+            except CheckpointError as error:
+                if not isinstance(error, NotFound) or os.path.lexists(entry.path):  # else it has just gone
+                    walk.on_error(error)
+    return nested

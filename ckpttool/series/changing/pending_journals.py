@@ -1,0 +1,106 @@
+"""The journals that wait in a directory, and which checkpoints they have on their way.
+
+Those are whole elsewhere, or nowhere until the next command that changes the directory settles the journals.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.discovery import Walk, discover
+from ckpttool.formats.interface import Unit
+from ckpttool.series.changing.journal import JOURNAL, read_journal, stages, stages_beside
+from ckpttool.series.changing.moves import Moves
+from ckpttool.series.changing.ownership import user_name
+from ckpttool.series.changing.state_dir import may_keep_state_beside, owner_of_stage
+
+
+def pending_journals(directory: str) -> list[str]:
+    """Return the paths of the journals of a directory that the next command has to settle."""
+    try:
+        paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
+        if may_keep_state_beside(directory):
+            paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
+    except CheckpointError:  # what can't be read holds nothing that we could settle
+        return []
+    pending: list[str] = []
+    for path in paths:
+        try:
+            os.lstat(path)
+        except PermissionError:
+            pass  # in another user's stage, where nobody else can tell: it may be there
+        except OSError:
+            continue
+        pending.append(path)
+    return pending
+
+
+def owner_of_journal(path: str) -> str | None:
+    """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
+    stage = os.path.dirname(path)
+    try:
+        user, owner = os.lstat(stage).st_uid, os.stat(owner_of_stage(stage)).st_uid
+    except OSError:  # it has just gone
+        return None
+    is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
+    return None if is_ours else user_name(user)
+
+
+def incomplete_names(directory: str) -> frozenset[str]:
+    """Return the names that belong to no whole checkpoint: some part is gone already, or on its way."""
+    names: set[str] = set()
+    for path in pending_journals(directory):
+        try:
+            journal = read_journal(path, directory)
+        except CheckpointError:  # the next command that changes something refuses to go on
+            continue
+        if isinstance(journal, Moves):
+            from ckpttool.series.changing.move_transaction import partially_moved_names
+
+            names |= partially_moved_names(directory, journal)
+            continue
+        for number, removal in enumerate(journal.removals):
+            with suppress(OSError):  # not begun, or gone altogether
+                if not removal.is_single and os.listdir(os.path.join(os.path.dirname(path), str(number))):
+                    names.update(removal.members)
+    return frozenset(names)
+
+
+@dataclass(frozen=True, slots=True)
+class UnaffectedUnits:
+    """What was found: the checkpoints that are whole, as far as journals tell, and the journals that wait."""
+
+    whole: tuple[Unit, ...]
+    journals: tuple[str, ...] = ()
+
+
+def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> UnaffectedUnits:
+    """Return checkpoints without those that a journal has on their way.
+
+    The journals returned are those of the directories that they lie in, and of ``directories``.
+    """
+    paths = sorted({*directories, *map(_directory, units)})
+    journals = tuple(journal for path in paths for journal in pending_journals(path))
+    gone = {path: incomplete_names(path) for path in paths} if journals else {}
+    whole = (unit for unit in units if gone.get(_directory(unit), frozenset()).isdisjoint(unit.members))
+    return UnaffectedUnits(tuple(whole), journals)
+
+
+def current_unit(unit: Unit) -> Unit | None:
+    """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way."""
+    directory = _directory(unit)
+    if not any(os.path.lexists(os.path.join(directory, name)) for name in unit.members):
+        return None
+    if not unaffected_units([unit]).whole:
+        return None
+    path = os.path.normpath(unit.path)
+    units = discover(directory, Walk(recursive=False))
+    return next((one for one in units if os.path.normpath(one.path) == path), unit)
+
+
+def _directory(unit: Unit) -> str:
+    return os.path.dirname(unit.path) or os.curdir
