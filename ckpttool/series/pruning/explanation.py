@@ -56,52 +56,62 @@ class Explanation:
 
 def explain(planned: PrunePlan, path: str) -> Explanation:
     """Return why a checkpoint stays or goes."""
-    group, made, entry = _find(planned, path)
-    stays = any(kept.entry is entry for kept in made.keep)
-    said = next((kept.reasons for kept in made.keep if kept.entry is entry), ())
+    group, group_plan, entry = _find(planned, path)
+    kept = next((kept for kept in group_plan.keep if kept.entry is entry), None)
     history = history_of(group, planned.protections, planned.now)
-    against = list(_against(planned, made, entry, history))
-    reasons = [_add_holder(planned, entry, reason) for reason in said]
-    if made.skipped is not None:
-        reasons.insert(0, f"its series is left alone: {made.skipped}")
-    place = tuple(_place(made.policy, entry, history))
-    asked = None if os.path.normpath(path) == os.path.normpath(entry.path) else path
-    return Explanation(entry, stays, tuple(reasons), tuple(against), place, group.key, asked)
+    reasons: list[str] = []
+    if group_plan.skipped is not None:
+        reasons.append(f"its series is left alone: {group_plan.skipped}")
+    for reason in kept.reasons if kept is not None else ():
+        holder = planned.protections.holders.get((entry.path, reason))
+        reasons.append(reason if holder is None else f"{reason} ({holder})")
+    return Explanation(
+        entry,
+        stays=kept is not None,
+        reasons=tuple(reasons),
+        against=tuple(_against(planned, group_plan, entry, history)),
+        place=tuple(_place(group_plan.policy, entry, history)),
+        key=group.key,
+        asked=None if os.path.normpath(path) == os.path.normpath(entry.path) else path,
+    )
 
 
 def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
     """Return the checkpoint at a path, or the innermost one that it is a part of."""
     known: dict[str, tuple[Group, GroupPlan, Entry]] = {}
-    for group, made in zip(planned.groups, planned.plan.groups, strict=True):
-        for entry in _entries(made):
-            for place in _places(entry):
-                known[place] = group, made, entry
-    place = os.path.realpath(path)
-    while place not in known:
-        above = os.path.dirname(place)
-        if above == place:
+    for group, group_plan in zip(planned.groups, planned.plan.groups, strict=True):
+        for entry in (*(kept.entry for kept in group_plan.keep), *group_plan.remove):
+            for name in {entry.name, *entry.unit.members}:
+                known[os.path.realpath(os.path.join(entry.directory, name))] = group, group_plan, entry
+    real = os.path.realpath(path)
+    while real not in known:
+        above = os.path.dirname(real)
+        if above == real:
             raise UsageError(f"{path} is none of the checkpoints that were looked at")
-        place = above
-    return known[place]
+        real = above
+    return known[real]
 
 
-def _places(entry: Entry) -> set[str]:
-    names = {entry.name, *entry.unit.members}
-    return {os.path.realpath(os.path.join(entry.directory, name)) for name in names}
-
-
-def _entries(made: GroupPlan) -> Iterator[Entry]:
-    yield from (kept.entry for kept in made.keep)
-    yield from made.remove
-
-
-def _goes_whole(planned: PrunePlan, made: GroupPlan) -> bool:
-    return planned.plan.removes_failed and made.failed is not None
-
-
-def _add_holder(planned: PrunePlan, entry: Entry, reason: str) -> str:
-    holder = planned.protections.holders.get((entry.path, reason))
-    return reason if holder is None else f"{reason} ({holder})"
+def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
+    if planned.plan.removes_failed and group_plan.failed is not None:
+        yield f"its series failed: {group_plan.failed}"
+        return
+    fault = fault_of(entry, planned.protections)
+    if fault is not None:
+        yield f"no rule counts it: {fault}"
+        if entry in group_plan.remove:
+            yield "--incomplete remove: the newest intact one is newer"
+        return
+    policy = group_plan.policy
+    if policy is None:
+        return
+    for name in RULES:
+        if name in policy.rules and name in AGAINST:
+            kept_by_rule = {kept.path for kept, _ in RULES[name](policy, history)}
+            if entry.path not in kept_by_rule:
+                yield AGAINST[name](policy, history, entry)
+    if entry.path in group_plan.unfitting:
+        yield group_plan.unfitting[entry.path]
 
 
 def _place(policy: Policy | None, entry: Entry, history: History) -> Iterator[str]:
@@ -123,30 +133,6 @@ def _ordinal(place: int, superlative: str) -> str:
     return f"{place:,}{ending} {superlative}"
 
 
-def _against(planned: PrunePlan, made: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
-    if _goes_whole(planned, made):
-        yield f"its series failed: {made.failed}"
-        return
-    fault = fault_of(entry, planned.protections)
-    if fault is not None:
-        yield f"no rule counts it: {fault}"
-        if entry in made.remove:
-            yield "--incomplete remove: the newest intact one is newer"
-        return
-    policy = made.policy
-    if policy is None:
-        return
-    for name in RULES:
-        if name in policy.rules and name in AGAINST and not _keeps(name, policy, history, entry):
-            yield AGAINST[name](policy, history, entry)
-    if entry.path in made.unfitting:
-        yield made.unfitting[entry.path]
-
-
-def _keeps(name: str, policy: Policy, history: History, entry: Entry) -> bool:
-    return any(kept.path == entry.path for kept, _ in RULES[name](policy, history))
-
-
 def _not_last(policy: Policy, history: History, entry: Entry) -> str:
     place = history.intact.index(entry) + 1
     return f"{_ordinal(place, 'newest')}, not one of the last {policy.keep_last:,}"
@@ -157,8 +143,8 @@ def _not_best(policy: Policy, history: History, entry: Entry) -> str:
         return f"no {policy.metric} of its own: it goes by that of what belongs with it"
     place = rank_by_metric(policy, history).index(entry) + 1
     value = metric_value(entry, policy.metric or "")
-    told = f"{_ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
-    return f"{told}, not one of the best {policy.keep_best:,}"
+    rank = f"{_ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
+    return f"{rank}, not one of the best {policy.keep_best:,}"
 
 
 def _not_first(count: str, policy: Policy, history: History, entry: Entry) -> str:
@@ -166,19 +152,19 @@ def _not_first(count: str, policy: Policy, history: History, entry: Entry) -> st
     place = attrgetter(count)
     stretch = int(place(entry) // each)
     first = stretches(each, place, history)[stretch]
-    told = f"{first.name} is the first at or after {count} {number(stretch * each)}"
-    return f"{told}, not this ({number(place(entry))})"
+    text = f"{first.name} is the first at or after {count} {number(stretch * each)}"
+    return f"{text}, not this ({number(place(entry))})"
 
 
 def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> str:
     word, count = rule.removeprefix("keep_"), getattr(policy, rule)
     when = next(dated.when for dated in history.by_time if dated.entry is entry)
-    told = when.strftime(PERIODS[rule].format)
-    found = list(newest_of_periods(rule, history))
-    if told not in {period for period, _ in found[:count]}:
-        return f"{word}: {told} is not one of the newest {count:,}"
-    newest = next(one for period, one in found if period == told)
-    return f"{word}: {newest.name} is the newest of {told}"
+    period = when.strftime(PERIODS[rule].format)
+    periods = list(newest_of_periods(rule, history))
+    if period not in {text for text, _ in periods[:count]}:
+        return f"{word}: {period} is not one of the newest {count:,}"
+    newest = next(entry for text, entry in periods if text == period)
+    return f"{word}: {newest.name} is the newest of {period}"
 
 
 def _not_within(policy: Policy, history: History, entry: Entry) -> str:

@@ -21,17 +21,15 @@ from ckpttool.series.changing.state_dir import enclosing_serial
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_all
 from ckpttool.series.members.order import Group, order_entries
-from ckpttool.series.members.series_doubts import (
-    copy_warnings,
-)
+from ckpttool.series.members.series_doubts import copy_warnings
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.protection import Pointed, follow_pointers, unseen_above
+from ckpttool.series.pointers.protection import follow_pointers, unseen_above
 from ckpttool.series.pruning.protections import protections_of
 from ckpttool.series.reasons import Code, Problem, Reason, code_of
 from ckpttool.series.retention.companions import metric_followers, reasons_to_stay, saved_together
 from ckpttool.series.retention.failed_runs import Failures, failures
 from ckpttool.series.retention.missing_metrics import lack_warnings, unmatched_names
-from ckpttool.series.retention.plan import NEWEST_UNREAD, NO_RULE, KeptEntry, Protections, RetentionPlan, plan
+from ckpttool.series.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
 from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
 
@@ -72,12 +70,12 @@ class Request(Scope):
     def __post_init__(self) -> None:
         if self.max_delete is not None:
             delete_limit(self.max_delete)
-        wanted = self.wanted
-        if wanted.default is None and not wanted.rules and self.failed is None:
+        policies = self.all_policies
+        if policies.default is None and not policies.rules and self.failed is None:
             raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
 
     @property
-    def wanted(self) -> Policies:
+    def all_policies(self) -> Policies:
         """Return the policies, of which there may be one alone, or none."""
         return self.policies or Policies(self.policy)
 
@@ -112,37 +110,50 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
         request: What is to be thinned out, and how.
         progress: Is told what is read.
         known: What lies in the directory, if somebody has looked already.
-
-    Raises:
-        UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
-        CheckpointError: The directory can't be looked at.
     """
-    policies = request.wanted
+    policies = request.all_policies
     root = require_directory(request.directory)
-    found = _survey_around(root, request, known)
+    survey = _survey_series(root, request, known)
+    groups = survey.groups
     now = time.time()
-    pointed = follow_pointers(root, found.groups, recursive=request.recursive)
-    failed = _failures(request, found, pointed, now, progress)
+    pointed = follow_pointers(root, groups, recursive=request.recursive)
+    failed = Failures()
+    if request.failed is not None:  # only who asks for it: each series is read
+        goes = request.failed == "remove"
+        busy = {
+            path
+            for path, reasons in pointed.reasons.items()
+            if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
+        }
+        failed = failures(groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
     faults, checked = dict(failed.faults), set(failed.finite.values())
     if faults:
-        pointed = follow_pointers(root, found.groups, faults, recursive=request.recursive)
-    following = metric_followers([(group, policies.of(group)) for group in found.groups])
-    together = saved_together(found.groups)
+        pointed = follow_pointers(root, groups, faults, recursive=request.recursive)
+    followers = metric_followers([(group, policies.of(group)) for group in groups])
+    together = saved_together(groups)
     # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
     while True:
         protections = replace(
-            protections_of(found, pointed, faults, scope=request, policies=policies, min_age=request.min_age),
+            protections_of(
+                survey, pointed, faults, scope=request, policies=policies, min_age=request.min_age
+            ),
             failed=failed.reasons,
             finite=failed.finite,
             removes_failed=request.failed == "remove",
-            followers=following,
+            followers=followers,
             together=together,
         )
         try:
-            made, protections = _plan_with_companions(found, policies, protections, now)
+            retention, protections = _plan_with_companions(survey, policies, protections, now)
         except UsageError as error:
-            raise UsageError("; ".join([str(error), *found.remarks])) from error
-        unread = [entry for entry in _survivors(made, faults) if entry.path not in checked]
+            raise UsageError("; ".join([str(error), *survey.remarks])) from error
+        unread = [
+            kept.entry
+            for group in retention.groups
+            if group.remove
+            for kept in group.keep
+            if kept.entry.is_sound and kept.entry.path not in faults and kept.entry.path not in checked
+        ]
         if not unread or request.depth == "quick":
             break
         checked.update(entry.path for entry in unread)
@@ -150,98 +161,86 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
         damaged = {path: fault for path, fault in read if fault is not None}
         if damaged:
             faults |= damaged
-            pointed = follow_pointers(root, found.groups, faults, recursive=request.recursive)
-    _require_allowed(made, found, request.max_delete)
-    chosen = [(group, planned.policy) for group, planned in zip(found.groups, made.groups, strict=True)]
+            pointed = follow_pointers(root, groups, faults, recursive=request.recursive)
+    _require_allowed(retention, len(survey.entries), request.max_delete)
+    chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
+    unmatched = [
+        Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
+        for rule in policies.unmatched(groups)
+    ]
     warnings = (
-        *found.warnings,
-        *lack_warnings(chosen, now, following),
-        *_unmatched_rules(policies, found),
+        *survey.warnings,
+        *lack_warnings(chosen, now, followers),
+        *unmatched,
         *unmatched_names(chosen, root),
         *pointed.warnings,
         *unseen_above(root),
-        *copy_warnings(found.groups),
-        *passed_over(found, request),
+        *copy_warnings(groups),
+        *_nested_run_warnings(survey, request),
     )
-    problems = (*_problems(found, made, faults), *lookalikes(chosen, protections, now))
+    problems = (*_problems(survey, retention, faults), *_lookalikes(chosen, protections, now))
     if request.depth == "full":
-        made = _mark_unread_newest(made, {*checked, *faults})
-    return PrunePlan(made, problems, warnings, found.journals, found.groups, protections, now)
+        retention = _mark_unread_newest(retention, {*checked, *faults})
+    return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
 
 
-def _survey_around(root: str, request: Request, known: Survey | None) -> Survey:
+def _survey_series(root: str, request: Request, known: Survey | None) -> Survey:
     """Return what lies in a directory, without the checkpoint that the directory may be itself."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = known or survey_directory(root, request, enters_root=True)
-    if not any(entry.unit.path == root for entry in found.entries):
-        return found
-    if len(found.entries) == 1:
+    survey = known or survey_directory(root, request, enters_root=True)
+    if not any(entry.unit.path == root for entry in survey.entries):
+        return survey
+    if len(survey.entries) == 1:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
-    return replace(found, groups=tuple(group for group in found.groups if group.entries[0].unit.path != root))
-
-
-def _failures(request: Request, found: Survey, pointed: Pointed, now: float, progress: Progress) -> Failures:
-    """Return which series failed, if the request asks for that: it costs reading."""
-    if request.failed is None:
-        return Failures()
-    codes = {path: set(map(code_of, reasons)) for path, reasons in pointed.reasons.items()}
-    busy = {path for path, of_one in codes.items() if Code.BEING_WRITTEN in of_one}
-    goes = request.failed == "remove"
-    return failures(found.groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
+    return replace(
+        survey, groups=tuple(group for group in survey.groups if group.entries[0].unit.path != root)
+    )
 
 
 def _plan_with_companions(
-    found: Survey, policies: Policies, protections: Protections, now: float
+    survey: Survey, policies: Policies, protections: Protections, now: float
 ) -> tuple[RetentionPlan, Protections]:
     """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
     while True:
-        made = plan(found.groups, policies, protections, now=now)
-        more = reasons_to_stay(made, protections.faults)
-        if not more:
-            return made, protections
-        reasons = {path: [*protections.reasons.get(path, ()), *why] for path, why in more.items()}
+        retention = plan(survey.groups, policies, protections, now=now)
+        companions = reasons_to_stay(retention, protections.faults)
+        if not companions:
+            return retention, protections
+        reasons = {path: [*protections.reasons.get(path, ()), *more] for path, more in companions.items()}
         protections = replace(protections, reasons={**protections.reasons, **reasons})
 
 
-def _survivors(made: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield what stays and seems sound, in series of which something else goes."""
-    for group in made.groups:
-        for kept in group.keep if group.remove else ():
-            if kept.entry.is_sound and kept.entry.path not in faults:
-                yield kept.entry
-
-
-def _require_allowed(made: RetentionPlan, found: Survey, limit: str | None) -> None:
-    removed, total = len(made.removals), len(found.entries)
+def _require_allowed(retention: RetentionPlan, total: int, limit: str | None) -> None:
+    removed = len(retention.removals)
     if limit is not None and not delete_limit(limit).allows(removed, total):
         would_go = f"{removed:,} of {counted(total, 'checkpoint')} would go"
         raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
 
 
-def _mark_unread_newest(made: RetentionPlan, read: Collection[str]) -> RetentionPlan:
+def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> RetentionPlan:
     """Return a plan that says so of each newest checkpoint that was not read."""
-
-    def marked(kept: KeptEntry) -> KeptEntry:
-        if kept.entry.path in read:
-            return kept
-        reasons = (NEWEST_UNREAD if code_of(one) is Code.NEWEST else one for one in kept.reasons)
-        return replace(kept, reasons=tuple(reasons))
-
-    groups = tuple(replace(group, keep=tuple(map(marked, group.keep))) for group in made.groups)
-    return replace(made, groups=groups)
+    groups: list[GroupPlan] = []
+    for group in retention.groups:
+        keep = list(group.keep)
+        for number, kept in enumerate(keep):
+            if kept.entry.path not in read:
+                reasons = (NEWEST_UNREAD if code_of(one) is Code.NEWEST else one for one in kept.reasons)
+                keep[number] = replace(kept, reasons=tuple(reasons))
+        groups.append(replace(group, keep=tuple(keep)))
+    return replace(retention, groups=tuple(groups))
 
 
 # What is doubtful, or must be looked at ------------------------------------------------------------
 
 
-def _problems(found: Survey, made: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Problem]:
-    for error in found.errors:
+def _problems(survey: Survey, retention: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Problem]:
+    for error in survey.errors:
         yield Problem(shown(error.path), error.reason)
-    for excess in made.excess:
+    for excess in retention.excess:
         if excess.is_inevitable:
-            yield Problem(shown(found.root), str(excess))
-    for group in made.groups:
+            yield Problem(shown(survey.root), str(excess))
+    for group in retention.groups:
         if group.excess is not None and group.excess.is_inevitable:
             yield Problem(group.key, str(group.excess))
         if group.skipped not in (None, NO_RULE):
@@ -254,19 +253,13 @@ def _problems(found: Survey, made: RetentionPlan, faults: Mapping[str, str]) -> 
                 yield Problem(entry.path, f"{fault}; it is kept")
 
 
-def _unmatched_rules(policies: Policies, found: Survey) -> Iterator[Reason]:
-    for rule in policies.unmatched(found.groups):
-        warning = f"{rule.origin or rule.glob}: no series matches {rule.glob!r}"
-        yield Reason(Code.MATCHED_NOTHING, warning)
-
-
-def passed_over(found: Survey, scope: Scope) -> Iterator[str]:
+def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
     """Yield a warning of each directory called as those of a series, that is none as others lie in it."""
-    blanks = {entry.fields.blank for entry in found.entries if os.path.isdir(entry.unit.path)}
-    known = {os.path.normpath(entry.unit.path) for entry in found.entries}
-    walk = Walk(recursive=False, exclude=Globs(scope.exclude, found.root))
-    for name in sorted(os.listdir(found.root)) if blanks else ():
-        path = os.path.join(found.root, name)
+    blanks = {entry.fields.blank for entry in survey.entries if os.path.isdir(entry.unit.path)}
+    known = {os.path.normpath(entry.unit.path) for entry in survey.entries}
+    walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
+    for name in sorted(os.listdir(survey.root)) if blanks else ():
+        path = os.path.join(survey.root, name)
         if name.startswith(OWN_PREFIX) or os.path.normpath(path) in known:
             continue
         if parse_name(name).blank not in blanks or is_excluded(path, walk):
@@ -282,7 +275,7 @@ def passed_over(found: Survey, scope: Scope) -> Iterator[str]:
             yield f"{shown(path)}: not one of its series: {inside}, so it is taken for a run of its own"
 
 
-def lookalikes(
+def _lookalikes(
     chosen: Sequence[tuple[Group, Policy | None]], protections: Protections, now: float
 ) -> Iterator[Problem]:
     """Yield single checkpoints that look like a series: a policy would remove some if they were one."""
@@ -290,27 +283,28 @@ def lookalikes(
     for group, policy in chosen:
         entry = group.entries[0]
         is_alone = len(group.entries) == 1 and entry.is_sound and group.key not in protections.skipped
-        if policy is not None and is_alone and (shape := _shape(entry.name)).count("*") >= _FEWEST_NUMBERS:
-            alike[entry.directory, shape, entry.format, entry.signature].append((entry, policy))
-    for (directory, shape, *_), found in alike.items():
-        entries = order_entries([entry for entry, _ in found])[0]
-        if len(entries) > 1 and _would_go(Group(shape, entries), found[0][1], protections, now):
+        if policy is not None and is_alone:
+            pattern = _name_pattern(entry.name)
+            if pattern.count("*") >= _FEWEST_NUMBERS:
+                alike[entry.directory, pattern, entry.format, entry.signature].append((entry, policy))
+    for (directory, pattern, *_), singles in alike.items():
+        entries = order_entries([entry for entry, _ in singles])[0]
+        if len(entries) == 1:
+            continue
+        try:
+            removals = plan([Group(pattern, entries)], singles[0][1], protections, now=now).removals
+        except UsageError:  # its rules can't rank these
+            continue
+        if removals:
             why = f"{counted(len(entries), 'checkpoint')} could be one series, and nothing says so"
-            message = f"left alone: {why} (--series {quote(shape)} does)"
-            yield Problem(shown(os.path.join(directory, shape)), message)
+            message = f"left alone: {why} (--series {quote(pattern)} does)"
+            yield Problem(shown(os.path.join(directory, pattern)), message)
 
 
-def _would_go(group: Group, policy: Policy, protections: Protections, now: float) -> bool:
-    try:
-        return bool(plan([group], policy, protections, now=now).removals)
-    except UsageError:
-        return False
-
-
-def _shape(name: str) -> str:
+def _name_pattern(name: str) -> str:
     """Return a name with a ``*`` for each number but those that tell siblings apart: folds, seeds, ranks."""
 
-    def blanked(match: re.Match[str]) -> str:
+    def blank(match: re.Match[str]) -> str:
         return match[0] if patterns.SIBLING.search(name[: match.start()]) else "*"
 
-    return re.sub(r"[0-9]+(?:\.[0-9]+)?", blanked, name)
+    return re.sub(r"[0-9]+(?:\.[0-9]+)?", blank, name)

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from shlex import quote
 
@@ -42,7 +42,7 @@ _PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
 
 
 def protections_of(
-    found: Survey,
+    survey: Survey,
     pointed: Pointed,
     faults: Mapping[str, str],
     *,
@@ -53,7 +53,7 @@ def protections_of(
     """Return what protects the checkpoints of a directory.
 
     Args:
-        found: The checkpoints.
+        survey: The checkpoints.
         pointed: What points at them.
         faults: What reading found wrong with some, by path.
         scope: What is excluded, and which names the user calls a series.
@@ -62,48 +62,42 @@ def protections_of(
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     youngest = time.time_ns() - min_age * 10**9
-    points = mount_points(below=found.root) or ()
-    excluded = Globs(scope.exclude, found.root)
-    of_many = {path for group in found.groups for path in best_of_many(group, policies.of(group), faults)}
-    for entry in found.entries:
+    points = mount_points(below=survey.root) or ()
+    excluded = Globs(scope.exclude, survey.root)
+    of_many = {path for group in survey.groups for path in best_of_many(group, policies.of(group), faults)}
+    for entry in survey.entries:
         for reason in pointed.reasons.get(entry.path, ()):
             if code_of(reason) is not Code.NAMED_BEST or entry.path not in of_many:
                 reasons[entry.path].append(reason)
         reasons[entry.path] += _own_reasons(entry, points)
-        parts = (glob for place in entry.places for glob in excluded.of(place))
-        reasons[entry.path] += [f"--exclude {glob}" for glob in islice(parts, 1)]
+        globs = (glob for place in entry.places for glob in excluded.of(place))
+        reasons[entry.path] += [f"--exclude {glob}" for glob in islice(globs, 1)]
         if min_age and entry.modified_ns > youngest:
             reasons[entry.path].append("too young")
     named_series = set(map(last_name, scope.series))
-    for group in found.groups:
+    for group in survey.groups:
         for entry in untrained_entries(group):
             reasons[entry.path].append(NOTHING_TRAINED)
-    for group in found.groups:
         for entry in witnesses(group, named_series, faults):
             reasons[entry.path].append(WITNESS)
-    why = doubts_of(found.groups, named_series)
-    doubts = {group.key: _add_advice(group, why[group.key]) for group in found.groups if group.key in why}
-    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders, root=found.root)
-
-
-def _add_advice(group: Group, why: str) -> str:
-    """Return a doubt, and what a user can do who knows better."""
-    if why in (METRICS_ALONE, UNORDERED):
-        return why
-    return f"{why} (if they are one series, say --series {quote(group.entries[0].fields.blank)})"
+    doubts = doubts_of(survey.groups, named_series)
+    for key, first in {group.key: group.entries[0] for group in survey.groups}.items():
+        if key in doubts and doubts[key] not in (METRICS_ALONE, UNORDERED):  # else the user can't know better
+            doubts[key] += f" (if they are one series, say --series {quote(first.fields.blank)})"
+    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders, root=survey.root)
 
 
 def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
     """Yield why a checkpoint is not to be touched, whatever points at it."""
     if entry.holds_others:
         yield "holds other checkpoints"
-    elif others := list(_others_in(entry)):
+    elif others := list(_other_checkpoints_in(entry)):
         first = os.path.relpath(others[0].path, entry.unit.path)
         yield f"holds {counted(len(others), 'other checkpoint')}: {first}{', …' if len(others) > 1 else ''}"
     if entry.is_step_directory:
         # Pins, or a trash, that a command left there when it took each file for a checkpoint.
         names = (name for file in entry.contents.files for name in file.path.split(os.sep))
-        yield from (f"{name} lies in it" for name in islice(filter(_is_ours, names), 1))
+        yield from islice((f"{name} lies in it" for name in names if name.startswith(OWN_PREFIX)), 1)
     if entry.is_link:
         yield "is a symlink"
     if not all(map(is_name, entry.unit.members)):
@@ -112,14 +106,10 @@ def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
         yield HOLDS_MOUNT
 
 
-def _is_ours(name: str) -> bool:
-    return name.startswith(OWN_PREFIX)
-
-
-def _others_in(entry: Entry) -> Iterator[Unit]:
+def _other_checkpoints_in(entry: Entry) -> Iterator[Unit]:
     """Yield checkpoints inside one that would go with it and are none of its parts."""
-    around = entry.unit.format
-    if around is None or not around.takes_in or isinstance(around, StepDirectory):  # all in it is of the save
+    format = entry.unit.format
+    if format is None or not format.takes_in or isinstance(format, StepDirectory):  # all in it is of the save
         return
     for path in entry.contents.directories:
         if path.count(os.sep) == 1:  # directly below
@@ -139,28 +129,25 @@ def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -
     the metric that the policy ranks by decides. Without one, the least and the greatest of each metric in
     the names stay for their names; if there is no metric in them, all stay.
     """
-    intact = [one for one in group.entries if one.is_sound and one.path not in faults]
-    if len(intact) < 2 or not all(map(_is_a_save_of_many, intact)):
+    intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
+    if len(intact) < 2:
         return frozenset()
-    if len({(one.fields.epoch, one.fields.step) for one in intact}) < len(intact):
+    for entry in intact:
+        fields = entry.fields
+        # A bare number may be that of a fold rather than of a save.
+        is_save = fields.number is None and (fields.epoch is not None or fields.step is not None)
+        if not is_save or not is_named_best(entry.name):
+            return frozenset()
+    if len({(entry.fields.epoch, entry.fields.step) for entry in intact}) < len(intact):
         return frozenset()
-    metric = None if policy is None else policy.metric
-    if metric is not None and all(metric_value(one, metric) is not None for one in intact):
-        return frozenset(one.path for one in intact)
-    metrics = set.intersection(*(set(one.fields.metrics) for one in intact))
-    extreme = {one.path for metric in metrics for one in _extremes(intact, metric)}
-    return frozenset(one.path for one in intact if one.path not in extreme) if metrics else frozenset()
-
-
-def _is_a_save_of_many(entry: Entry) -> bool:
-    """Tell whether a name says which save of a run it is; a bare number may be that of a fold."""
-    fields = entry.fields
-    is_counted = fields.number is None and (fields.epoch is not None or fields.step is not None)
-    return is_counted and is_named_best(entry.name)
-
-
-def _extremes(entries: Sequence[Entry], metric: str) -> list[Entry]:
-    values = {one.path: one.fields.metrics[metric] for one in entries}
-    known = [value for value in values.values() if math.isfinite(value)]
-    ends = {min(known), max(known)} if known else set()
-    return [one for one in entries if values[one.path] in ends or not math.isfinite(values[one.path])]
+    ranked_by = None if policy is None else policy.metric
+    if ranked_by is not None and all(metric_value(entry, ranked_by) is not None for entry in intact):
+        return frozenset(entry.path for entry in intact)
+    metrics = set.intersection(*(set(entry.fields.metrics) for entry in intact))
+    extreme: set[str] = set()
+    for metric in metrics:
+        values = {entry.path: entry.fields.metrics[metric] for entry in intact}
+        finite = [value for value in values.values() if math.isfinite(value)]
+        ends = {min(finite), max(finite)} if finite else set()
+        extreme |= {path for path, value in values.items() if value in ends or not math.isfinite(value)}
+    return frozenset(entry.path for entry in intact if entry.path not in extreme) if metrics else frozenset()

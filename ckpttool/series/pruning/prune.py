@@ -96,10 +96,12 @@ def prune(
     with ExitStack() as stack:
         locks = _Locks(stack)
         refusal = locks.refusal(root)
-        settled = [_settle(root, refusal)]
+        recoveries = [_recover(root, refusal)]
         planned = make_plan(request, progress)
-        if below := [one for one in _journal_directories(planned) if not os.path.samefile(one, root)]:
-            settled += [_settle(directory, locks.refusal(directory)) for directory in below]
+        owners = dict.fromkeys(owner_of_stage(os.path.dirname(journal)) for journal in planned.journals)
+        below = [path for path in owners if os.path.isdir(path) and not os.path.samefile(path, root)]
+        if below:  # what was interrupted there is part of what was planned with
+            recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
             planned = make_plan(request, progress)
         result = _result(planned)
         if planned.plan.removals and refusal is not None:
@@ -108,8 +110,15 @@ def prune(
             result = replace(result, declined=True)
         elif planned.plan.removals:
             result = _carry_out(locks, root, planned, new_identity() if trash is True else trash or None)
-        clear_stale(locks.not_held({entry.directory for one in planned.groups for entry in one.entries}))
-    return _add_settled(result, settled)
+        clear_stale(locks.not_held({entry.directory for group in planned.groups for entry in group.entries}))
+    problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
+    return replace(
+        result,
+        problems=(*problems, *result.problems),
+        finished=tuple(path for recovery in recoveries for path in recovery.finished),
+        put_back=tuple(path for recovery in recoveries for path in recovery.put_back),
+        warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings),
+    )
 
 
 class _Locks:
@@ -141,7 +150,7 @@ class _Locks:
         return None
 
 
-def _settle(directory: str, refusal: AccessDenied | None) -> Recovery:
+def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:
     """Return what became of interrupted removals in a directory that is held."""
     if refusal is None:
         return recover_directory(directory)
@@ -150,61 +159,63 @@ def _settle(directory: str, refusal: AccessDenied | None) -> Recovery:
     return Recovery()
 
 
-def _journal_directories(planned: PrunePlan) -> list[str]:
-    """Return the directories that interrupted prunes wait for."""
-    owners = (owner_of_stage(os.path.dirname(path)) for path in planned.journals)
-    return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
-
-
 def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | None) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = RemovalOutcome()
-    intended = _removals_by_directory(planned.plan.groups)
-    needed = {**named_above(root), **_needed_places(planned.plan.groups)}
-    for directory, parts in intended.items():
+    going = _going_by_directory(planned.plan.groups)
+    staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
+    # The places of what those that stay need besides their own, with who needs it.
+    needed = {
+        **named_above(root),
+        **{place: entry.path for entry in staying for place in all_places(entry.needs)},
+    }
+    for directory, parts in going.items():
         try:
             locks.hold(directory)
             removals = _removals(directory, parts, needed, total)
             if identity is None:
-                outcome = remove(directory, _journal(directory, removals))
+                rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
+                outcome = remove(directory, Journal(tuple(removals), () if rewrite is None else (rewrite,)))
             else:
                 outcome = put_aside(directory, removals, identity)
         except CheckpointError as failure:
-            if len(intended) == 1:
+            if len(going) == 1:
                 raise
-            outcome = RemovalOutcome(
-                failed={entry.path: failure.reason for _, gone in parts for entry in gone}
-            )
+            failed = {entry.path: failure.reason for _, entries in parts for entry in entries}
+            outcome = RemovalOutcome(failed=failed)
         total.removed += outcome.removed
         total.failed |= outcome.failed
         total.stranded |= outcome.stranded
         total.freed += outcome.freed
     lacking = "not removed" if identity is None else "not moved to the trash"
     stayed = {path: f"{lacking}: {why}" for path, why in total.failed.items() if path not in total.stranded}
-    plan = replace(planned.plan, groups=tuple(_keep_failures(one, stayed) for one in planned.plan.groups))
-    problems = tuple(Problem(path, stayed.get(path, why)) for path, why in total.failed.items())
+    groups: list[GroupPlan] = []
+    for group in planned.plan.groups:
+        kept = [KeptEntry(one, (stayed[one.path],)) for one in group.remove if one.path in stayed]
+        removed = tuple(one for one in group.remove if one.path not in stayed)
+        groups.append(replace(group, keep=(*group.keep, *kept), remove=removed))
     freed = total.freed if identity is None else 0
-    done = replace(_result(planned, freed=freed), plan=plan, failed=total.failed)
-    done = replace(done, trash=identity, trashed_bytes=total.freed - freed)
-    return replace(done, problems=planned.problems + problems)
+    problems = [Problem(path, stayed.get(path, why)) for path, why in total.failed.items()]
+    return replace(
+        _result(planned, freed=freed),
+        plan=replace(planned.plan, groups=tuple(groups)),
+        failed=total.failed,
+        trash=identity,
+        trashed_bytes=total.freed - freed,
+        problems=(*planned.problems, *problems),
+    )
 
 
-def _removals_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
+def _going_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
     """Return what goes by the directory that it lies in, with the series that it is of; the oldest first."""
-    found: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
-    for one in groups:
-        parts: dict[str, list[Entry]] = defaultdict(list)
-        for entry in reversed(one.remove):
-            parts[entry.directory].append(entry)
-        for directory, entries in parts.items():
-            found[directory].append((one, entries))
-    return found
-
-
-def _needed_places(groups: Sequence[GroupPlan]) -> dict[str, str]:
-    """Return the places of what those that stay need besides their own, with who needs it."""
-    staying = (kept.entry for one in groups for kept in one.keep)
-    return {place: entry.path for entry in staying for place in all_places(entry.needs)}
+    going: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
+    for group in groups:
+        for entry in reversed(group.remove):
+            parts = going[entry.directory]
+            if not parts or parts[-1][0] is not group:
+                parts.append((group, []))
+            parts[-1][1].append(entry)
+    return going
 
 
 def _removals(
@@ -220,24 +231,19 @@ def _removals(
     removals: list[Removal] = []
     going = [entry.path for _, entries in parts for entry in entries]
     needed = {**named_beside(directory, going), **needed}
-    for one, entries in parts:
-        survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
+    for group, entries in parts:
+        survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
         for entry in entries:
-            who = who_needs(directory, entry.contents, needed)
+            user = who_needs(directory, entry.contents, needed)
             if changed is not None:
                 total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
-            elif who is not None:
-                total.failed[entry.path] = f"{os.path.basename(who)}, which stays, needs a part of it"
+            elif user is not None:
+                total.failed[entry.path] = f"{os.path.basename(user)}, which stays, needs a part of it"
             else:
                 beside = [kept for kept in survivors if kept.directory == entry.directory]
                 removals.append(_removal(entry, beside))
     return removals
-
-
-def _journal(directory: str, removals: Sequence[Removal]) -> Journal:
-    rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
-    return Journal(tuple(removals), () if rewrite is None else (rewrite,))
 
 
 def _is_unchanged(entry: Entry) -> bool:
@@ -250,23 +256,14 @@ def _is_unchanged(entry: Entry) -> bool:
 def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
     # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
     parts = entry.unit.parts
-    rank = {
-        name: (name not in parts, name != entry.name, "index" not in name, name)
-        for name in entry.unit.members
-    }
-    members = tuple(sorted(rank, key=rank.__getitem__))
+    members = sorted(
+        entry.unit.members,
+        key=lambda name: (name not in parts, name != entry.name, "index" not in name, name),
+    )
     place = {name: number for number, name in enumerate(members)}
     files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])
-    names = tuple(name for one in survivors for name in one.unit.members)
-    return Removal(entry.path, members, Contents(tuple(files), entry.contents.directories), names)
-
-
-def _keep_failures(group: GroupPlan, stayed: Mapping[str, str]) -> GroupPlan:
-    """Return a plan with what could not be removed among what was kept."""
-    entries = [entry for entry in group.remove if entry.path in stayed]
-    kept = tuple(KeptEntry(entry, (stayed[entry.path],)) for entry in entries)
-    removed = tuple(entry for entry in group.remove if entry.path not in stayed)
-    return replace(group, keep=group.keep + kept, remove=removed)
+    names = tuple(name for survivor in survivors for name in survivor.unit.members)
+    return Removal(entry.path, tuple(members), Contents(tuple(files), entry.contents.directories), names)
 
 
 def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pruned:
@@ -277,17 +274,6 @@ def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pru
         problems=planned.problems,
         warnings=planned.warnings,
         journals=planned.journals,
-    )
-
-
-def _add_settled(result: Pruned, settled: Sequence[Recovery]) -> Pruned:
-    failed = [Problem(path, why) for one in settled for path, why in one.failed.items()]
-    return replace(
-        result,
-        problems=tuple(failed) + result.problems,
-        finished=tuple(path for one in settled for path in one.finished),
-        put_back=tuple(path for one in settled for path in one.put_back),
-        warnings=tuple(told for one in settled for told in one.moved) + result.warnings,
     )
 
 
