@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.render.json import dumps, training
+from ckpttool.render.json import dumps, training_document
 from ckpttool.roles import role_of
 from ckpttool.tensor import Role
 from ckpttool.training import training_state
@@ -50,7 +50,7 @@ def test_any_tree_gives_a_state_that_json_can_hold(
 ) -> None:
     readers = {path: (lambda value=value: value) for path, value in scalars.items()}
     state = training_state(tree, readers, name)
-    told = json.loads(dumps(training(state)))
+    told = json.loads(dumps(training_document(state)))
     assert all(
         value is None or isinstance(value, int | float | str) for value in (told["epoch"], told["loss"])
     )

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
     from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
-    from ckpttool.series.members.entry import Entry
     from ckpttool.series.pointers.pin_lists import Pin
     from ckpttool.series.pruning.explanation import Explanation
     from ckpttool.series.pruning.planning import PrunePlan
@@ -73,18 +72,22 @@ def finite(value: Any) -> Any:
 # What several documents hold ------------------------------------------------------------------------
 
 
-def finding(found: Finding) -> dict[str, Any]:
+def finding_document(one: Finding) -> dict[str, Any]:
     """Return a finding as the documents have it."""
     document = {
-        "code": found.code,
-        "severity": found.severity.value,
-        "message": found.message,
-        "where": found.where,
+        "code": one.code,
+        "severity": one.severity.value,
+        "message": one.message,
+        "where": one.where,
     }
-    return document if found.ignored is None else {**document, "ignored": found.ignored}
+    return document if one.ignored is None else {**document, "ignored": one.ignored}
 
 
-def training(state: TrainingState) -> dict[str, Any]:
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {"path": problem.path, "message": problem.message}
+
+
+def training_document(state: TrainingState) -> dict[str, Any]:
     """Return a training state as the documents have it."""
     return {
         "epoch": state.epoch,
@@ -111,22 +114,22 @@ def inspect_document(inspections: list[Inspection]) -> dict[str, Any]:
 
 
 def _inspection(inspection: Inspection) -> dict[str, Any]:
-    found = inspection.checkpoint
+    checkpoint = inspection.checkpoint
     return {
-        "path": found.path,
-        "format": found.format,
-        "variant": found.variant,
-        "complete": found.complete,
-        "granularity": found.granularity.value,
-        "bytes": found.nbytes,
-        "files": [{"path": entry.path, "bytes": entry.nbytes} for entry in found.files],
-        "producer": {"framework": found.producer.framework, "version": found.producer.version},
-        "training": training(found.training),
-        "parameters": found.parameters,
+        "path": checkpoint.path,
+        "format": checkpoint.format,
+        "variant": checkpoint.variant,
+        "complete": checkpoint.complete,
+        "granularity": checkpoint.granularity.value,
+        "bytes": checkpoint.nbytes,
+        "files": [{"path": entry.path, "bytes": entry.nbytes} for entry in checkpoint.files],
+        "producer": {"framework": checkpoint.producer.framework, "version": checkpoint.producer.version},
+        "training": training_document(checkpoint.training),
+        "parameters": checkpoint.parameters,
         "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
-        "values": found.metadata,
-        "findings": [finding(one) for one in inspection.findings],
-        "safety": safety_of(found.safety).value,
+        "values": checkpoint.metadata,
+        "findings": [finding_document(one) for one in inspection.findings],
+        "safety": safety_of(checkpoint.safety).value,
     }
 
 
@@ -156,15 +159,15 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) ->
             "rank": tensor.shard.rank,
         }
     if statistics is not None and tensor.name in statistics:
-        found = statistics[tensor.name]
+        one = statistics[tensor.name]
         document["stats"] = {
-            "min": found.minimum,
-            "max": found.maximum,
-            "mean": found.mean,
-            "std": found.std,
-            "zeros": found.zeros,
-            "nan": found.nan,
-            "inf": found.infinite,
+            "min": one.minimum,
+            "max": one.maximum,
+            "mean": one.mean,
+            "std": one.std,
+            "zeros": one.zeros,
+            "nan": one.nan,
+            "inf": one.infinite,
         }
     return document
 
@@ -180,12 +183,12 @@ def verify_document(
     return {
         "schema": "ckpttool.verify/1",
         "verdict": "valid" if is_valid else "invalid",
-        "checkpoints": [_verification(one) | _manifest(sealed.get(one.path)) for one in verifications],
+        "checkpoints": [_verification(one, sealed.get(one.path)) for one in verifications],
     }
 
 
-def _verification(verification: Verification) -> dict[str, Any]:
-    return {
+def _verification(verification: Verification, sealed: SealResult | None) -> dict[str, Any]:
+    document: dict[str, Any] = {
         "path": verification.path,
         "format": verification.format,
         "variant": verification.variant,
@@ -196,15 +199,13 @@ def _verification(verification: Verification) -> dict[str, Any]:
             {"name": check.name, "status": check.status.value, "detail": check.detail}
             for check in verification.checks
         ],
-        "findings": [finding(one) for one in verification.findings],
+        "findings": [finding_document(one) for one in verification.findings],
     }
-
-
-def _manifest(sealed: SealResult | None) -> dict[str, Any]:
-    if sealed is None:
-        return {}
-    is_written = bool(sealed.files) and not sealed.was_there
-    return {"manifest": {"written": is_written, "files": list(sealed.files), "refused": sealed.refused}}
+    if sealed is not None:
+        is_written = bool(sealed.files) and not sealed.was_there
+        files = list(sealed.files)
+        document["manifest"] = {"written": is_written, "files": files, "refused": sealed.refused}
+    return document
 
 
 # convert, merge -------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def convert_document(converted: Converted) -> dict[str, Any]:
         "dropped": [{"path": one.path, "why": one.why} for one in converted.dropped],
         "notes": [*converted.notes],
         "mismatches": [*converted.mismatches],
-        "safety": [finding(one) for one in converted.safety],
+        "safety": [finding_document(one) for one in converted.safety],
     }
 
 
@@ -258,16 +259,14 @@ def _difference_body(difference: Difference) -> dict[str, Any]:
         "removed": [one.name for one in difference.removed],
         "renamed": [list(names) for names in difference.renamed],
         "changed": [
-            (
-                {
-                    "name": one.name,
-                    "kind": one.kind,
-                    **_change_statistics(one),
-                    "how": one.how,
-                    "a": _tensor_facts(one.a),
-                    "b": _tensor_facts(one.b),
-                }
-            )
+            {
+                "name": one.name,
+                "kind": one.kind,
+                **_change_statistics(one),
+                "how": one.how,
+                "a": _tensor_facts(one.a),
+                "b": _tensor_facts(one.b),
+            }
             for one in difference.changed
         ],
         "values": [_value_change(one) for one in difference.values],
@@ -290,24 +289,24 @@ def _change_statistics(change: Change) -> dict[str, Any]:
     from ckpttool.comparing.statistics import relative_change
     from ckpttool.ops.difference import distances
 
-    found = change.statistics
-    if found is None:
+    statistics = change.statistics
+    if statistics is None:
         zero = 0 if change.kind == "dtype" else None
         return dict.fromkeys(_STATISTICS) | dict.fromkeys(_ZEROS, zero)
-    far = distances(change)
+    distance = distances(change)
     return {
-        "max_abs": far and far.max_abs,
-        "max_rel": far and far.max_rel,
-        "l2": far and far.l2,
-        "cosine": far and far.cosine,
-        "count": found.count,
-        "size": found.size,
-        "mean_abs": far and far.mean_abs,
-        "relative": far and relative_change(far),
-        "non_finite": found.non_finite,
-        "norms": far and [far.norm_a, far.norm_b],
-        "where": list(found.where),
-        "at": [_json_element(found.at_a), _json_element(found.at_b)],
+        "max_abs": distance and distance.max_abs,
+        "max_rel": distance and distance.max_rel,
+        "l2": distance and distance.l2,
+        "cosine": distance and distance.cosine,
+        "count": statistics.count,
+        "size": statistics.size,
+        "mean_abs": distance and distance.mean_abs,
+        "relative": distance and relative_change(distance),
+        "non_finite": statistics.non_finite,
+        "norms": distance and [distance.norm_a, distance.norm_b],
+        "where": list(statistics.where),
+        "at": [_json_element(statistics.at_a), _json_element(statistics.at_b)],
     }
 
 
@@ -357,28 +356,24 @@ def drift_document(drift: Drift) -> dict[str, Any]:
         "schema": _DIFF_SCHEMA,
         "equal": drift.equal,
         "checkpoints": [
-            (
-                {
-                    "path": one.path,
-                    "epoch": one.epoch,
-                    "step": one.step,
-                    "loss": one.loss,
-                    "norm": one.norm,
-                }
-            )
+            {
+                "path": one.path,
+                "epoch": one.epoch,
+                "step": one.step,
+                "loss": one.loss,
+                "norm": one.norm,
+            }
             for one in drift.points
         ],
         "steps": [
-            (
-                {
-                    "l2": one.l2,
-                    "relative": one.relative,
-                    "max_abs": one.max_abs,
-                    "largest": one.largest,
-                    "cosine": one.cosine,
-                    **_difference_body(one.difference),
-                }
-            )
+            {
+                "l2": one.l2,
+                "relative": one.relative,
+                "max_abs": one.max_abs,
+                "largest": one.largest,
+                "cosine": one.cosine,
+                **_difference_body(one.difference),
+            }
             for one in drift.steps
         ],
     }
@@ -437,19 +432,20 @@ def _list_series(series: ListedSeries) -> dict[str, Any]:
     }
 
 
-def latest_document(found: Latest) -> dict[str, Any]:
-    measured = {"best": found.best, "value": found.value}
-    waited = {"waited": round(found.waited, 3), "waited_for": [*found.waited_for]}
-    return {
+def latest_document(latest: Latest) -> dict[str, Any]:
+    document: dict[str, Any] = {
         "schema": "ckpttool.latest/1",
-        "path": found.entry.path if found.entry else None,
-        "epoch": found.entry.epoch if found.entry else None,
-        "step": found.entry.step if found.entry else None,
-        "safety": found.entry.safety.value if found.entry else None,
-        "passed_over": [{"path": one.path, "why": one.message} for one in found.passed_over],
-        **(measured if found.best is not None else {}),
-        **(waited if found.waited_for else {}),
+        "path": latest.entry.path if latest.entry else None,
+        "epoch": latest.entry.epoch if latest.entry else None,
+        "step": latest.entry.step if latest.entry else None,
+        "safety": latest.entry.safety.value if latest.entry else None,
+        "passed_over": [{"path": one.path, "why": one.message} for one in latest.passed_over],
     }
+    if latest.best is not None:
+        document |= {"best": latest.best, "value": latest.value}
+    if latest.waited_for:
+        document |= {"waited": round(latest.waited, 3), "waited_for": [*latest.waited_for]}
+    return document
 
 
 # prune ----------------------------------------------------------------------------------------------
@@ -466,47 +462,40 @@ def prune_document(pruned: Pruned) -> dict[str, Any]:
         "trashed_bytes": pruned.trashed_bytes,
         "excess_bytes": sum(one.nbytes for one in pruned.plan.excess),
         "groups": [_prune_group(one) for one in pruned.plan.groups],
-        "errors": [_prune_problem(one) for one in pruned.problems],
+        "errors": [_problem(one) for one in pruned.problems],
         "settled": {"finished": list(pruned.finished), "put_back": list(pruned.put_back)},
     }
 
 
 def _prune_group(group: GroupPlan) -> dict[str, Any]:
+    from ckpttool.series.pruning.prune import foreign_files
+
     return {
         "key": group.key,
         "keep": [
-            (
-                {
-                    "path": one.entry.path,
-                    "reasons": list(one.reasons),
-                    "safety": one.entry.safety.value,
-                }
-            )
+            {
+                "path": one.entry.path,
+                "reasons": list(one.reasons),
+                "safety": one.entry.safety.value,
+            }
             for one in group.keep
         ],
-        "remove": [_removal_row(entry, group) for entry in group.remove],
+        "remove": [
+            {
+                "path": entry.path,
+                "bytes": entry.contents.nbytes,
+                "unfitting": group.unfitting.get(entry.path),
+                "safety": entry.safety.value,
+                "strangers": list(foreign_files(entry)),
+            }
+            for entry in group.remove
+        ],
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
         "failed": group.failed,
         "excess": None if group.excess is None else str(group.excess),
         "excess_bytes": 0 if group.excess is None else group.excess.nbytes,
     }
-
-
-def _removal_row(entry: Entry, group: GroupPlan) -> dict[str, Any]:
-    from ckpttool.series.pruning.prune import foreign_files
-
-    return {
-        "path": entry.path,
-        "bytes": entry.contents.nbytes,
-        "unfitting": group.unfitting.get(entry.path),
-        "safety": entry.safety.value,
-        "strangers": list(foreign_files(entry)),
-    }
-
-
-def _prune_problem(problem: Problem) -> dict[str, Any]:
-    return {"path": problem.path, "message": problem.message}
 
 
 def explain_document(planned: PrunePlan, explanation: Explanation) -> dict[str, Any]:
@@ -539,7 +528,7 @@ def empty_document(emptied: Sequence[EmptiedTrash]) -> dict[str, Any]:
         "policy": {},
         "freed_bytes": sum(one.freed_bytes for one in emptied),
         "groups": [],
-        "errors": [_prune_problem(problem) for one in emptied for problem in one.problems],
+        "errors": [_problem(problem) for one in emptied for problem in one.problems],
         "emptied": [path for one in emptied for path in one.removed],
     }
 
@@ -553,7 +542,7 @@ def rename_document(renamed: Renamed) -> dict[str, Any]:
         "dry_run": renamed.dry_run,
         "declined": renamed.declined,
         "renames": [{"from": old, "to": new} for old, new in renamed.renames],
-        "errors": [{"path": one.path, "message": one.message} for one in renamed.problems],
+        "errors": [_problem(one) for one in renamed.problems],
         "warnings": list(renamed.planned.warnings),
     }
 
@@ -566,7 +555,7 @@ def undo_document(done: Undone) -> dict[str, Any]:
         "command": None if done.kind is None else {"trash": "prune"}.get(done.kind, done.kind),
         "restored": [{"path": one.path, "was": one.was} for one in done.restored],
         "pointers": list(done.pointers),
-        "errors": [{"path": one.path, "message": one.message} for one in done.problems],
+        "errors": [_problem(one) for one in done.problems],
     }
 
 
@@ -576,13 +565,12 @@ def pin_document(
     """Return the document: what is pinned, what of it isn't there, what was changed, what pins nothing."""
     from ckpttool.series.paths import shown
 
-    return {
+    document: dict[str, Any] = {
         "schema": "ckpttool.pin/1",
         "pinned": [pinned.path for pinned in pins],
         "missing": [pinned.path for pinned in pins if not pinned.is_there],
         "changed": [*changed],
-    } | (
-        {"void": [{"file": shown(one.file), "name": one.name, "why": why} for one, why in void]}
-        if void
-        else {}
-    )
+    }
+    if void:
+        document["void"] = [{"file": shown(one.file), "name": one.name, "why": why} for one, why in void]
+    return document

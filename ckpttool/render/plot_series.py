@@ -42,9 +42,9 @@ class SeriesPanel(Panel):
 
     Attributes:
         title: Its key.
-        rows: Its checkpoints, in the order of ``places``.
-        axis: What the places are: ``step``, ``epoch`` or ``checkpoint``.
-        places: Where each stands.
+        rows: Its checkpoints, in the order of ``positions``.
+        axis: What the positions are: ``step``, ``epoch`` or ``checkpoint``.
+        positions: Where each stands on the axis.
         metrics: Names of what is drawn as lines.
         best: The metric whose best is marked.
         height: In inches.
@@ -53,13 +53,15 @@ class SeriesPanel(Panel):
     title: str
     rows: Sequence[ListedCheckpoint]
     axis: str
-    places: Sequence[float]
+    positions: Sequence[float]
     metrics: Sequence[str]
     best: str | None = None
     height: float = _HEIGHT
 
     def draw(self, axes: Axes) -> None:
         """Draw sizes behind the metrics, and the marks of a policy on the first of these."""
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
         sizes = axes.twinx() if self.metrics else axes
         self._sizes(sizes)
         if self.metrics:
@@ -67,23 +69,22 @@ class SeriesPanel(Panel):
             axes.patch.set_visible(False)
         for at, name in enumerate(self.metrics):
             self._line(axes, name, _LINES[at % len(_LINES)], is_first=at == 0)
-        if self.metrics:
+        if self.metrics:  # lift the lines above the bars, and name no values there
             low, high = axes.get_ylim()
             ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
             axes.set_ylim(low - (high - low) / (_SIZES_BELOW - 1), high)
             axes.set_yticks(ticks)
-        bad = [x for x, row in zip(self.places, self.rows, strict=True) if row.entry.fault is not None]
+        # Damaged and incomplete ones are marked at the foot, where every one has a position.
+        bad = [x for x, row in zip(self.positions, self.rows, strict=True) if row.entry.fault is not None]
         if bad:
             sizes.plot(bad, [0] * len(bad), "x", color=_BAD, clip_on=False, zorder=5, label="not sound")
         axes.set_xlabel(self.axis)
         axes.grid(alpha=0.3)
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-        if len(self.places) <= _MOST_TICKS:
-            axes.set_xticks(self.places)
+        if len(self.positions) <= _MOST_TICKS:
+            axes.set_xticks(self.positions)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: _place_text(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: _position_text(value)))
         self._legend(axes, sizes)
 
     def _sizes(self, axes: Axes) -> None:
@@ -91,29 +92,29 @@ class SeriesPanel(Panel):
         from matplotlib.collections import PolyCollection
         from matplotlib.ticker import FuncFormatter
 
-        half = 0.3 * _closest(self.places)
+        half = 0.3 * _closest(self.positions)
         for is_gone, colour in ((False, _SIZE), (True, _GONE_SIZE)):
             bars = [
                 [(x - half, 0), (x - half, row.entry.nbytes), (x + half, row.entry.nbytes), (x + half, 0)]
-                for x, row in zip(self.places, self.rows, strict=True)
+                for x, row in zip(self.positions, self.rows, strict=True)
                 if (row.kept == ()) is is_gone
             ]
             if bars:
-                told = "size (remove)" if is_gone else "size"
-                axes.add_collection(PolyCollection(bars, facecolor=colour, linewidth=0, label=told))
+                name = "size (remove)" if is_gone else "size"
+                axes.add_collection(PolyCollection(bars, facecolor=colour, linewidth=0, label=name))
         largest = max((row.entry.nbytes for row in self.rows), default=0)
-        axes.set_xlim(min(self.places) - 1.5 * half, max(self.places) + 1.5 * half)
+        axes.set_xlim(min(self.positions) - 1.5 * half, max(self.positions) + 1.5 * half)
         axes.set_ylim(0, max(largest, 1) * (_SIZES_BELOW if self.metrics else 1.15))
         axes.set_yticks([0, largest])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: file_size(round(value))))
 
     def _line(self, axes: Axes, name: str, colour: str, *, is_first: bool) -> None:
-        values = [_finite(metric_of(row, name)) for row in self.rows]
-        known = [(x, y) for x, y in zip(self.places, values, strict=True) if y is not None]
-        axes.plot(*_split(known), color=colour, linewidth=1.2, label=label(name))
         marks = [
-            (x, y, row) for x, y, row in zip(self.places, values, self.rows, strict=True) if y is not None
+            (x, y, row)
+            for x, row in zip(self.positions, self.rows, strict=True)
+            if (y := _finite(metric_of(row, name))) is not None
         ]
+        axes.plot(*_split([(x, y) for x, y, _ in marks]), color=colour, linewidth=1.2, label=label(name))
         kept = [(x, y) for x, y, row in marks if row.kept != ()]
         gone = [(x, y) for x, y, row in marks if row.kept == ()]
         has_policy = any(row.kept is not None for row in self.rows)
@@ -163,26 +164,21 @@ def series_picture(kind: str, title: str, listing: Listing) -> bytes:
     largest = sorted(several, key=lambda one: -len(one.checkpoints))[:MOST_PANELS]
     drawn = [one for one in several if one in largest]
     shared = next((name for name in _AXES if all(_counts(one.checkpoints, name) for one in drawn)), None)
-    panels = [_panel(one, listing.best, shared) for one in drawn]
-    told = f"{title}: {counted(len(listing.checkpoints), 'checkpoint')} in {len(listing.series):,} series"
+    panels = [_panel(one, listing.best, [*_AXES] if shared is None else [shared]) for one in drawn]
+    title += f": {counted(len(listing.checkpoints), 'checkpoint')} in {len(listing.series):,} series"
     if len(panels) < len(listing.series):
-        told += f" ({len(panels):,} drawn)"
-    return picture(kind, told, panels, _numbers(listing))
+        title += f" ({len(panels):,} drawn)"
+    return picture(kind, title, panels, _numbers(listing))
 
 
-def _panel(series: ListedSeries, best: str | None, shared: str | None) -> SeriesPanel:
-    axis, places = _places(series.checkpoints, shared)
-    ordered = sorted(zip(places, range(len(places)), series.checkpoints, strict=True))
+def _panel(series: ListedSeries, best: str | None, axes: Sequence[str]) -> SeriesPanel:
+    """Return a panel over the first of some axes on which all checkpoints stand apart, or their order."""
+    counts = ((axis, _counts(series.checkpoints, axis)) for axis in axes)
+    order = [float(at) for at in range(1, len(series.checkpoints) + 1)]
+    axis, positions = next(((axis, known) for axis, known in counts if known), ("checkpoint", order))
+    ordered = sorted(zip(positions, range(len(positions)), series.checkpoints, strict=True))
     rows = [row for _, _, row in ordered]
     return SeriesPanel(series.key, rows, axis, [x for x, _, _ in ordered], _drawn_metrics(rows, best), best)
-
-
-def _places(rows: Sequence[ListedCheckpoint], shared: str | None) -> tuple[str, list[float]]:
-    """Return where checkpoints stand: at their steps or epochs, where all have different ones."""
-    for name in (shared,) if shared is not None else _AXES:
-        if found := _counts(rows, name):
-            return name, found
-    return "checkpoint", [float(at) for at in range(1, len(rows) + 1)]
 
 
 def _counts(rows: Sequence[ListedCheckpoint], axis: str) -> list[float] | None:
@@ -193,10 +189,10 @@ def _counts(rows: Sequence[ListedCheckpoint], axis: str) -> list[float] | None:
 
 def _drawn_metrics(rows: Sequence[ListedCheckpoint], best: str | None) -> list[str]:
     """Return the metrics that are drawn: the best's, or else the first, and those of its kind."""
-    look = ListStyle(now=0.0, wanted=(best,) if best is not None else ())
+    style = ListStyle(now=0.0, wanted=(best,) if best is not None else ())
     known = [
         name
-        for name in shown_metrics(rows, look)
+        for name in shown_metrics(rows, style)
         if any(_finite(metric_of(row, name)) is not None for row in rows)
     ]
     alike = [name for name in known if _kind(name) == _kind(known[0])]
@@ -208,7 +204,7 @@ def _kind(metric: str) -> str:
     return metric.replace("/", "_").rpartition("_")[2].lower()
 
 
-def _place_text(value: float) -> str:
+def _position_text(value: float) -> str:
     return number(int(value) if value == int(value) else value)
 
 
@@ -216,9 +212,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _closest(places: Sequence[float]) -> float:
+def _closest(positions: Sequence[float]) -> float:
     """Return how far the closest two stand apart."""
-    return min((b - a for a, b in pairwise(places) if b > a), default=1.0)
+    return min((b - a for a, b in pairwise(positions) if b > a), default=1.0)
 
 
 def _split(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.checkpoint import TrainingState
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
-from ckpttool.render.numbers import file_size, number
+from ckpttool.render.numbers import file_size, number, shape_text
 from ckpttool.render.terminal import colour_text, printable, shorten
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Role, Tensor
@@ -56,10 +56,10 @@ def inspect_text(
         emoji=False,
         markup=False,
     )
-    found = inspection.checkpoint
-    variant = f" ({found.variant})" if found.variant else ""
-    incomplete = "" if found.complete else ", INCOMPLETE"
-    title = f"{printable(found.path)}: {found.format}{variant}{incomplete}"
+    checkpoint = inspection.checkpoint
+    variant = f" ({checkpoint.variant})" if checkpoint.variant else ""
+    incomplete = "" if checkpoint.complete else ", INCOMPLETE"
+    title = f"{printable(checkpoint.path)}: {checkpoint.format}{variant}{incomplete}"
     console.print(title, style="bold", soft_wrap=True)
     for label, value in _summary(inspection):
         console.print(f"  {label:<14} {value}", soft_wrap=True)
@@ -80,28 +80,22 @@ def inspect_text(
 
 
 def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
-    found = inspection.checkpoint
-    files = "" if len(found.files) == 1 else f" in {len(found.files):,} files"
-    yield "size", f"{file_size(found.nbytes)}{files}"
-    producer = found.producer
-    if producer.framework and (producer.version or producer.framework != found.format):
+    checkpoint = inspection.checkpoint
+    files = "" if len(checkpoint.files) == 1 else f" in {len(checkpoint.files):,} files"
+    yield "size", f"{file_size(checkpoint.nbytes)}{files}"
+    producer = checkpoint.producer
+    if producer.framework and (producer.version or producer.framework != checkpoint.format):
         name = _FRAMEWORKS.get(producer.framework, producer.framework)
         yield "written by", printable(f"{name} {producer.version or ''}".strip())
-    yield "holds", _contents(inspection)
-    yield from _training_lines(found.training)
-    if found.format == "fluid":
-        yield from fluid_lines(found.metadata)
-    if found.parameters:
-        yield "parameters", f"{found.parameters:,}"
-
-
-def _contents(inspection: Inspection) -> str:
-    found = inspection.checkpoint
-    counts = {role: sum(tensor.role is role for tensor in found.tensors) for role in Role}
+    counts = {role: sum(tensor.role is role for tensor in checkpoint.tensors) for role in Role}
     roles = ", ".join(f"{count:,} {role.value}" for role, count in counts.items() if count)
-    if not roles:
-        return f"{found.granularity.value}: no tensors"
-    return f"{found.granularity.value}: {counted(len(found.tensors), 'tensor')} ({roles})"
+    tensors = f"{counted(len(checkpoint.tensors), 'tensor')} ({roles})" if roles else "no tensors"
+    yield "holds", f"{checkpoint.granularity.value}: {tensors}"
+    yield from _training_lines(checkpoint.training)
+    if checkpoint.format == "fluid":
+        yield from fluid_lines(checkpoint.metadata)
+    if checkpoint.parameters:
+        yield "parameters", f"{checkpoint.parameters:,}"
 
 
 def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:
@@ -196,7 +190,10 @@ def _tensor_rows(inspection: Inspection, limit: int | None) -> Iterator[tuple[st
     """Yield a cell for a module, and below it the cells of each of its tensors."""
     module: tuple[str, ...] | None = None
     for tensor in inspection.tensors[:limit]:
-        *above, leaf = _name_parts(tensor)
+        *above, last = map(str, tensor.path)
+        prefix, dot, leaf = last.rpartition(".")
+        if dot:
+            above.append(prefix)
         if tuple(above) != module and above:
             yield (f"  {printable('.'.join(above))}",)
         module = tuple(above)
@@ -207,33 +204,21 @@ def _tensor_rows(inspection: Inspection, limit: int | None) -> Iterator[tuple[st
         yield (*row, *_statistics_cells(inspection.statistics, tensor))
 
 
-def _name_parts(tensor: Tensor) -> list[str]:
-    """Return the modules that a tensor lies in, and its own name."""
-    *above, last = map(str, tensor.path)
-    module, dot, leaf = last.rpartition(".")
-    return [*above, module, leaf] if dot else [*above, last]
-
-
 def _shape_cell(tensor: Tensor) -> str:
-    own = _lengths(tensor.shape)
-    if tensor.shard is None:
-        return own
-    placements = "".join(f", {placement}" for placement in tensor.shard.placements)
-    whole = "" if tensor.shard.is_whole else f" of {_lengths(tensor.shard.shape)}"
-    return f"{own}{whole}{placements}"
-
-
-def _lengths(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+    shape, shard = shape_text(tensor.shape), tensor.shard
+    if shard is None:
+        return shape
+    whole = "" if shard.is_whole else f" of {shape_text(shard.shape)}"
+    return ", ".join([f"{shape}{whole}", *map(str, shard.placements)])
 
 
 def _statistics_cells(statistics: Mapping[str, ValueStatistics] | None, tensor: Tensor) -> tuple[str, ...]:
     if statistics is None:
         return ()
-    found = statistics.get(tensor.name)
-    if found is None:
+    one = statistics.get(tensor.name)
+    if one is None:
         return ("",) * len(_STATISTICS)
-    numbers = (found.minimum, found.maximum, found.mean, found.std, found.zeros, found.nan, found.infinite)
+    numbers = (one.minimum, one.maximum, one.mean, one.std, one.zeros, one.nan, one.infinite)
     return tuple(
         "" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
         for value in numbers

@@ -219,21 +219,21 @@ def change_cells(changed: Iterable[Change]) -> tuple[Sequence[str], list[tuple[s
 
 def _change_row(change: Change) -> tuple[str, ...]:
     name = printable(both_names(change.a.name, change.b.name))
-    found = change.statistics
-    if found is None:
+    statistics = change.statistics
+    if statistics is None:
         return (name, kind_words(change), *("",) * (len(_HEADINGS) - 2))
     is_far = distances(change) is not None
     return (
         name,
         kind_words(change),
-        f"{found.count:,} of {found.size:,} ({share(found.count, found.size)})",
-        amount(found.max_abs) if is_far else "",
-        index_text(found.where),
-        two_values(found.at_a, found.at_b),
-        amount(found.mean_abs) if is_far else "",
-        amount(relative_change(found)) if is_far else "",
-        amount(found.l2) if is_far else "",
-        "" if found.cosine != found.cosine else f"{found.cosine:.6f}",  # of what has no length
+        f"{statistics.count:,} of {statistics.size:,} ({share(statistics.count, statistics.size)})",
+        amount(statistics.max_abs) if is_far else "",
+        index_text(statistics.where),
+        two_values(statistics.at_a, statistics.at_b),
+        amount(statistics.mean_abs) if is_far else "",
+        amount(relative_change(statistics)) if is_far else "",
+        amount(statistics.l2) if is_far else "",
+        "" if statistics.cosine != statistics.cosine else f"{statistics.cosine:.6f}",  # of what has no length
     )
 
 
@@ -275,11 +275,11 @@ class _ModuleChanges:
         if change.statistics is not None:
             self.count += change.statistics.count
             self.size += change.statistics.size
-        if (found := distances(change)) is not None:
+        if (statistics := distances(change)) is not None:
             self.measured += 1
-            self.max_abs = max(self.max_abs, found.max_abs)  # in this order NaN loses
-            self.squares += found.l2**2
-            self.squares_a += found.norm_a**2
+            self.max_abs = max(self.max_abs, statistics.max_abs)  # in this order NaN loses
+            self.squares += statistics.l2**2
+            self.squares_a += statistics.norm_a**2
 
     def cells(self) -> tuple[str, ...]:
         if not self.size:

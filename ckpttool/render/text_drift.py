@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ckpttool.ops.drift import Drift, DriftStep, Point
+from ckpttool.ops.difference import Difference
+from ckpttool.ops.drift import Drift, DriftStep
 from ckpttool.render.diff_summary import tensors_line, tolerance_words
 from ckpttool.render.numbers import amount, number
 from ckpttool.render.tables import TextTable, text_table
@@ -39,13 +40,11 @@ def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
     lines += [f"  {line}" for line in table.lines[1:]]
     if table.left_out:
         lines.append(f"{dim}  too narrow for: {', '.join(table.left_out)}{end}")
-    others = [one for one in drift.steps if _has_more(one)]
-    if others:
+    with_more = [step.difference for step in drift.steps if _has_more(step.difference)]
+    if with_more:
         lines.append("")
-        names = dict(zip((one.path for one in drift.points), short_names(drift), strict=True))
-        lines += [
-            f"  {printable(names[one.difference.b.path])}: {tensors_line(one.difference)}" for one in others
-        ]
+        names = dict(zip((point.path for point in drift.points), short_names(drift), strict=True))
+        lines += [f"  {printable(names[one.b.path])}: {tensors_line(one)}" for one in with_more]
     return "\n".join(lines)
 
 
@@ -59,21 +58,18 @@ def _summary(drift: Drift) -> str:
         )
     moved = sum(not step.difference.equal for step in drift.steps)
     largest = max(drift.steps, key=lambda step: step.relative or 0.0)
-    told = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
+    summary = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
     if not largest.relative:
-        return told
+        return summary
     path = printable(short_names(drift)[drift.steps.index(largest) + 1])
-    return f"{told}, most of all the one to {path} (relative {amount(largest.relative)})"
+    return f"{summary}, most of all the one to {path} (relative {amount(largest.relative)})"
 
 
-def _has_more(step: DriftStep) -> bool:
+def _has_more(step: Difference) -> bool:
     """Tell whether there is more to say of a step than its row says."""
-    found = step.difference
-    kinds = {one.kind for one in found.changed}
-    others = (
-        found.added or found.removed or found.renamed or found.broken or found.not_compared or found.undecided
-    )
-    return bool(others or kinds - {"values"})
+    unpaired = step.added or step.removed or step.renamed
+    unsure = step.broken or step.not_compared or step.undecided
+    return bool(unpaired or unsure or any(one.kind != "values" for one in step.changed))
 
 
 def drift_table(drift: Drift, width: int) -> TextTable:
@@ -84,7 +80,12 @@ def drift_table(drift: Drift, width: int) -> TextTable:
 def drift_cells(drift: Drift) -> list[tuple[str, ...]]:
     """Return the cells of each row."""
     steps: Sequence[DriftStep | None] = [None, *drift.steps]
-    return [_row(*row) for row in zip(short_names(drift), drift.points, steps, strict=True)]
+    rows = []
+    for name, point, step in zip(short_names(drift), drift.points, steps, strict=True):
+        counts = ["" if value is None else number(value) for value in (point.epoch, point.step, point.loss)]
+        norm = "" if point.norm is None else f"{point.norm:.6g}"
+        rows.append((printable(name), *counts, norm, *(("",) * 6 if step is None else _step_cells(step))))
+    return rows
 
 
 def short_names(drift: Drift) -> list[str]:
@@ -95,19 +96,13 @@ def short_names(drift: Drift) -> list[str]:
     return [os.path.basename(path) or path for path in paths]
 
 
-def _row(name: str, point: Point, step: DriftStep | None) -> tuple[str, ...]:
-    told = ["" if value is None else number(value) for value in (point.epoch, point.step, point.loss)]
-    norm = "" if point.norm is None else f"{point.norm:.6g}"
-    return (printable(name), *told, norm, *(("",) * 6 if step is None else _step_cells(step)))
-
-
 def _step_cells(step: DriftStep) -> tuple[str, ...]:
-    found = step.difference
-    changed = f"{len(found.changed):,} of {found.compared:,}"
-    if all(one.statistics is None for one in found.changed):
-        return (changed, "", "", "", "", "")
+    changed = step.difference.changed
+    count = f"{len(changed):,} of {step.difference.compared:,}"
+    if all(one.statistics is None for one in changed):
+        return (count, "", "", "", "", "")
     return (
-        changed,
+        count,
         amount(step.l2),
         "" if step.relative is None else amount(step.relative),
         amount(step.max_abs),

@@ -74,41 +74,48 @@ def list_text(listing: Listing, style: ListStyle) -> str:
         return flat_text(listing, style)
     left_out: dict[str, None] = {}
     parts = []
-    for one in several:
-        table, narrow = _series_table(one, listing, style)
-        parts.append("\n".join([*_heading_lines(one, listing, style), table]))
+    for series in several:
+        table, narrow = _table_below(series.checkpoints, listing, style, series)
+        facts = _wrap_facts(list(_heading_facts(series, listing, style)), style.width)
+        parts.append("\n".join([_heading(printable(series.key), style), *facts, table]))
         left_out |= dict.fromkeys(narrow)
     if alone:
-        place = _common_directory(alone)
-        title = counted(len(alone), "single checkpoint") + (f" in {printable(place)}" if place else "")
-        columns = _columns(alone, listing, style, None)
-        table, narrow = _draw_table(
-            [_path_below(row, place) for row in alone], columns, alone, style, _INDENT
-        )
-        parts.append(f"{_bold(_shorten_line(title, style), style)}\n{table}")
+        directory = _common_directory(alone)
+        where = f" in {printable(directory)}" if directory else ""
+        table, narrow = _table_below(alone, listing, style, None)
+        title = f"{counted(len(alone), 'single checkpoint')}{where}"
+        parts.append(f"{_heading(title, style)}\n{table}")
         left_out |= dict.fromkeys(narrow)
-    return "\n\n".join([*parts, *_footer_lines(listing, left_out, style)])
+    footer = []
+    if len(listing.series) > 1:
+        count = counted(len(listing.checkpoints), "checkpoint")
+        nbytes = file_size(total_bytes(one.entry for one in listing.checkpoints))
+        footer.append(f"{count} in {len(listing.series):,} series, {nbytes}")
+    footer += _left_out_line(left_out)
+    return "\n\n".join([*parts, *(["\n".join(footer)] if footer else [])])
 
 
 def flat_text(listing: Listing, style: ListStyle) -> str:
     """Return one line a checkpoint, below a heading, with its whole path."""
     rows = listing.checkpoints
-    columns = _columns(rows, listing, style, None)
-    text, left_out = _draw_table([printable(row.entry.path) for row in rows], columns, rows, style, "")
+    names = [printable(row.entry.path) for row in rows]
+    text, left_out = _draw_table(names, _columns(rows, listing, style, None), rows, style, "")
     return "\n\n".join([text, *_left_out_line(left_out)])
 
 
 # Above and below the tables -------------------------------------------------------------------------
 
 
-def _heading_lines(series: ListedSeries, listing: Listing, style: ListStyle) -> Iterator[str]:
-    yield _bold(_shorten_line(printable(series.key), style), style)
-    yield from _wrap_facts(list(_heading_facts(series, listing, style)), style.width)
+def _heading(text: str, style: ListStyle) -> str:
+    import typer
+
+    line = text if style.width is None else shorten(text, style.width)
+    return typer.style(line, bold=True) if style.colour else line
 
 
 def _heading_facts(series: ListedSeries, listing: Listing, style: ListStyle) -> Iterator[str]:
-    together, place = f"{len(series.checkpoints):,} checkpoints", _common_directory(series.checkpoints)
-    yield together if series.key.startswith(place) else f"{together} in {printable(place)}"
+    count, directory = f"{len(series.checkpoints):,} checkpoints", _common_directory(series.checkpoints)
+    yield count if series.key.startswith(directory) else f"{count} in {printable(directory)}"
     if series.format:
         yield series.format
     yield file_size(series.nbytes)
@@ -119,19 +126,16 @@ def _heading_facts(series: ListedSeries, listing: Listing, style: ListStyle) -> 
     if series.newest is not None:
         age = age_of(series.newest, style)
         yield {"now": "newest just now", FUTURE: "newest dated in the future"}.get(age, f"newest {age} ago")
-    yield _state_counts(series)
+    states = Counter(one.state for one in series.checkpoints)
+    if len(states) == 1:
+        yield f"all {next(iter(states))}"
+    else:
+        yield ", ".join(f"{count:,} {state}" for state, count in states.items())
     if listing.best is not None:
         yield _best_fact(series, listing.best)
     if any(one.kept is not None for one in series.checkpoints):
         gone = [one.entry for one in series.checkpoints if one.kept == ()]
         yield f"{len(gone):,} to remove" + (f" ({file_size(total_bytes(gone))})" if gone else "")
-
-
-def _state_counts(series: ListedSeries) -> str:
-    states = Counter(one.state for one in series.checkpoints)
-    if len(states) == 1:
-        return f"all {next(iter(states))}"
-    return ", ".join(f"{many:,} {state}" for state, many in states.items())
 
 
 def _best_fact(series: ListedSeries, metric: str) -> str:
@@ -140,15 +144,12 @@ def _best_fact(series: ListedSeries, metric: str) -> str:
     value = None if best is None else metric_of(best, metric)
     if best is None or value is None:
         return printable(f"no {metric}")
-    place = next(
-        (
-            f" ({name} {number(at)})"
-            for name, at in (("epoch", best.entry.epoch), ("step", best.entry.step))
-            if at is not None
-        ),
-        "",
-    )
-    return printable(f"best {metric} {value:.6g}{place}")
+    when = ""
+    if best.entry.epoch is not None:
+        when = f" (epoch {number(best.entry.epoch)})"
+    elif best.entry.step is not None:
+        when = f" (step {number(best.entry.step)})"
+    return printable(f"best {metric} {value:.6g}{when}")
 
 
 def _wrap_facts(facts: Sequence[str], width: int | None) -> Iterator[str]:
@@ -163,36 +164,24 @@ def _wrap_facts(facts: Sequence[str], width: int | None) -> Iterator[str]:
     yield f"{_INDENT}{line}"
 
 
-def _footer_lines(listing: Listing, left_out: dict[str, None], style: ListStyle) -> Iterator[str]:
-    """Yield what all series come to, and what is not shown."""
-    lines = []
-    if len(listing.series) > 1:
-        together = counted(len(listing.checkpoints), "checkpoint")
-        nbytes = file_size(total_bytes(one.entry for one in listing.checkpoints))
-        lines.append(f"{together} in {len(listing.series):,} series, {nbytes}")
-    lines += _left_out_line(left_out)
-    if lines:
-        yield "\n".join(lines)
-
-
 def _left_out_line(headings: Iterable[str]) -> list[str]:
-    told = printable(", ".join(headings))
-    return [f"not shown: {told} (-v shows all)"] if told else []
-
-
-def _shorten_line(text: str, style: ListStyle) -> str:
-    return text if style.width is None else shorten(text, style.width)
+    names = printable(", ".join(headings))
+    return [f"not shown: {names} (-v shows all)"] if names else []
 
 
 # Tables ---------------------------------------------------------------------------------------------
 
 
-def _series_table(series: ListedSeries, listing: Listing, style: ListStyle) -> tuple[str, list[str]]:
-    """Return the rows of one series, and what is left out of them."""
-    rows = series.checkpoints
-    place = _common_directory(rows)
-    columns = _columns(rows, listing, style, series)
-    return _draw_table([_path_below(row, place) for row in rows], columns, rows, style, _INDENT)
+def _table_below(
+    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, series: ListedSeries | None
+) -> tuple[str, list[str]]:
+    """Return rows with their paths below their common directory, and the headings that are left out."""
+    directory = _common_directory(rows)
+    names = [
+        printable(os.path.join(_directory(row)[len(directory) :].lstrip(os.sep), row.entry.name))
+        for row in rows
+    ]
+    return _draw_table(names, _columns(rows, listing, style, series), rows, style, _INDENT)
 
 
 def _directory(row: ListedCheckpoint) -> str:
@@ -204,11 +193,6 @@ def _directory(row: ListedCheckpoint) -> str:
 def _common_directory(rows: Sequence[ListedCheckpoint]) -> str:
     """Return the directory that checkpoints lie below; nothing for the current one."""
     return os.path.commonpath([_directory(row) for row in rows])
-
-
-def _path_below(row: ListedCheckpoint, place: str) -> str:
-    """Return a checkpoint's path below a directory that it lies in."""
-    return printable(os.path.join(_directory(row)[len(place) :].lstrip(os.sep), row.entry.name))
 
 
 def _columns(
@@ -233,8 +217,8 @@ def _columns(
     columns.append(("policy", [policy_cell(row, style) for row in rows]))
     if series is None or style.long or len({row.state for row in rows}) > 1:
         columns.append(("state", [row.state for row in rows]))
-    told = [notes_cell(row, style, is_alone=row.entry.group in alone, best=listing.best) for row in rows]
-    columns.append(("notes", [_cut(one, _MOST_NOTES) if style.is_cut else one for one in told]))
+    notes = [notes_cell(row, style, is_alone=row.entry.group in alone, best=listing.best) for row in rows]
+    columns.append(("notes", [_cut(one, _MOST_NOTES) if style.is_cut else one for one in notes]))
     return columns
 
 
@@ -246,6 +230,8 @@ def _draw_table(
     indent: str,
 ) -> tuple[str, list[str]]:
     """Return lines below their headings, and the headings of what is left out."""
+    import typer
+
     headings = ["checkpoint", *(heading for heading, _ in columns)]
     cells = [list(row) for row in zip(names, *(column for _, column in columns), strict=True)]
     width = _ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
@@ -253,17 +239,15 @@ def _draw_table(
     lines, left_out = text_table(
         headings, cells, width=width, left=_LEFT, dispensable=dispensable, narrowest=_NARROWEST_NAME
     )
-    hidden = [] if not style.is_cut else [*_hidden_metrics(rows, style), *left_out]
-    told = [f"{indent}{_dim(_cut(lines[0], width), style)}"]
-    for line, row in zip(lines[1:], rows, strict=True):
-        told.append(f"{indent}{_colour_row(_cut(line, width), row, style)}")
-    return "\n".join(told), hidden
-
-
-def _hidden_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
-    shown = shown_metrics(rows, style)
-    everything = ListStyle(now=style.now, wanted=style.wanted)
-    return [name for name in shown_metrics(rows, everything) if name not in shown]
+    heading, *lines = [_cut(line, width) for line in lines]
+    drawn = [typer.style(heading, dim=True) if style.colour else heading]
+    drawn += [_colour_row(line, row, style) for line, row in zip(lines, rows, strict=True)]
+    hidden: list[str] = []
+    if style.is_cut:
+        shown = shown_metrics(rows, style)
+        all_metrics = shown_metrics(rows, ListStyle(now=style.now, wanted=style.wanted))
+        hidden = [*(name for name in all_metrics if name not in shown), *left_out]
+    return "\n".join(f"{indent}{line}" for line in drawn), hidden
 
 
 def _dispensable(columns: Sequence[Column], rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
@@ -288,18 +272,6 @@ def _colour_row(line: str, row: ListedCheckpoint, style: ListStyle) -> str:
     if row.kept == ():
         return colour_text(line, "yellow", style.colour)
     return colour_text(line, "green", style.colour and row.is_best)
-
-
-def _bold(text: str, style: ListStyle) -> str:
-    import typer
-
-    return typer.style(text, bold=True) if style.colour else text
-
-
-def _dim(text: str, style: ListStyle) -> str:
-    import typer
-
-    return typer.style(text, dim=True) if style.colour else text
 
 
 # Cells: times and counts ----------------------------------------------------------------------------
@@ -348,16 +320,13 @@ def shown_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[st
     A loss that is another metric of each checkpoint, under its general name, says nothing new.
     """
     known = known_metrics(row.entry for row in rows)
-    if "loss" in known and any(_is_same_metric(rows, "loss", name) for name in known if name != "loss"):
+    losses = [(row, loss) for row in rows if (loss := metric_of(row, "loss")) is not None]
+    others = [name for name in known if name != "loss"]
+    if "loss" in known and any(all(metric_of(row, name) == loss for row, loss in losses) for name in others):
         known.remove("loss")
     wanted = [name for name in dict.fromkeys(style.wanted) if name in known]
     ordered = [*wanted, *(name for name in known if name not in wanted)]
     return ordered[: max(METRICS_SHOWN, len(wanted))] if style.is_cut else ordered
-
-
-def _is_same_metric(rows: Sequence[ListedCheckpoint], one: str, other: str) -> bool:
-    pairs = ((metric_of(row, one), metric_of(row, other)) for row in rows)
-    return all(a is None or a == b for a, b in pairs)
 
 
 def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
@@ -372,7 +341,7 @@ def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = 
     """
     keys = [""] * len(values) if series is None else series
     written = {
-        key: iter(_with_decimals([value for value, own in zip(values, keys, strict=True) if own == key]))
+        key: iter(_number_cells([value for value, other in zip(values, keys, strict=True) if other == key]))
         for key in dict.fromkeys(keys)
     }
     cells = [next(written[key]) for key in keys]
@@ -382,11 +351,17 @@ def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = 
     return [cell.ljust(width) if cell else "" for cell in aligned]
 
 
-def _with_decimals(values: Sequence[float | None]) -> list[str]:
+def _number_cells(values: Sequence[float | None]) -> list[str]:
     """Return numbers with as many decimals each."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    decimals = _decimals(known)
-    cells = ["" if value is None else _number_cell(value, decimals) for value in values]
+    decimals = _decimals([value for value in values if value is not None and math.isfinite(value)])
+    cells = []
+    for value in values:
+        if value is None or math.isnan(value):
+            cells.append("" if value is None else "NaN")
+        elif decimals is None or math.isinf(value):
+            cells.append(f"{value:.{_DIGITS}g}")
+        else:
+            cells.append(f"{value:.{decimals}f}")
     numbers = [cell for cell in cells if _is_number(cell)]
     while decimals and numbers and all(cell.endswith("0") for cell in numbers):
         decimals -= 1
@@ -412,14 +387,6 @@ def _decimals(known: Sequence[float]) -> int | None:
     return fewest
 
 
-def _number_cell(value: float, decimals: int | None) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if decimals is None or math.isinf(value):
-        return f"{value:.{_DIGITS}g}"
-    return f"{value:.{decimals}f}"
-
-
 def _is_number(cell: str) -> bool:
     return cell.lstrip("-")[:1].isdigit()  # neither NaN nor inf
 
@@ -440,7 +407,7 @@ def notes_cell(listed: ListedCheckpoint, style: ListStyle, *, is_alone: bool, be
 
     Args:
         listed: The checkpoint.
-        style: How much is told.
+        style: How much is shown.
         is_alone: Whether it is a series of its own, of which to be the newest means nothing.
         best: The metric by which it is the best, if it is.
     """

@@ -21,7 +21,7 @@ from ckpttool.series.undoing.trash import EmptiedTrash
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""
-_MOST_STRANGERS = 4
+_MOST_FOREIGN_FILES = 4
 _NARROWEST, _WIDEST = 24, 40
 """Columns for names and for reasons where there is not enough room for both."""
 _ELLIPSIS = "…"
@@ -33,7 +33,7 @@ class _PlanRow(NamedTuple):
 
     verb: str
     name: str
-    told: str
+    why: str
 
 
 # The plan -------------------------------------------------------------------------------------------
@@ -55,15 +55,24 @@ def plan_text(
     """
     shown = [one for one in groups if verbose or not (_is_single(one) or _is_without_rules(one))]
     parts = ["\n".join(_group_lines(one, width, colour, verbose)) for one in shown]
-    if not verbose:
-        parts += _folded_groups(groups)
+    if verbose:
+        return "\n\n".join(parts)
+    unruled = sum(map(_is_without_rules, groups))
+    if unruled and any(one.policy is not None for one in groups):
+        parts.append(f"{unruled:,} series kept that no rule is for (-v shows them)")
+    singles = sum(_is_single(one) and not _is_without_rules(one) for one in groups)
+    if singles:
+        advice = "" if singles == 1 else "; --series GLOB makes some of them one series"
+        parts.append(f"{counted(singles, 'single checkpoint')} kept (-v shows them{advice})")
     return "\n\n".join(parts)
 
 
 def _is_single(group: GroupPlan) -> bool:
-    is_alone = len(group.keep) == 1 and not group.remove and group.failed is None
+    """Tell whether a series is one sound checkpoint that stays, of which nothing need be said."""
+    if len(group.keep) != 1 or group.remove or group.failed is not None or group.skipped is not None:
+        return False
     entry = group.keep[0].entry
-    return is_alone and group.skipped is None and (entry.is_sound and entry.danger is None)
+    return entry.is_sound and entry.danger is None
 
 
 def _is_without_rules(group: GroupPlan) -> bool:
@@ -71,26 +80,15 @@ def _is_without_rules(group: GroupPlan) -> bool:
     return group.policy is None and group.failed is None
 
 
-def _folded_groups(groups: Sequence[GroupPlan]) -> Iterator[str]:
-    """Yield a line for all series that are not shown, kind by kind."""
-    unruled = sum(map(_is_without_rules, groups))
-    if unruled and any(one.policy is not None for one in groups):
-        yield f"{unruled:,} series kept that no rule is for (-v shows them)"
-    if singles := [one.keep[0].entry for one in groups if _is_single(one) and not _is_without_rules(one)]:
-        advice = "" if len(singles) == 1 else "; --series GLOB makes some of them one series"
-        yield f"{counted(len(singles), 'single checkpoint')} kept (-v shows them{advice})"
-
-
 def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: bool) -> Iterator[str]:
     yield printable(group.key)
     is_listed = group.policy is None and not group.remove  # a failed run, which nobody wants to remove
-    skipped = None if is_listed else group.skipped
-    told = {
-        "left alone": skipped,
+    remarks = {
+        "left alone": None if is_listed else group.skipped,
         "failed": group.failed,
         "too large": None if group.excess is None else str(group.excess),
     }
-    for word, why in told.items():
+    for word, why in remarks.items():
         if why is not None:
             yield from _wrap_reason(f"  {word}: ", printable(why), width)
     if is_listed and not verbose:
@@ -100,12 +98,12 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     rows = _rows(group, verbose)
     names = max((display_width(row.name) for row in rows if not _is_note(row)), default=0)
     if width is not None:
-        reasons = max((len(row.told) for row in rows), default=0)
+        reasons = max((len(row.why) for row in rows), default=0)
         names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST), _NARROWEST))
     fitted = iter(_shorten_names([row.name for row in rows if not _is_note(row)], names))
     for row in rows:
         head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{pad(next(fitted), names)}  ")
-        for line in _wrap_reason(head, row.told, width):
+        for line in _wrap_reason(head, row.why, width):
             yield colour_text(line, "yellow", colour and row.verb == "remove")
 
 
@@ -117,28 +115,22 @@ def _is_note(row: _PlanRow) -> bool:
 def _shorten_names(names: Sequence[str], room: int) -> list[str]:
     """Return names as far as there is room: what all of them begin with goes first."""
     excess = max(map(display_width, names), default=0) - room
-    if 0 < excess < _shared_prefix_length(names):
+    shared = os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
+    if 0 < excess < len(shared):
         names = [_ELLIPSIS + name[excess + 1 :] for name in names]
     return [shorten(name, room) for name in names]
 
 
-def _shared_prefix_length(names: Sequence[str]) -> int:
-    """Return how many characters all names begin with alike."""
-    first, last = min(names), max(names)
-    alike = (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
-    return next(alike, min(len(first), len(last)))
-
-
-def _wrap_reason(head: str, told: str, width: int | None) -> list[str]:
-    """Return a text behind a head, its further lines below its first; below the head where that is long."""
-    if width is None or display_width(head) + display_width(told) <= width:
-        return [f"{head}{told}".rstrip()]
+def _wrap_reason(head: str, why: str, width: int | None) -> list[str]:
+    """Return a text behind a head, its further lines below its first; below the head if that is long."""
+    if width is None or display_width(head) + display_width(why) <= width:
+        return [f"{head}{why}".rstrip()]
     if width - display_width(head) >= _NARROWEST:
         indent = " " * display_width(head)
-        first, *more = textwrap.wrap(told, width, initial_indent=indent, subsequent_indent=indent)
+        first, *more = textwrap.wrap(why, width, initial_indent=indent, subsequent_indent=indent)
         return [head + first[len(indent) :], *more]
     below = " " * _INDENT
-    return [head.rstrip(), *textwrap.wrap(told, width, initial_indent=below, subsequent_indent=below)]
+    return [head.rstrip(), *textwrap.wrap(why, width, initial_indent=below, subsequent_indent=below)]
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
@@ -146,25 +138,24 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
     rows: list[_PlanRow] = []
     entries = [*(kept.entry for kept in group.keep), *group.remove]
     is_spread = len({entry.directory for entry in entries}) > 1
-    for reasons, alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe_note(kept.entry))):
-        found = [kept.entry for kept in alike]
-        told = ", ".join(reasons)
-        rows += _fold_alike("keep", found, [told] * len(found), is_long, is_spread)
+    for reasons, kept_alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe_note(kept.entry))):
+        stays = [kept.entry for kept in kept_alike]
+        rows += _fold_alike("keep", stays, [", ".join(reasons)] * len(stays), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
-    for has_strangers, going in groupby(group.remove, lambda entry: bool(foreign_files(entry))):
-        gone = list(going)
-        facts = [(file_size(one.contents.nbytes), _stranger_words(one), *_unsafe_note(one)) for one in gone]
-        said = [", ".join(filter(None, one)) for one in facts]
-        rows += _fold_alike("remove", gone, said, is_long and not has_strangers, is_spread)
+    for has_foreign_files, alike in groupby(group.remove, lambda entry: bool(foreign_files(entry))):
+        goes = list(alike)
+        facts = [(file_size(one.contents.nbytes), _foreign_words(one), *_unsafe_note(one)) for one in goes]
+        notes = [", ".join(filter(None, one)) for one in facts]
+        rows += _fold_alike("remove", goes, notes, is_long and not has_foreign_files, is_spread)
     return rows
 
 
-def _stranger_words(entry: Entry) -> str:
+def _foreign_words(entry: Entry) -> str:
     """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
     names = foreign_files(entry)
     if not names:
         return ""
-    first = names[:_MOST_STRANGERS]
+    first = names[:_MOST_FOREIGN_FILES]
     more = f" and {len(names) - len(first):,} more" if len(names) > len(first) else ""
     return f"with {', '.join(first)}{more} in it"
 
@@ -175,12 +166,12 @@ def _unsafe_note(entry: Entry) -> tuple[str, ...]:
 
 
 def _fold_alike(
-    verb: str, entries: Sequence[Entry], told: Sequence[str], is_long: bool, is_spread: bool
+    verb: str, entries: Sequence[Entry], notes: Sequence[str], is_long: bool, is_spread: bool
 ) -> Iterator[_PlanRow]:
     """Yield the lines of checkpoints that are alike: of many the first few, and the last."""
     rows = [
-        _PlanRow(verb, printable(entry.path if is_spread else entry.name), printable(why))
-        for entry, why in zip(entries, told, strict=True)
+        _PlanRow(verb, printable(entry.path if is_spread else entry.name), printable(note))
+        for entry, note in zip(entries, notes, strict=True)
     ]
     if not is_long or len(rows) <= _ALIKE:
         yield from rows
@@ -205,15 +196,12 @@ def _total_words(pruned: Pruned) -> str:
     removed = sum(entry.path not in pruned.failed for entry in pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = counted(count, "checkpoint")
-    failed = sum(one.failed is not None for one in pruned.plan.groups)
-    if (
-        not removed
-        and not pruned.failed
-        and not (pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups))
-    ):
-        return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed of {checkpoints}"
+    has_rules = pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups)
     if pruned.failed:
         return _failure_words(pruned, removed)
+    if not removed and not has_rules:  # failed runs were only to be listed
+        failed = sum(one.failed is not None for one in pruned.plan.groups)
+        return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed of {checkpoints}"
     if not removed and pruned.declined:
         return f"nothing removed of {checkpoints}"
     if not removed:
@@ -228,26 +216,28 @@ def _total_words(pruned: Pruned) -> str:
 
 
 def _recovery_words(pruned: Pruned) -> str:
-    """Return what takes back what was done; nothing was, in a dry run."""
+    """Return the command that takes back what was done; nothing was, in a dry run."""
     if pruned.dry_run:
         return ""
     places = {entry.directory for entry in pruned.plan.removals}
-    where = os.path.commonpath([os.path.abspath(place) for place in places])
-    where = next(iter(places)) if len(places) == 1 else os.path.relpath(where)
-    told = "" if where == os.curdir else f" {printable(quote(shown(where)))}"
+    if len(places) == 1:
+        (where,) = places
+    else:
+        where = os.path.relpath(os.path.commonpath([os.path.abspath(place) for place in places]))
+    argument = "" if where == os.curdir else f" {printable(quote(shown(where)))}"
     descends = " -r" if len(places) > 1 else ""
-    return f" (ckpttool undo{descends}{told} takes it back, --empty-trash frees it)"
+    return f" (ckpttool undo{descends}{argument} takes it back, --empty-trash frees it)"
 
 
 def _failure_words(pruned: Pruned, removed: int) -> str:
     """Return what a prune came to that could not do all that it was to."""
     reasons = list(dict.fromkeys(pruned.failed.values()))
-    told = reasons[0] + (", …" if len(reasons) > 1 else "")
+    why = reasons[0] + (", …" if len(reasons) > 1 else "")
     is_trash = pruned.trash is not None
     verb = "moved to the trash" if is_trash else "removed"
     freed = "" if is_trash else f", {file_size(pruned.freed_bytes)} freed"
     line = f"{verb} {removed:,} of {removed + len(pruned.failed):,}{freed}"
-    return f"{line}; {len(pruned.failed):,} failed: {printable(told)}"
+    return f"{line}; {len(pruned.failed):,} failed: {printable(why)}"
 
 
 # An emptied trash -----------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 def test_metrics_of_one_kind_over_steps(drawn: Drawn) -> None:
     assert series_picture("svg", "run", listing(RUN)) == b"drawn"
     (panel,) = drawn.panels
-    assert (panel.title, panel.axis, panel.places) == ("run/0", "step", [100, 200, 1000])
+    assert (panel.title, panel.axis, panel.positions) == ("run/0", "step", [100, 200, 1000])
     assert panel.metrics == ["loss", "val_loss"]
     assert drawn.title == "run: 3 checkpoints in 1 series"
 
@@ -106,7 +106,7 @@ def test_what_counts_along(
         for name, step, epoch in zip("ab", steps, epochs, strict=True)
     ]
     series_picture("svg", "run", listing(rows))
-    assert [(panel.axis, [*panel.places]) for panel in drawn.panels] == [(axis, places)]
+    assert [(panel.axis, [*panel.positions]) for panel in drawn.panels] == [(axis, places)]
 
 
 def test_all_panels_count_alike_where_they_can(drawn: Drawn) -> None:
