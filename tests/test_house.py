@@ -23,7 +23,6 @@ SENTENCE = re.compile(r"[a-z]{2,} [a-z(]|[a-z]{2,}:? $|^ [a-z]{2,}")
 
 ALLOWED = {
     ("predict/interface.py", "Arguments received"): "Keras's words",
-    ("pairing/layers.py", " and "): "the variables that a public layer description lists",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layers import UNWIRED, Doubt, DoubtReason, has_other_word
+from ckpttool.pairing.layers import UNWIRED, Doubt, DoubtReason, has_keras_word
 from ckpttool.pairing.layouts import RULES, LayoutItem
 from ckpttool.report import first_names
 from ckpttool.tensor import Tensor
@@ -32,7 +32,7 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
         return False
     source = item.sources[0]
     if family_of(checkpoint.conventions) == "torch":
-        return has_other_word(source)
+        return has_keras_word(source)
     return checkpoint.layers.get(source.name) not in _AS_TORCH
 
 

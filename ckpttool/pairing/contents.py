@@ -19,8 +19,8 @@ _SMALL = 1 << 12
 def sample(tensor: Tensor) -> bytes | None:
     """Return some elements, or a checksum of few or packed ones; None where they can't be read."""
     if tensor.dtype.bits < 8 or tensor.nbytes <= _SMALL:
-        found = checksum(tensor)
-        return None if found is None else found.to_bytes(4, "little")
+        total = checksum(tensor)
+        return None if total is None else total.to_bytes(4, "little")
     last = tensor.size - 1
     positions = sorted({at * last // (_SAMPLES - 1) for at in range(_SAMPLES)})
     try:
@@ -31,21 +31,21 @@ def sample(tensor: Tensor) -> bytes | None:
 
 def checksum(tensor: Tensor) -> int | None:
     """Return the CRC-32 of all elements; None where they can't be read."""
-    found = 0
+    total = 0
     try:
         for block in tensor.blocks():
-            found = isal_zlib.crc32(block, found)
+            total = isal_zlib.crc32(block, total)
     except CheckpointError:
         return None
-    return found
+    return total
 
 
 def same_content(a: Tensor, b: Tensor) -> bool:
     """Tell whether two tensors of one side hold the same; what can't be read doesn't."""
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.values is None or b.values is None:
         return False
-    found = checksum(a)
-    return found is not None and found == checksum(b)
+    total = checksum(a)
+    return total is not None and total == checksum(b)
 
 
 def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
@@ -53,17 +53,17 @@ def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         tensor = item.tensor
-        found = sample(tensor) if tensor.values is not None and tensor.size else None
-        if found is not None:
-            groups.setdefault((tensor.dtype.name, tensor.shape, found), []).append(item)
+        held = sample(tensor) if tensor.values is not None and tensor.size else None
+        if held is not None:
+            groups.setdefault((tensor.dtype.name, tensor.shape, held), []).append(item)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
-    """Return those of ``alike`` that are equal in all elements, where there are several."""
+    """Return those of one sample that are equal in all elements, where there are several."""
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
-        found = checksum(item.tensor)
-        if found is not None:
-            groups.setdefault(found, []).append(item)
+        total = checksum(item.tensor)
+        if total is not None:
+            groups.setdefault(total, []).append(item)
     return [group for group in groups.values() if len(group) > 1]

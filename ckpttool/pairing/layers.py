@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.keras.kinds import UNLIKE
+from ckpttool.formats.keras.kinds import MISSING_WEIGHTS, UNLIKE
 from ckpttool.formats.keras.kinds import UNWIRED as UNWIRED_KIND
 from ckpttool.pairing.families import family_of
 from ckpttool.tensor import Path, Role, Tensor
 
 Steps = tuple[str, ...]
+Shape = tuple[int, ...]
 
 _NUMBERING = ("keras", "keras-h5")
 """Formats in which variables have numbers instead of names."""
@@ -90,9 +91,7 @@ _ORDERS: Mapping[str | None, tuple[tuple[str, ...], ...]] = {
     },
 }
 """In which order Keras numbers a layer's variables; which one a batch norm with three lacks must be told."""
-_WITHOUT = " without "
-Shape = tuple[int, ...]
-_TELLING = {
+_KIND_OF_VARIABLE = {
     "depthwise_kernel": "depthwise",
     "embeddings": "embedding",
     "moving_mean": "batch norm",
@@ -100,7 +99,7 @@ _TELLING = {
     "gamma": "norm",
     "beta": "norm",
 }
-_UNTOLD = "Dense after Flatten"
+_FLATTENED_UNKNOWN = "Dense after Flatten"
 _RESET_NOT_SET = "reset_after is not set"
 """The one reason in the kind of a layer that is no matter of order: ``formats/keras/kinds.py`` gives it."""
 _LEAST_IMAGE = 4
@@ -125,6 +124,28 @@ class WeightLayer:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DoubtReason:
+    """Why nobody knows whether a weight lies as PyTorch's does: in its order, or in how a GRU resets."""
+
+    text: str
+    is_about_order: bool = True
+
+
+UNWIRED = DoubtReason("it may stand behind a Flatten or before a Reshape, and nothing says whether it does")
+UNKNOWN_FLATTEN = DoubtReason("it stands behind a Flatten of a shape that is not told")
+UNKNOWN_RESET = DoubtReason(
+    "a GRU without a bias does not show whether reset_after is set", is_about_order=False
+)
+
+
+class Doubt(NamedTuple):
+    """A weight that may be in another order than PyTorch's, and why."""
+
+    tensor: Tensor
+    reason: DoubtReason
+
+
 @lru_cache(maxsize=1 << 17)
 def steps_of(path: Path) -> Steps:
     """Return the single names that a path is made of, however its format joined them."""
@@ -143,7 +164,7 @@ def layers_of(checkpoint: Checkpoint) -> list[WeightLayer]:
             groups.setdefault(place, {}).setdefault(steps[-1], tensor)
     if family_of(checkpoint.conventions) == "paddle":
         return [_paddle_layer(checkpoint, place, group) for place, group in groups.items()]
-    if family_of(checkpoint.conventions) == "torch" and not any(map(_has_other_words, groups.values())):
+    if family_of(checkpoint.conventions) == "torch" and not any(map(_has_keras_word, groups.values())):
         return []
     siblings: dict[Steps, set[str]] = {}
     for place in groups:
@@ -151,60 +172,87 @@ def layers_of(checkpoint: Checkpoint) -> list[WeightLayer]:
     return [_keras_layer(checkpoint, place, group, siblings[place[:-1]]) for place, group in groups.items()]
 
 
-def _has_other_words(group: Mapping[str, Tensor]) -> bool:
-    return any(name != "bias" and _KERAS_VARIABLE.fullmatch(name) for name in group)
+def _has_keras_word(names: Iterable[str]) -> bool:
+    return any(name != "bias" and _KERAS_VARIABLE.fullmatch(name) for name in names)
 
 
-def has_other_word(tensor: Tensor) -> bool:
+def has_keras_word(tensor: Tensor) -> bool:
     """Tell whether a variable has a name that PyTorch's layers don't give."""
-    return _has_other_words(dict.fromkeys(steps_of(tensor.path)[-1:], tensor))
+    return _has_keras_word(steps_of(tensor.path)[-1:])
+
+
+def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
+    """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
+
+    What stands behind a Flatten or before a Reshape is in another order. The configuration of a model says
+    where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
+    is certain.
+    """
+    if family_of(checkpoint.conventions) == "paddle":
+        return []
+    doubts = {}
+    for layer in layers_of(checkpoint):
+        for name, tensor in layer.variables.items():
+            kind = checkpoint.layers.get(tensor.name)
+            if kind is not None and UNLIKE in kind:
+                why = kind.partition(UNLIKE)[2]
+                doubts[id(tensor)] = Doubt(tensor, DoubtReason(why, is_about_order=why != _RESET_NOT_SET))
+            elif (name, kind) == ("kernel", _FLATTENED_UNKNOWN):
+                doubts[id(tensor)] = Doubt(tensor, UNKNOWN_FLATTEN)
+            elif name == "kernel" and (kind is None or UNWIRED_KIND in kind):
+                # No configuration said how the layers are connected.
+                if layer.kind == "dense" and len(tensor.shape) == 2 and may_be_image(*tensor.shape):
+                    doubts[id(tensor)] = Doubt(tensor, UNWIRED)
+                elif layer.kind == "gru" and "bias" not in layer.variables:
+                    doubts[id(tensor)] = Doubt(tensor, UNKNOWN_RESET)
+    return [doubts[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in doubts]
+
+
+def may_be_image(*lengths: int) -> bool:
+    """Tell whether features as many as one of these may be an image: places, each with channels."""
+    return max(lengths) >= _LEAST_IMAGE
 
 
 # Keras ----------------------------------------------------------------------------------------------
 
 
 def _keras_layer(
-    checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor], beside: set[str]
+    checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor], siblings: set[str]
 ) -> WeightLayer:
-    told = _stated_kind(checkpoint, group)
-    if place and _is_attention(place[-1], beside) and told in (None, "EinsumDense", "MultiHeadAttention"):
-        variables = (
-            _by_number(group, ("kernel", "bias")) if _are_all_numbers(group) else _by_variable_name(group)
-        )
+    stated = _stated_kind(checkpoint, group)
+    is_numbered = all(_NUMBERED.fullmatch(name) for name in group)
+    beside = {name.lstrip("_") for name in siblings}
+    part = ATTENTION.get(place[-1].lstrip("_")) if place else None
+    is_attention = {"query", "key", "value"} <= beside or {
+        "query_dense",
+        "key_dense",
+        "value_dense",
+    } <= beside
+    if part is not None and is_attention and stated in (None, "EinsumDense", "MultiHeadAttention"):
+        variables = _by_number(group, ("kernel", "bias")) if is_numbered else _by_variable_name(group)
         if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
-            is_output = ATTENTION[place[-1].lstrip("_")] == "out_proj"
-            return WeightLayer(place, "attention output" if is_output else "attention", variables)
-    if checkpoint.conventions in _NUMBERING and _are_all_numbers(group):
+            return WeightLayer(place, "attention output" if part == "out_proj" else "attention", variables)
+    class_name, space, details = (stated or "").partition(" ")
+    if checkpoint.conventions in _NUMBERING and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
-        kind = _KINDS.get(told.partition(" ")[0]) if told is not None else kind_of_shapes(shapes)
-        names = _order(kind, len(group), told or "") if len(shapes) == len(group) else None
-        return (
-            WeightLayer(place, None, group)
-            if names is None
-            else _checked_layer(place, kind, _by_number(group, names), told)
-        )
+        kind = _KINDS.get(class_name) if stated is not None else kind_of_shapes(shapes)
+        missing = MISSING_WEIGHTS.get(space + details, ())
+        orders = [tuple(name for name in names if name not in missing) for names in _ORDERS.get(kind, ())]
+        order = next((names for names in orders if len(names) == len(group)), None)
+        if order is None or len(shapes) != len(group):
+            return WeightLayer(place, None, group)
+        return _checked_layer(place, kind, _by_number(group, order), stated)
     variables = _by_variable_name(group)
-    kind = _KINDS.get(told.partition(" ")[0]) if told is not None else kind_of_names(variables)
+    kind = _KINDS.get(class_name) if stated is not None else kind_of_names(variables)
     if kind == "dense" and any(CELL.fullmatch(step) for step in place):
         kind = None  # TensorFlow 1 has a cell's two kernels in one
-    return _checked_layer(place, kind, variables, told)
+    return _checked_layer(place, kind, variables, stated)
 
 
 def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> str | None:
     """Return the type that the files say outright; of a kernel it says most."""
-    said = (checkpoint.layers.get(tensor.name) for tensor in group.values())
-    return max((kind for kind in said if kind is not None), key=len, default=None)
-
-
-def _is_attention(name: str, beside: set[str]) -> bool:
-    if name.lstrip("_") not in ATTENTION:
-        return False
-    inner = {one.lstrip("_") for one in beside}
-    return {"query", "key", "value"} <= inner or {"query_dense", "key_dense", "value_dense"} <= inner
-
-
-def _are_all_numbers(group: Mapping[str, Tensor]) -> bool:
-    return all(_NUMBERED.fullmatch(name) for name in group)
+    stated = (checkpoint.layers.get(tensor.name) for tensor in group.values())
+    return max((kind for kind in stated if kind is not None), key=len, default=None)
 
 
 def _by_number(group: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -212,21 +260,15 @@ def _by_number(group: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str,
 
 
 def _by_variable_name(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
+    variables = {}
     for name, tensor in group.items():
         match = _KERAS_VARIABLE.fullmatch(name)
-        found[name if match is None or match[1] in group else match[1]] = tensor
-    return found
-
-
-def _order(kind: str | None, count: int, told: str) -> tuple[str, ...] | None:
-    lacking = told.partition(_WITHOUT)[2].split(" and ")
-    orders = (tuple(name for name in names if name not in lacking) for names in _ORDERS.get(kind, ()))
-    return next((names for names in orders if len(names) == count), None)
+        variables[name if match is None or match[1] in group else match[1]] = tensor
+    return variables
 
 
 def _checked_layer(
-    place: Steps, kind: str | None, variables: Mapping[str, Tensor], told: str | None
+    place: Steps, kind: str | None, variables: Mapping[str, Tensor], stated: str | None
 ) -> WeightLayer:
     """Return a layer; its type must fit its recurrent kernel, and what it flattens must be known."""
     if kind == "depthwise" and "kernel" in variables:
@@ -235,50 +277,45 @@ def _checked_layer(
         names = [name for name in ("kernel", "recurrent_kernel", "bias") if name in variables]
         if len(names) < 2 or recurrent_kind([variables[name].shape for name in names]) != kind:
             return WeightLayer(place, None, variables)
-    if told is not None and (behind := _FLATTENED.match(told)):
-        if behind["channels"]:
-            return _dense_behind_channels(place, variables, int(behind["channels"]))
-        return _dense_after_flatten(place, variables, behind["shape"])
-    return WeightLayer(place, kind, variables)
-
-
-def _dense_after_flatten(place: Steps, variables: Mapping[str, Tensor], shape: str | None) -> WeightLayer:
-    """Return a Dense whose inputs were flattened, which puts them in another order than PyTorch does."""
-    axes = tuple(map(int, shape.split(", "))) if shape else ()
+    flattened = _FLATTENED.match(stated) if stated is not None else None
+    if flattened is None:
+        return WeightLayer(place, kind, variables)
+    # The inputs of a Dense behind a Flatten are in another order than PyTorch flattens them.
+    if flattened["channels"]:
+        # Of the image the channels alone are known, which is enough: its places lie one behind the other.
+        channels = int(flattened["channels"])
+        inputs = variables["kernel"].shape[0] if "kernel" in variables and variables["kernel"].shape else 0
+        if not channels or inputs % channels:
+            return WeightLayer(place, "named", variables)
+        return WeightLayer(place, "flattened", variables, {"h": inputs // channels, "w": 1, "c": channels})
+    axes = tuple(map(int, flattened["shape"].split(", "))) if flattened["shape"] else ()
     if sum(length != 1 for length in axes) <= 1:  # what is not told at all is in ``layout_doubts``
         return WeightLayer(place, "dense", variables)
     return WeightLayer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
-
-
-def _dense_behind_channels(place: Steps, variables: Mapping[str, Tensor], channels: int) -> WeightLayer:
-    """Return a Dense behind a flattened image of which the channels alone are known, which is enough."""
-    inputs = variables["kernel"].shape[0] if "kernel" in variables and variables["kernel"].shape else 0
-    if not channels or inputs % channels:
-        return WeightLayer(place, "named", variables)
-    return WeightLayer(place, "flattened", variables, {"h": inputs // channels, "w": 1, "c": channels})
 
 
 # Paddle ---------------------------------------------------------------------------------------------
 
 
 def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]) -> WeightLayer:
-    told = _stated_kind(checkpoint, group)
-    names = _PADDLE_CELL if told in _CELLS else _PADDLE_VARIABLE if _is_plain(group) else {}
+    stated = _stated_kind(checkpoint, group)
+    is_norm = {"w_0", "w_1", "w_2"} <= group.keys() and len(group["w_0"].shape) == 1
+    if stated in _CELLS:
+        names = _PADDLE_CELL
+    else:
+        names = _PADDLE_VARIABLE if is_norm or group.keys() <= {"w_0", "b_0"} else {}
     variables = {names.get(name, name): tensor for name, tensor in group.items()}
     if {"_mean", "_variance"} <= variables.keys():
         return WeightLayer(place, "paddle batch norm", variables)
     weight, bias = variables.get("weight"), variables.get("bias")
-    is_linear = told in _LINEAR
-    if told is None and weight is not None and bias is not None and len(variables) == 2:
+    is_linear = stated in _LINEAR
+    if stated is None and weight is not None and bias is not None and len(variables) == 2:
         # Of Paddle's layers, only a linear one has a matrix and a bias as long as its last axis.
         is_linear = len(weight.shape) == 2 and bias.shape == weight.shape[1:]
     return WeightLayer(place, "paddle linear" if is_linear else "named", variables)
 
 
-def _is_plain(group: Mapping[str, Tensor]) -> bool:
-    """Tell whether a layer has one weight and one bias, or is a batch norm."""
-    is_norm = {"w_0", "w_1", "w_2"} <= group.keys() and len(group["w_0"].shape) == 1
-    return is_norm or not group.keys() - {"w_0", "b_0"}
+# What shapes and names say --------------------------------------------------------------------------
 
 
 def kind_of_shapes(shapes: list[Shape]) -> str | None:
@@ -320,12 +357,11 @@ def _convolution(kernel: Shape, bias: Shape | None) -> str | None:
         "transposed conv": bias == (inner,),
         "depthwise": bias == (inner * outer,),
     }
-    if fits[
-        "conv"
-    ]:  # as a transposed one its elements lie alike; as a depthwise one, of a single channel, too
+    if fits["conv"]:
+        # As a transposed one its elements lie alike; as a depthwise one, of a single channel, too.
         return "conv"
-    found = [kind for kind, is_so in fits.items() if is_so]
-    return found[0] if len(found) == 1 else None
+    kinds = [kind for kind, is_so in fits.items() if is_so]
+    return kinds[0] if len(kinds) == 1 else None
 
 
 def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
@@ -336,7 +372,7 @@ def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
         return recurrent_kind(known)
     if "pointwise_kernel" in shapes:
         return "separable"
-    for name, kind in _TELLING.items():
+    for name, kind in _KIND_OF_VARIABLE.items():
         if name in shapes:
             return kind
     kernel, bias = shapes.get("kernel", ()), shapes.get("bias")
@@ -345,57 +381,3 @@ def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
     if len(kernel) == 3:
         return "conv" if bias == kernel[-1:] else None
     return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
-
-
-@dataclass(frozen=True, slots=True)
-class DoubtReason:
-    """Why nobody knows whether a weight lies as PyTorch's does: in its order, or in how a GRU resets."""
-
-    text: str
-    is_about_order: bool = True
-
-
-UNWIRED = DoubtReason("it may stand behind a Flatten or before a Reshape, and nothing says whether it does")
-UNKNOWN_FLATTEN = DoubtReason("it stands behind a Flatten of a shape that is not told")
-UNKNOWN_RESET = DoubtReason(
-    "a GRU without a bias does not show whether reset_after is set", is_about_order=False
-)
-
-
-class Doubt(NamedTuple):
-    """A weight that may be in another order than PyTorch's, and why."""
-
-    tensor: Tensor
-    reason: DoubtReason
-
-
-def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
-    """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
-
-    What stands behind a Flatten or before a Reshape is in another order. The configuration of a model says
-    where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
-    is certain.
-    """
-    if family_of(checkpoint.conventions) == "paddle":
-        return []
-    found = {}
-    for layer in layers_of(checkpoint):
-        for name, tensor in layer.variables.items():
-            kind = checkpoint.layers.get(tensor.name)
-            if kind is not None and UNLIKE in kind:
-                why = kind.partition(UNLIKE)[2]
-                found[id(tensor)] = Doubt(tensor, DoubtReason(why, is_about_order=why != _RESET_NOT_SET))
-            elif (name, kind) == ("kernel", _UNTOLD):
-                found[id(tensor)] = Doubt(tensor, UNKNOWN_FLATTEN)
-            elif name == "kernel" and (kind is None or UNWIRED_KIND in kind):
-                # No configuration said how the layers are connected.
-                if layer.kind == "dense" and len(tensor.shape) == 2 and may_be_image(*tensor.shape):
-                    found[id(tensor)] = Doubt(tensor, UNWIRED)
-                elif layer.kind == "gru" and "bias" not in layer.variables:
-                    found[id(tensor)] = Doubt(tensor, UNKNOWN_RESET)
-    return [found[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in found]
-
-
-def may_be_image(*lengths: int) -> bool:
-    """Tell whether features as many as one of these may be an image: places, each with channels."""
-    return max(lengths) >= _LEAST_IMAGE

@@ -60,30 +60,29 @@ class Unpaired:
             in_order: Whether as many on both sides are paired in their order.
             unless: What tells that two of one key are not one all the same.
         """
-        ours, theirs = _group_by_key(self.a, key), _group_by_key(self.b, key)
-        clashes, found = [], []
-        for one, own in ours.items():
-            other = theirs.get(one)
-            if other is None:
+        theirs = _group_by_key(self.b, key)
+        clashes, pairs = [], []
+        for value, a_items in _group_by_key(self.a, key).items():
+            b_items = theirs.get(value)
+            if b_items is None:
                 continue
-            if len(own) == len(other) and (in_order or len(own) == 1):
-                found += [
+            if len(a_items) == len(b_items) and (in_order or len(a_items) == 1):
+                pairs += [
                     Pair(a, b, how if isinstance(how, str) else how(a, b))
-                    for a, b in zip(own, other, strict=True)
+                    for a, b in zip(a_items, b_items, strict=True)
                     if not unless(a, b)
                 ]
             else:
-                clashes.append(Clash(one, tuple(own), tuple(other)))
-        self.take(found)
+                clashes.append(Clash(value, tuple(a_items), tuple(b_items)))
+        self.take(pairs)
         return clashes
 
     def take(self, pairs: Iterable[Pair]) -> None:
         """Take pairs out of what is not paired."""
-        found = list(pairs)
-        if not found:
-            return
-        self.pairs += found
-        self.drop([pair.a for pair in found], [pair.b for pair in found])
+        new = list(pairs)
+        if new:
+            self.pairs += new
+            self.drop([pair.a for pair in new], [pair.b for pair in new])
 
     def drop(self, a: Iterable[LayoutItem], b: Iterable[LayoutItem]) -> None:
         """Take tensors out that are to be paired with none."""
@@ -95,6 +94,6 @@ class Unpaired:
 def _group_by_key(items: Iterable[LayoutItem], key: Keyed) -> dict[Hashable, list[LayoutItem]]:
     groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
-        if (found := key(item)) is not None:
-            groups.setdefault(found, []).append(item)
+        if (value := key(item)) is not None:
+            groups.setdefault(value, []).append(item)
     return groups

@@ -43,6 +43,14 @@ UNWIRED = " of unknown wiring"
 _TO_BE_WIRED = ("Dense", "GRU")
 _OPTIONAL = {"scale": "gamma", "center": "beta"}
 """The weights that a norm may lack, by the settings that say so."""
+MISSING_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "": (),
+    " without gamma": ("gamma",),
+    " without beta": ("beta",),
+    " without gamma and beta": ("gamma", "beta"),
+}
+"""What stands behind the class of a norm, and the weights that it says are missing."""
+_TEXT_OF_MISSING = {names: text for text, names in MISSING_WEIGHTS.items()}
 
 _NORMS = ("BatchNormalization", "LayerNormalization", "GroupNormalization")
 _GRU = ("GRU", "GRUCell")
@@ -82,9 +90,7 @@ class LayerKind(NamedTuple):
     @property
     def text(self) -> str:
         """Return all that is known of it; conversions store this text, and pairing reads it."""
-        text = self.name
-        if self.missing:
-            text += f" without {' and '.join(self.missing)}"
+        text = self.name + _TEXT_OF_MISSING[self.missing]
         if self.is_reset_early:
             text += f"{UNLIKE}reset_after is not set"
         if self.order.flattened is not None:
