@@ -13,72 +13,77 @@ from ckpttool.pairing.variable_names import bare_name
 from ckpttool.tensor import Role, Tensor
 
 FORMATS = ("tensorflow", "savedmodel")
-_LISTS = ("_all_variables", "keras_api")
+_LISTS = (("_all_variables",), ("keras_api",))
+"""Where TensorFlow's exports list variables once more."""
 _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
 _SHOWN = 3
+
 Seconds = list[tuple[Tensor, str]]
 """Tensors of the second side with the name under which each is paired."""
 
 
 def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
     """Pair the items of such lists on both sides by the variables that they are copies of."""
-    if not all(one in FORMATS for one in formats):
-        return
-    copied = {**_copy_keys(unpaired.a), **_copy_keys(unpaired.b)}
-    unpaired.match(lambda item: copied.get(id(item)), "name")
-
-
-def _may_be_copy(item: LayoutItem) -> bool:
-    return item.tensor.role is Role.OTHER and steps_of(item.tensor.path)[:1] in [(name,) for name in _LISTS]
+    if all(format in FORMATS for format in formats):
+        originals = {**_originals_of_copies(unpaired.a), **_originals_of_copies(unpaired.b)}
+        unpaired.match(lambda item: originals.get(id(item)), "name")
 
 
 def may_be_copy(tensor: Tensor, format: str) -> bool:
     """Tell whether a tensor may be held once more under another name."""
-    return format in FORMATS and _may_be_copy(stored_item(tensor))
+    return format in FORMATS and tensor.role is Role.OTHER and steps_of(tensor.path)[:1] in _LISTS
 
 
-def _copy_keys(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
+def _is_listed(item: LayoutItem) -> bool:
+    return may_be_copy(item.tensor, FORMATS[0])
+
+
+def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
     """Return for each copy what it is a copy of; where several are equal, one each in the order of names."""
-    found: dict[int, Hashable] = {}
-    for group in same_samples(_candidates(items)):
+    originals: dict[int, Hashable] = {}
+    for group in same_samples(_copies_and_candidates(items)):
         for same in [group] if len(group) == 2 else same_checksums(group):
-            copies = [item for item in same if _may_be_copy(item)]
-            names = sorted(bare_name(item.tensor).steps for item in same if not _may_be_copy(item))
-            found |= {
+            copies = [item for item in same if _is_listed(item)]
+            names = sorted(bare_name(item.tensor).steps for item in same if not _is_listed(item))
+            originals |= {
                 id(copy): (steps_of(copy.tensor.path)[0], steps)
                 for copy, steps in zip(copies, names, strict=False)
             }
-    return found
-
-
-def _candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
-    copies = [item for item in items if _may_be_copy(item)]
-    kinds = {(item.tensor.dtype.name, item.tensor.shape) for item in copies}
-    owned = [
-        item
-        for item in items
-        if not _may_be_copy(item)
-        and item.tensor.role is not Role.OPTIMIZER
-        and (item.tensor.dtype.name, item.tensor.shape) in kinds
-    ]
-    return [*copies, *owned]
+    return originals
 
 
 def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], format: str) -> set[int]:
     """Return which items hold what a compared one of their side does, to the last byte."""
-    left = {id(item) for item in items if format in FORMATS and _may_be_copy(item)}
-    if not left:
+    listed = [item for item in items if may_be_copy(item.tensor, format)]
+    if not listed:
         return set()
-    own = [item for item in items if id(item) in left]
+    ids = set(map(id, listed))
     sources = [stored_item(source) for item in compared for source in item.sources]
-    found = set()
-    for group in same_samples(_candidates([*own, *sources])):
-        if not {id(item) for item in group} & left:
+    copies = set()
+    for group in same_samples(_copies_and_candidates([*listed, *sources])):
+        if ids.isdisjoint(map(id, group)):
             continue
         for same in same_checksums(group):
-            if any(id(item) not in left for item in same):
-                found |= {id(item) for item in same} & left
-    return found
+            if any(id(item) not in ids for item in same):
+                copies |= {id(item) for item in same} & ids
+    return copies
+
+
+def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
+    """Return the items of such lists, and the variables of their types and shapes."""
+    copies = [item for item in items if _is_listed(item)]
+    kinds = {(item.tensor.dtype.name, item.tensor.shape) for item in copies}
+    variables = [
+        item
+        for item in items
+        if not _is_listed(item)
+        and item.tensor.role is not Role.OPTIMIZER
+        and (item.tensor.dtype.name, item.tensor.shape) in kinds
+    ]
+    return [*copies, *variables]
+
+
+# Ties and cells ---------------------------------------------------------------------------------------
 
 
 def take_second_names(
@@ -90,35 +95,43 @@ def take_second_names(
     paired = {id(source) for pair in unpaired.pairs for item in (pair.a, pair.b) for source in item.sources}
     notes: list[str] = []
     seconds: Seconds = []
-    for side, items, own in (("A", unpaired.a, ours), ("B", unpaired.b, theirs)):
-        twins = _paired_twins(items, own, paired)
-        found = [item for item in items if id(item) in twins]
-        unpaired.drop(*((found, []) if side == "A" else ([], found)))
-        seconds += [(item.sources[0], twins[id(item)]) for item in found if side == "B"]
-        if found:
-            told = ", ".join(f"{item.sources[0].name} is {twins[id(item)]}" for item in found[:_SHOWN])
-            more = f", and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-            notes.append(f"second names of {side} left out: {told}{more}")
+    for side, items, participants in (("A", unpaired.a, ours), ("B", unpaired.b, theirs)):
+        twins = _paired_twins(items, participants, paired)
+        gone = [item for item in items if id(item) in twins]
+        unpaired.drop(*((gone, []) if side == "A" else ([], gone)))
+        if side == "B":
+            seconds += [(item.sources[0], twins[id(item)]) for item in gone]
+        if gone:
+            names = ", ".join(f"{item.sources[0].name} is {twins[id(item)]}" for item in gone[:_SHOWN])
+            more = f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
+            notes.append(f"second names of {side} left out: {names}{more}")
     return notes, seconds
 
 
-def _paired_twins(items: Iterable[LayoutItem], own: Iterable[LayoutItem], paired: set[int]) -> dict[int, str]:
+def _paired_twins(
+    items: Iterable[LayoutItem], participants: Iterable[LayoutItem], paired: set[int]
+) -> dict[int, str]:
     """Return for each tensor that is paired under another name that name."""
     by_name: dict[str, list[Tensor]] = {}
-    for item in own:
+    for item in participants:
         by_name.setdefault(item.sources[0].name, []).append(item.sources[0])
     tied: dict[Hashable, list[Tensor]] = {}
     for tensor in (one for same in by_name.values() for one in same):
         tied.setdefault(_owner(tensor, by_name), []).append(tensor)
-    found = {}
+    twins = {}
     for item in items:
         tensor = item.sources[0]
         same = tied.get(_owner(tensor, by_name), []) if len(item.sources) == 1 else []
         twin = next((one for one in same if one is not tensor and id(one) in paired), None)
-        twin = twin or _paddle_rnn_twin(tensor, by_name, paired)
+        if twin is None and (match := _CELL.fullmatch(tensor.name)):
+            # What a Paddle RNN's cell is called in the RNN, if it holds the same.
+            name = f"{match['of']}.{match['what']}_l{match['at']}{'_reverse' * (match['way'] == 'bw')}"
+            twin = next(iter(by_name.get(name, ())), None)
+            if twin is not None and not (id(twin) in paired and same_content(tensor, twin)):
+                twin = None
         if twin is not None:
-            found[id(item)] = twin.name
-    return found
+            twins[id(item)] = twin.name
+    return twins
 
 
 def _owner(tensor: Tensor, by_name: Mapping[str, list[Tensor]]) -> Hashable:
@@ -131,14 +144,3 @@ def _owner(tensor: Tensor, by_name: Mapping[str, list[Tensor]]) -> Hashable:
     if len(named) > 1:
         named = [one for one in named if one.storage is not None and one.storage == tensor.storage]
     return id(named[0] if len(named) == 1 else tensor)
-
-
-def _paddle_rnn_twin(tensor: Tensor, by_name: Mapping[str, list[Tensor]], paired: set[int]) -> Tensor | None:
-    """Return what a Paddle RNN's cell is called in the RNN, if it holds the same."""
-    match = _CELL.fullmatch(tensor.name)
-    if match is None:
-        return None
-    name = f"{match['of']}.{match['what']}_l{match['at']}{'_reverse' * (match['way'] == 'bw')}"
-    twin = next(iter(by_name.get(name, ())), None)
-    is_same = twin is not None and id(twin) in paired and same_content(tensor, twin)
-    return twin if is_same else None
