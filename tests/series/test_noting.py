@@ -17,7 +17,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import Mentions
 from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.pointers.targets import CheckpointIndex
-from ckpttool.series.renaming.note_rewrites import Notes, rewrite_data
+from ckpttool.series.renaming.note_rewrites import NoteRewriter, rewrite_data
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene
 from ckpttool.series.surveying.survey import Scope, survey_directory
 from ckpttool.series.undoing.undo import undo
@@ -228,7 +228,7 @@ def test_names_are_all_that_changes_in_a_note(
 ) -> None:
     text = "".join(words)
     new = {"m_1.pt": "q-1.pt", "m_2.pt": "q-2.pt"}
-    notes = Notes(Scene("run", tuple(map(entry, new)), {}), PathRenames({"run": new}))
+    notes = NoteRewriter(Scene("run", tuple(map(entry, new)), {}), PathRenames({"run": new}))
     try:
         told = notes.rewrite(text, "run", name)
     except ValueError:

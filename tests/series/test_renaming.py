@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckpttool.formats.interface import Unit
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.renaming.name_warnings import doubts
+from ckpttool.series.renaming.name_warnings import name_doubts
 from ckpttool.series.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
 from ckpttool.series.renaming.steps import next_wave, onwards, steps
 from ckpttool.series.renaming.template import parse_template
@@ -295,7 +295,7 @@ def test_stems(entry: Make) -> None:
 
 
 def told(entries: Sequence[Entry], template: str) -> str:
-    return "\n".join(doubts(planned(entries, template).renamings, parse_template(template)))
+    return "\n".join(name_doubts(planned(entries, template).renamings, parse_template(template)))
 
 
 def test_doubts(entry: Make) -> None:

@@ -15,66 +15,33 @@ from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
 from ckpttool.series.renaming.names import Renaming, unit_stem
-from ckpttool.series.renaming.template import FIELDS, FieldError, Template, is_dated_by_file, render, run_of
+from ckpttool.series.renaming.template import FIELDS, FieldError, Template, render, run_of
 
 _UNNAMED = "value"
 """What a metric is called whose name doesn't stand beside it."""
 
-
 _SHOWN = 1
-"""How many names a warning tells; the others are counted."""
+"""How many checkpoints a warning names; the others are counted."""
+
+_FILES_SHOWN = 3
+"""How many files a warning names; the others are counted."""
+
+_WORD_END = re.compile(r"[^0-9A-Za-z]|$")
 
 
-_NAMES_SHOWN = 3
-"""How many names a warning tells; the others are counted."""
-
-
-_BEHIND = re.compile(r"[^0-9A-Za-z]|$")
-
-
-_DIGIT = re.compile(r"[0-9]")
-
-
-def left_beside(
-    renamings: Sequence[Renaming], entries: Sequence[Entry], standing: Mapping[str, Collection[str]]
-) -> Iterator[str]:
-    """Yield, by directory, what is called after a checkpoint that gets another name, and won't follow it.
-
-    ``epoch_3.json`` and ``epoch_3.pth.md5`` are called after ``epoch_3.pth``; only names with a number count.
-    """
-    parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
-    stems: dict[str, set[str]] = defaultdict(set)
-    for one in renamings:
-        stems[one.entry.directory] |= set(filter(_DIGIT.search, (one.entry.name, unit_stem(one.entry))))
-    for directory, known in stems.items():
-        others = (name for name in standing.get(directory, ()) if (directory, name) not in parts)
-        left = sorted(name for name in others if not name.startswith(OWN_PREFIX) and _is_after(name, known))
-        if left:
-            more = f" and {len(left) - _NAMES_SHOWN:,} more" if len(left) > _NAMES_SHOWN else ""
-            is_one = len(left) == 1
-            told = "begins with an old name and doesn't" if is_one else "begin with an old name and don't"
-            names = f"{', '.join(left[:_NAMES_SHOWN])}{more}"
-            yield f"{shown(directory)}{os.sep}: {counted(len(left), 'file')} {told} follow: {names}"
-
-
-def _is_after(name: str, known: Collection[str]) -> bool:
-    return any(name[: match.start()] in known for match in _BEHIND.finditer(name, 1))
-
-
-def doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
-    """Return a sentence for each thing that is doubtful about new names, and of which it is said."""
-    told: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for one in renamings:
-        for kind, what in _doubts(one, template):
-            told[kind].append((f"{one.entry.path} -> {one.name}", what or kind))
-    warnings = [f"{_first([name for name, _ in found])}: {found[0][1]}" for found in told.values()]
-    undated = [one for one in renamings if is_dated_by_file(one.entry)]
+def name_doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
+    """Return a sentence for each kind of doubt about new names, with the checkpoints it concerns."""
+    doubts: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for renaming in renamings:
+        for kind, sentence in _doubts(renaming, template):
+            doubts[kind].append((f"{renaming.entry.path} -> {renaming.name}", sentence or kind))
+    warnings = [f"{_first([name for name, _ in cases])}: {cases[0][1]}" for cases in doubts.values()]
+    undated = [renaming.entry.path for renaming in renamings if renaming.entry.saved_at is None]
     if undated and not template.names.isdisjoint(("date", "time")):
-        names = [one.entry.path for one in undated]
         warnings.append(
-            f"{_first(names)}: its date is that of its file: neither it nor its name says when it was saved"
+            f"{_first(undated)}: its date is that of its file: neither it nor its name says when it was saved"
         )
-    return [*warnings, *_parted(renamings)]
+    return [*warnings, *_split_series(renamings)]
 
 
 def _first(names: Sequence[str]) -> str:
@@ -82,39 +49,49 @@ def _first(names: Sequence[str]) -> str:
     return names[0] + more
 
 
-def _doubts(one: Renaming, template: Template) -> Iterator[tuple[str, str]]:
-    """Yield what is doubtful about a name: of what kind that is, and what is said of this one, if more."""
-    old, new = one.entry.fields, parse_name(one.name)
-    for name, told in (("epoch", new.epoch), ("step", new.step)):
-        value = one.values.get(name)
-        if told == value:
+def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]:
+    """Yield the doubts about a name: the kind of each, and what is said of this one, if more."""
+    entry = renaming.entry
+    old, new = entry.fields, parse_name(renaming.name)
+    for name, read, inside in (("epoch", new.epoch, entry.inside[0]), ("step", new.step, entry.inside[1])):
+        value = renaming.values.get(name)
+        if read == value:
             continue
         if name in template.names and value is not None:
             yield f"its {name} would not be read out of this name (write it as {name}-{{{name}}})", ""
-        elif told is not None:
-            yield f"read as {name}", f"this name would be read as {name} {told}"
-        elif _stands_in_name_alone(one, name):
+        elif read is not None:
+            yield f"read as {name}", f"this name would be read as {name} {read}"
+        elif inside is None and getattr(old, name) is not None:
             yield f"its {name} stands in its old name alone, and not in the new one", ""
-    if _loses_order(one, old, new):
-        is_there = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", one.name))
+    orders = (*entry.inside, new.epoch, new.step, new.number)
+    if old.number is not None and all(value is None for value in orders):
+        is_there = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", renaming.name))
         lost = "would not be read out of the new one" if is_there else "isn't in the new one"
         yield f"the number in its old name, which orders it, {lost}", ""
-    yield from _metric_doubts(one, template, old, new)
-    if new.saved_at is not None and _differs(one, new.saved_at):
+    yield from _metric_doubts(renaming, template, old, new)
+    date = renaming.values.get("date")
+    moment = f"{date:%Y-%m-%dT%H:%M:%S}" if isinstance(date, datetime) else None
+    if new.saved_at is not None and moment is not None and not moment.startswith(new.saved_at):
         yield "read as date", f"this name would be read as the date {new.saved_at}"
-    if is_named_best(one.name) and not is_named_best(one.entry.name):
+    if is_named_best(renaming.name) and not is_named_best(entry.name):
         yield "this name says that it is the best, which is never pruned", ""
-    if (again := _again(one, template)) != one.name:
+    if (again := _name_after_next_rename(renaming, template)) != renaming.name:
         yield "again", f"the next rename by this template would call it {again}"
 
 
 def _metric_doubts(
-    one: Renaming, template: Template, old: NameFields, new: NameFields
+    renaming: Renaming, template: Template, old: NameFields, new: NameFields
 ) -> Iterator[tuple[str, str]]:
-    lost = [name for name in old.metrics if name not in template.names and _is_named_metric(one, name)]
+    entry = renaming.entry
+    # A metric that says the same as the name may be known from nowhere else.
+    lost = [
+        name
+        for name, value in old.metrics.items()
+        if name not in template.names and entry.metrics.get(name, entry.loss) == value
+    ]
     if lost and not set(lost) & new.metrics.keys():
         yield f"{lost[0]} stands in its old name, and not in the new one", ""
-    bare = [name for name in template.names.difference(FIELDS) if name in one.values]
+    bare = [name for name in template.names.difference(FIELDS) if name in renaming.values]
     if _UNNAMED in new.metrics and _UNNAMED not in old.metrics and bare:
         name = next((name for name in bare if name not in new.metrics), bare[0])
         yield (
@@ -123,48 +100,55 @@ def _metric_doubts(
         )
 
 
-def _stands_in_name_alone(one: Renaming, name: str) -> bool:
-    inside = one.entry.inside[0] if name == "epoch" else one.entry.inside[1]
-    return inside is None and getattr(one.entry.fields, name) is not None
-
-
-def _loses_order(one: Renaming, old: NameFields, new: NameFields) -> bool:
-    is_inside = any(value is not None for value in one.entry.inside)
-    is_told = any(value is not None for value in (new.epoch, new.step, new.number))
-    return old.number is not None and not is_inside and not is_told
-
-
-def _is_named_metric(one: Renaming, name: str) -> bool:
-    """Tell whether a metric in a name may be known from nowhere else."""
-    return one.entry.metrics.get(name, one.entry.loss) == one.entry.fields.metrics.get(name)
-
-
-def _differs(one: Renaming, saved_at: str) -> bool:
-    value = one.values.get("date")
-    return isinstance(value, datetime) and not f"{value:%Y-%m-%dT%H:%M:%S}".startswith(saved_at)
-
-
-def _again(one: Renaming, template: Template) -> str:
-    """Return what a template makes of what it made: names that it would change again settle nowhere."""
-    unit = replace(one.entry.unit, path=one.to)
-    stem = unit_stem(replace(one.entry, unit=unit))
-    values = {**one.values, "name": stem, "run": run_of(stem, one.entry.directory)}
+def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
+    """Return what a template makes of a name that it made: another one would change with every rename."""
+    unit = replace(renaming.entry.unit, path=renaming.to)
+    stem = unit_stem(replace(renaming.entry, unit=unit))
+    values = {**renaming.values, "name": stem, "run": run_of(stem, renaming.entry.directory)}
     try:
         new = render(template, values)
     except FieldError:
-        return one.name
-    suffix = one.name.removeprefix(stem)
+        return renaming.name
+    suffix = renaming.name.removeprefix(stem)
     return new if suffix and new.endswith(suffix) else new + suffix
 
 
-def _parted(renamings: Sequence[Renaming]) -> Iterator[str]:
+def _split_series(renamings: Sequence[Renaming]) -> Iterator[str]:
     """Yield the series whose checkpoints would be taken for several series by their new names."""
-    groups: Mapping[str, list[Renaming]] = defaultdict(list)
-    for one in renamings:
-        groups[one.entry.group].append(one)
-    for key, found in groups.items():
-        old = {one.entry.fields.blank for one in found}
-        new = {parse_name(one.name).blank: one.name for one in found}
+    series: dict[str, list[Renaming]] = defaultdict(list)
+    for renaming in renamings:
+        series[renaming.entry.group].append(renaming)
+    for key, members in series.items():
+        old = {renaming.entry.fields.blank for renaming in members}
+        new = {parse_name(renaming.name).blank: renaming.name for renaming in members}
         if len(old) == 1 and len(new) > 1:
             names = " and ".join(list(new.values())[:2])
             yield f"{key}: by their new names these would be {len(new)} series, such as {names}"
+
+
+def namesake_warnings(
+    renamings: Sequence[Renaming], entries: Sequence[Entry], standing: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """Yield, by directory, the files that are called after a checkpoint's old name, and don't follow it.
+
+    ``epoch_3.json`` and ``epoch_3.pth.md5`` are called after ``epoch_3.pth``; only names with a number count.
+    """
+    parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
+    old_names: dict[str, set[str]] = defaultdict(set)
+    for renaming in renamings:
+        entry = renaming.entry
+        old_names[entry.directory] |= {n for n in (entry.name, unit_stem(entry)) if re.search("[0-9]", n)}
+    for directory, stems in old_names.items():
+        namesakes = sorted(
+            name
+            for name in standing.get(directory, ())
+            if (directory, name) not in parts
+            and not name.startswith(OWN_PREFIX)
+            and any(name[: end.start()] in stems for end in _WORD_END.finditer(name, 1))
+        )
+        if namesakes:
+            more = f" and {len(namesakes) - _FILES_SHOWN:,} more" if len(namesakes) > _FILES_SHOWN else ""
+            begin, do = ("begins", "doesn't") if len(namesakes) == 1 else ("begin", "don't")
+            names = f"{', '.join(namesakes[:_FILES_SHOWN])}{more}"
+            count = counted(len(namesakes), "file")
+            yield f"{shown(directory)}{os.sep}: {count} {begin} with an old name and {do} follow: {names}"

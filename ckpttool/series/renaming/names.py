@@ -29,7 +29,7 @@ MAX_NAME = 255
 """Bytes of a name, on every file system in use."""
 
 _SHOWN = 3
-"""How many checkpoints are told that would have one name."""
+"""How many checkpoints are named that would have one name."""
 
 RESERVED = frozenset(
     {tf_state.NAME, "latest", "last_checkpoint", "trainer_state.json", "checkpoint.pt.index"}
@@ -50,7 +50,7 @@ _MEANINGS = (
 )
 """Names that are read in a way of their own."""
 
-_COUNTED = re.compile(r"(?P<prefix>.+)-(?:0|[1-9][0-9]*)", re.ASCII | re.DOTALL)
+_NUMBERED = re.compile(r"(?P<prefix>.+)-(?:0|[1-9][0-9]*)", re.ASCII | re.DOTALL)
 """How TensorFlow numbers checkpoints; a number with zeros before it is none that it writes."""
 
 _PART = re.compile(
@@ -105,14 +105,9 @@ class RenamePlan:
     @property
     def count(self) -> int:
         """Return the number of checkpoints that were looked at."""
-        return (
-            len(
-                {problem.path for problem in (*self.left, *self.refused)}
-                - {one.entry.path for one in self.renamings}
-            )
-            + len(self.renamings)
-            + len(self.same)
-        )
+        unnamed = {problem.path for problem in (*self.left, *self.refused)}
+        renamed = {renaming.entry.path for renaming in self.renamings}
+        return len(unnamed - renamed) + len(self.renamings) + len(self.same)
 
 
 def plan_names(
@@ -120,9 +115,13 @@ def plan_names(
     template: Template,
     standing: Mapping[str, Collection[str]],
     left: Mapping[str, str],
-    counted: Mapping[str, Collection[str]] | None = None,
+    managed: Mapping[str, Collection[str]] | None = None,
 ) -> RenamePlan:
-    """Return what a template makes of checkpoints."""
+    """Return what a template makes of checkpoints.
+
+    ``standing`` has all names in each directory, ``left`` why some keep theirs, and ``managed`` the prefixes
+    under which TensorFlow's manager numbers its saves in a directory.
+    """
     renamings: list[Renaming] = []
     same: list[Entry] = []
     refused: list[Problem] = []
@@ -130,16 +129,19 @@ def plan_names(
         if entry.path in left:
             continue
         try:
-            one = make_renaming(entry, template)
+            renaming = make_renaming(entry, template)
         except FieldError as failure:
             refused.append(Problem(entry.path, str(failure)))
             continue
-        if one.name == entry.name:
+        number = _NUMBERED.fullmatch(renaming.name) if entry.format == "tensorflow" else None
+        prefixes = () if managed is None else managed.get(entry.directory, ())
+        if renaming.name == entry.name:
             same.append(entry)
-        elif why := _manager_conflict(one, () if counted is None else counted.get(entry.directory, ())):
-            refused.append(Problem(entry.path, f"its name would be {one.name!r:.80}, {why}"))
+        elif number is not None and fold_name(number["prefix"]) in map(fold_name, prefixes):
+            why = f"which TensorFlow's manager may write over: it numbers its saves {number['prefix']}-<n>"
+            refused.append(Problem(entry.path, f"its name would be {renaming.name!r:.80}, {why}"))
         else:
-            renamings.append(one)
+            renamings.append(renaming)
     refused += _collisions(renamings, same, standing)
     problems = tuple(Problem(entry.path, left[entry.path]) for entry in entries if entry.path in left)
     return RenamePlan(tuple(renamings), tuple(same), problems, tuple(refused))
@@ -156,19 +158,15 @@ def make_renaming(entry: Entry, template: Template) -> Renaming:
     suffix = entry.name.removeprefix(stem)
     if suffix and new.endswith(suffix):
         new = new.removesuffix(suffix)
-    members = tuple((name, new + name.removeprefix(stem)) for name in entry.unit.members)
-    _require_valid(entry, new + suffix, members)
-    return Renaming(entry, new + suffix, members, values)
-
-
-def _manager_conflict(one: Renaming, prefixes: Collection[str]) -> str | None:
-    """Return why a name is one that its owner will give again, to another checkpoint, or None."""
-    match = _COUNTED.fullmatch(one.name)
-    if one.entry.format != "tensorflow" or match is None:
-        return None
-    if fold_name(match["prefix"]) not in map(fold_name, prefixes):
-        return None
-    return f"which TensorFlow's manager may write over: it numbers its saves {match['prefix']}-<n>"
+    name = new + suffix
+    members = tuple((old, new + old.removeprefix(stem)) for old in entry.unit.members)
+    for old_name, new_name in ((entry.name, name), *members):
+        if new_name != old_name and (why := _name_fault(old_name, new_name)):
+            raise FieldError(f"its name would be {new_name!r:.80}, {why}")
+    if entry.is_step_directory and STEP_DIRECTORY.fullmatch(name) is None:
+        why = "which doesn't say that one save lies in it (step_{step} does, and e{epoch:04d}-s{step:08d})"
+        raise FieldError(f"its name would be {name!r:.80}, {why}")
+    return Renaming(entry, name, members, values)
 
 
 def unit_stem(entry: Entry) -> str:
@@ -183,105 +181,84 @@ def unit_stem(entry: Entry) -> str:
     return stem_of(name, is_directory=bool(entry.contents.directories))
 
 
-def _require_valid(entry: Entry, name: str, members: Sequence[tuple[str, str]]) -> None:
-    """Require that names can stand in a directory, and mean there what they meant."""
-    for old, new in ((entry.name, name), *members):
-        if why := _name_fault(old, new):
-            raise FieldError(f"its name would be {new!r:.80}, {why}")
-    if entry.is_step_directory and STEP_DIRECTORY.fullmatch(name) is None:
-        told = "which doesn't say that one save lies in it (step_{step} does, and e{epoch:04d}-s{step:08d})"
-        raise FieldError(f"its name would be {name!r:.80}, {told}")
-
-
 def _name_fault(old: str, new: str) -> str | None:
-    """Return what is wrong with a new name, or None."""
-    if new == old:
-        return None
+    """Return why a new name can't stand in a directory, or would mean there what the old one didn't."""
     if "/" in new or os.sep in new or "\0" in new:
         return "which is no name but a path"
-    if why := _misleads_shells(old, new):
-        return why
-    if (nbytes := len(os.fsencode(new))) > MAX_NAME:
-        return f"which has {nbytes:,} bytes (at most {MAX_NAME})"
-    if new in RESERVED:
-        return "which pointers have"
-    if temporary_for(new) is not None and temporary_for(old) is None:
-        return "which says that it is being written"
-    for ending in SIDECARS:
-        if new.endswith(ending) and not old.endswith(ending):
-            return "which a manifest has"
-    for pattern, meaning in _MEANINGS:
-        if pattern.fullmatch(new) and not pattern.fullmatch(old):
-            return f"which says that it is {meaning}"
-    return None
-
-
-def _misleads_shells(old: str, new: str) -> str | None:
-    """Return what a shell, or its user, would take a new name for, or None."""
     if not new or new.startswith((".", "-")):
         return "which begins like an option or a hidden file"
     if new.strip() != new and old.strip() == old:
         return "which begins or ends with a blank"
     if new.startswith("~") and not old.startswith("~"):
         return "which a shell takes for somebody's home directory"
+    if (nbytes := len(os.fsencode(new))) > MAX_NAME:
+        return f"which has {nbytes:,} bytes (at most {MAX_NAME})"
+    if new in RESERVED:
+        return "which pointers have"
+    if temporary_for(new) is not None and temporary_for(old) is None:
+        return "which says that it is being written"
+    if any(new.endswith(ending) and not old.endswith(ending) for ending in SIDECARS):
+        return "which a manifest has"
+    for pattern, meaning in _MEANINGS:
+        if pattern.fullmatch(new) and not pattern.fullmatch(old):
+            return f"which says that it is {meaning}"
     return None
-
-
-def fold_name(name: str) -> str:
-    """Return a name as file systems compare it that know no case, and take accents apart."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _collisions(
     renamings: Sequence[Renaming], same: Sequence[Entry], standing: Mapping[str, Collection[str]]
 ) -> Iterator[Problem]:
     """Yield what would get a name that another gets, or has."""
-    places: dict[str, list[Renaming]] = defaultdict(list)
-    for one in renamings:
-        places[one.entry.directory].append(one)
-    for directory, found in places.items():
-        leaving = {old for one in found for old, _ in one.members}
-        stay = {fold_name(name): name for name in standing.get(directory, ()) if name not in leaving}
+    by_directory: dict[str, list[Renaming]] = defaultdict(list)
+    for renaming in renamings:
+        by_directory[renaming.entry.directory].append(renaming)
+    for directory, together in by_directory.items():
+        old_names = {old for renaming in together for old, _ in renaming.members}
+        stay = {fold_name(name): name for name in standing.get(directory, ()) if name not in old_names}
         wanted: dict[str, list[tuple[Renaming, str]]] = defaultdict(list)
-        for one in found:
-            for name in {one.name, *(new for _, new in one.members)}:
-                wanted[fold_name(name)].append((one, name))
-        for one in found:
-            if why := _name_conflict(one, wanted, stay):
-                yield Problem(one.entry.path, why)
+        for renaming in together:
+            for name in {renaming.name, *(new for _, new in renaming.members)}:
+                wanted[fold_name(name)].append((renaming, name))
+        for renaming in together:
+            if why := _name_conflict(renaming, wanted, stay):
+                yield Problem(renaming.entry.path, why)
 
 
 def _name_conflict(
-    one: Renaming, wanted: Mapping[str, Sequence[tuple[Renaming, str]]], stay: Mapping[str, str]
+    renaming: Renaming, wanted: Mapping[str, Sequence[tuple[Renaming, str]]], stay: Mapping[str, str]
 ) -> str | None:
     """Return why a name isn't free, or None."""
-    targets = sorted({one.name, *(new for _, new in one.members)})
-    for name in targets:
-        if len({id(other) for other, _ in wanted[fold_name(name)]}) > 1:
-            return _shared_name(wanted[fold_name(name)])
+    new_names = sorted({renaming.name, *(new for _, new in renaming.members)})
+    for name in new_names:
+        claims = wanted[fold_name(name)]
+        if len({id(claimant) for claimant, _ in claims}) > 1:
+            # In the same words for each of them: it is said once.
+            spellings = list(dict.fromkeys(spelling for _, spelling in claims))
+            case = ", which differ in case alone" if len(spellings) > 1 else ""
+            owners = list(dict.fromkeys(claimant.entry.name for claimant, _ in claims))
+            more = f" and {len(owners) - _SHOWN:,} more" if len(owners) > _SHOWN else ""
+            names = f"{' and '.join(spellings[:2])}{case}: {', '.join(owners[:_SHOWN])}{more}"
+            return f"{len(owners):,} checkpoints would be called {names}"
         there = stay.get(fold_name(name))
         if there is not None:
-            alike = "" if there == name else f", as {there}, which differs in case alone"
-            return f"its name would be {name}, which is there already{alike}"
-    stem = one.name.removesuffix(one.entry.name.removeprefix(unit_stem(one.entry)))
-    sidecars = (fold_name(name + ending) for name in targets for ending in SIDECARS)
-    own = [stay[name] for name in sidecars if name in stay]
-    if len(targets) > 1:
-        own += [there for there in stay.values() if _is_part(there, stem)]
-    if own:
-        return f"its name would be {one.name}, and {own[0]}, which is there already, would belong to it"
+            case = "" if there == name else f", as {there}, which differs in case alone"
+            return f"its name would be {name}, which is there already{case}"
+    sidecars = (fold_name(name + ending) for name in new_names for ending in SIDECARS)
+    parts = [stay[name] for name in sidecars if name in stay]
+    if len(new_names) > 1:
+        stem = renaming.name.removesuffix(renaming.entry.name.removeprefix(unit_stem(renaming.entry)))
+        parts += [
+            name
+            for name in stay.values()
+            if name.startswith(stem) and _PART.fullmatch(name.removeprefix(stem)) is not None
+        ]
+    if parts:
+        return (
+            f"its name would be {renaming.name}, and {parts[0]}, which is there already, would belong to it"
+        )
     return None
 
 
-def _shared_name(wanted: Sequence[tuple[Renaming, str]]) -> str:
-    """Return that several would have one name, in the same words for each of them."""
-    names = list(dict.fromkeys(wish for _, wish in wanted))
-    case = ", which differ in case alone" if len(names) > 1 else ""
-    owners = list(dict.fromkeys(other.entry.name for other, _ in wanted))
-    more = f" and {len(owners) - _SHOWN:,} more" if len(owners) > _SHOWN else ""
-    told = f"{', '.join(owners[:_SHOWN])}{more}"
-    return f"{len(owners):,} checkpoints would be called {' and '.join(names[:2])}{case}: {told}"
-
-
-def _is_part(name: str, stem: str) -> bool:
-    return name.startswith(stem) and _PART.fullmatch(name.removeprefix(stem)) is not None
+def fold_name(name: str) -> str:
+    """Return a name as file systems compare it that know no case, and take accents apart."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

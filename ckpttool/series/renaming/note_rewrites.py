@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -25,13 +25,28 @@ _NOT_DATA = frozenset(
     {"readme", "makefile", "gnumakefile", "dockerfile", "containerfile", "snakefile", "justfile", "rakefile"}
 )
 _QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
-_LINE = re.compile(r"(?P<mark>\s*(?:[-*]\s+)?)(?P<told>.*?)(?P<end>,?(?:\s+#.*)?\s*)")
+_LINE = re.compile(r"(?P<mark>\s*(?:[-*]\s+)?)(?P<value>.*?)(?P<end>,?(?:\s+#.*)?\s*)")
 _KEYED = re.compile(r"[^:=]*[:=]\s*")
 _QUOTES = "\"'`"
 _MARK = "\ufeff"
 
 
-class Notes:
+def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the directories below one in which a note means one of its checkpoints."""
+    index = CheckpointIndex(entries)
+    mentions = Mentions(index)
+
+    def has_notes(directory: str) -> bool:
+        for name, file in names_in(directory).items():
+            text = read_note(file) if is_note(name) else None
+            if text is not None and next(mentions.of(text, directory, name), None) is not None:
+                return True
+        return False
+
+    return tuple(filter(has_notes, directories_below(root, index)))
+
+
+class NoteRewriter:
     """The notes around checkpoints that get other names: what each means before, and afterwards."""
 
     def __init__(self, scene: Scene, moved: PathRenames) -> None:
@@ -40,34 +55,34 @@ class Notes:
         self._moved = moved
 
     @cached_property
-    def _after(self) -> Mentions:
-        return Mentions(CheckpointIndex([self._with_new_name(one) for one in self._scene.entries]))
+    def _renamed_mentions(self) -> Mentions:
+        """Return what finds the checkpoints that a text names by their new names."""
+        entries: list[Entry] = []
+        for entry in self._scene.entries:
+            new = self._moved.in_directory(entry.directory)
+            path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
+            members = tuple(new.get(name, name) for name in entry.unit.members)
+            entries.append(replace(entry, unit=replace(entry.unit, path=path, members=members)))
+        return Mentions(CheckpointIndex(entries))
 
-    def _with_new_name(self, entry: Entry) -> Entry:
-        new = self._moved.at(entry.directory)
-        path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
-        members = tuple(new.get(name, name) for name in entry.unit.members)
-        return replace(entry, unit=replace(entry.unit, path=path, members=members))
-
-    def rewrite(self, text: str, directory: str, own: str) -> str:
+    def rewrite(self, text: str, directory: str, note: str) -> str:
         """Return a note with the new names in it, as far as values in it are names."""
-        stem, ending = os.path.splitext(own.lower())
+        stem, ending = os.path.splitext(note.lower())
         if ending not in _DATA or stem in _NOT_DATA or text.startswith("#!"):
             return text
         mark = _MARK if text.startswith(_MARK) else ""
-        return mark + rewrite_data(
-            text.removeprefix(_MARK), self._renamer(directory, own), is_json=ending == ".json"
-        )
+        new = self._renamer(directory, note)
+        return mark + rewrite_data(text.removeprefix(_MARK), new, is_json=ending == ".json")
 
-    def _renamer(self, directory: str, own: str) -> Renamer:
-        """Return what tells the new form of a word that means a checkpoint, wherever that lies."""
+    def _renamer(self, directory: str, note: str) -> Renamer:
+        """Return the function from a word that means a checkpoint, wherever that lies, to its new form."""
 
         def new(word: str) -> str | None:
             if "://" in word:  # what lies elsewhere has kept its name
                 return None
-            known, meant = self._scene.mentions.look_up(word, directory, own)
-            told = {self._new_name(known, entry) for entry in meant}
-            if len(told) != 1 or (name := told.pop()) == known:
+            known, meant = self._scene.mentions.look_up(word, directory, note)
+            new_names = {self._new_name(known, entry) for entry in meant}
+            if len(new_names) != 1 or (name := new_names.pop()) == known:
                 return None
             *_, last = re.finditer(rf"(?<![^/\\]){re.escape(known)}(?![^/\\])", word)
             front = word[: last.start()].replace("\\", "/")
@@ -79,7 +94,7 @@ class Notes:
 
     def _new_name(self, known: str, entry: Entry) -> str:
         """Return the new form of a checkpoint's name, of a member's, or of its name without its suffix."""
-        new = self._moved.at(entry.directory)
+        new = self._moved.in_directory(entry.directory)
         if known in new or known in (entry.name, *entry.unit.members):
             return new.get(known, known)
         suffix = entry.name.removeprefix(known)
@@ -88,23 +103,21 @@ class Notes:
 
     def lost(self, note: Note) -> Iterator[str]:
         """Yield the names of the checkpoints that a note means, and won't mean once they have new names."""
-        meant = {one.path: one for one in self._mentioned(self._scene.mentions, note.before, note)}
+        meant = {entry.path: entry for entry in self._entries_in(self._scene.mentions, note.before, note)}
         if not meant:
             return
-        still = {one.path for one in self._mentioned(self._after, note.after, note)}
-        for path, one in meant.items():
-            if path not in still:
-                yield one.name
+        still = {entry.path for entry in self._entries_in(self._renamed_mentions, note.after, note)}
+        yield from (entry.name for path, entry in meant.items() if path not in still)
 
     @staticmethod
-    def _mentioned(meaning: Mentions, text: str, note: Note) -> Iterator[Entry]:
+    def _entries_in(mentions: Mentions, text: str, note: Note) -> Iterator[Entry]:
         plain = decode_note(text.encode("utf-8", "surrogateescape"))
-        return iter(()) if plain is None else meaning.of(plain, note.directory, note.name)
+        return iter(()) if plain is None else mentions.of(plain, note.directory, note.name)
 
 
-def _leads_to(front: str, directory: str, place: str) -> bool:
+def _leads_to(front: str, directory: str, target: str) -> bool:
     """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
-    real, base = os.path.realpath(place), os.path.realpath(directory)
+    real, base = os.path.realpath(target), os.path.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
     while os.path.realpath(os.path.join(base, front)) != real:
@@ -114,92 +127,64 @@ def _leads_to(front: str, directory: str, place: str) -> bool:
     return True
 
 
-def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the directories below one in which a note means one of its checkpoints."""
-    index = CheckpointIndex(entries)
-    meaning = Mentions(index)
-    return tuple(place for place in directories_below(root, index) if _has_notes(place, meaning))
-
-
-def _has_notes(directory: str, meaning: Mentions) -> bool:
-    for name, file in names_in(directory).items():
-        text = read_note(file) if is_note(name) else None
-        if text is not None and next(meaning.of(text, directory, name), None) is not None:
-            return True
-    return False
-
-
 def rewrite_data(text: str, new: Renamer, *, is_json: bool) -> str:
     """Return a text of data in which values are names: strings, lines, and what stands behind a key.
 
-    Args:
-        text: JSON, YAML, TOML, a list of names, or the like.
-        new: New names by old ones.
-        is_json: Whether it is JSON, of which only strings are meant.
-
-    Raises:
-        ValueError: What came of it isn't what it is to say.
+    Of JSON, only strings are meant. A ValueError is raised if what came of it isn't what it is to say.
     """
-    told = "\n".join(_rewrite_line(line, new, is_json=is_json) for line in text.split("\n"))
-    if told == text or not is_json:
-        return told
+    rewritten = "\n".join(_rewrite_line(line, new, is_json=is_json) for line in text.split("\n"))
+    if rewritten == text or not is_json:
+        return rewritten
     try:
-        was = json.loads(text)
+        old = json.loads(text)
     except (ValueError, RecursionError):  # JSON with comments, perhaps
-        return told
+        return rewritten
     try:
-        is_right = json.loads(told) == _map_strings(was, new)
+        is_right = json.loads(rewritten) == _map_strings(old, new)
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
     if not is_right:
         raise ValueError("it isn't written as plain JSON")
-    return told
+    return rewritten
 
 
 def _rewrite_line(line: str, new: Renamer, *, is_json: bool) -> str:
-    """Return a line with all values in it that are names under their new ones."""
+    """Return a line in which all values that are names have their new forms."""
     spans = [(*match.span(), _rewrite_quoted(match[0], new)) for match in _QUOTED.finditer(line)]
-    if not is_json:
-        spans += _rewrite_unquoted(line, new)
-    for start, end, told in sorted(spans, reverse=True):
-        if told is not None:
-            line = line[:start] + told + line[end:]
+    match = None if is_json else _LINE.fullmatch(line)
+    if match is not None and not any(quote in match["value"] for quote in _QUOTES):
+        # Without quotes a name stands in the line alone, or behind a key.
+        start, end = match.span("value")
+        key = _KEYED.match(line, start, end)
+        for begin in (start, *([key.end()] if key else ())):
+            if begin < end and (name := new(line[begin:end])) is not None:
+                spans.append((begin, end, name))
+                break
+    for start, end, name in sorted(spans, reverse=True):
+        if name is not None:
+            line = line[:start] + name + line[end:]
     return line
 
 
-def _rewrite_unquoted(line: str, new: Renamer) -> Iterator[tuple[int, int, str | None]]:
-    """Yield what stands in a line alone, or behind a key, without quotes, with its new form."""
-    match = _LINE.fullmatch(line)
-    if match is None or any(quote in match["told"] for quote in _QUOTES):
-        return
-    start, end = match.span("told")
-    key = _KEYED.match(line, start, end)
-    for at in (start, *([key.end()] if key else ())):
-        told = new(line[at:end]) if at < end else None
-        if told is not None:
-            yield at, end, told
-            return
-
-
 def _rewrite_quoted(quoted: str, new: Renamer) -> str | None:
-    """Return a quoted string under its new name, quoted alike; None where it stays."""
+    """Return a quoted string under its new name, quoted alike; None if it stays."""
     if quoted.startswith("'"):
-        told = new(quoted[1:-1])
-        return None if told is None or "'" in told else f"'{told}'"
+        name = new(quoted[1:-1])
+        return None if name is None or "'" in name else f"'{name}'"
     try:
         word = json.loads(quoted, strict=False)
     except ValueError:
         return None
-    told = new(word)
-    return None if told is None else json.dumps(told, ensure_ascii=quoted.isascii())
+    name = new(word)
+    return None if name is None else json.dumps(name, ensure_ascii=quoted.isascii())
 
 
-def _map_strings(tree: Any, new: Callable[[str], str | None]) -> Any:
+def _map_strings(tree: Any, new: Renamer) -> Any:
     """Return a JSON document in which strings have their new forms."""
     if isinstance(tree, str):
         return new(tree) or tree
     if isinstance(tree, list):
-        return [_map_strings(one, new) for one in tree]
+        return [_map_strings(item, new) for item in tree]
     if isinstance(tree, dict):
         return {new(key) or key: _map_strings(value, new) for key, value in tree.items()}
     return tree

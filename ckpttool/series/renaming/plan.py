@@ -15,9 +15,9 @@ from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import follow_pointers, unseen_above
 from ckpttool.series.pointers.readers import PINS, names_in
 from ckpttool.series.reasons import Code, Problem, code_of
-from ckpttool.series.renaming.name_warnings import doubts, left_beside
+from ckpttool.series.renaming.name_warnings import name_doubts, namesake_warnings
 from ckpttool.series.renaming.names import RenamePlan, plan_names
-from ckpttool.series.renaming.note_rewrites import Notes, note_directories
+from ckpttool.series.renaming.note_rewrites import NoteRewriter, note_directories
 from ckpttool.series.renaming.pointer_updates import link_holders, updates_for
 from ckpttool.series.renaming.reserved_names import (
     lost_lookups,
@@ -97,22 +97,22 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     errors = [Problem(shown(error.path), error.reason) for error in found.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
     if not plan.refused:
-        problems += _stale_notes(follows, Notes(scene, moved))
+        problems += _stale_notes(follows, NoteRewriter(scene, moved))
     warnings = [
         f"{shown(path)}: it can't be changed, and may have old names: {why}"
         for path, why in follows.faults.items()
     ]
     renamed = [(one.entry, one.name) for one in plan.renamings]
     warnings += [*lost_lookups(renamed), *stale_best_paths(entries, [entry for entry, _ in renamed])]
-    warnings += [*found.remarks, *doubts(plan.renamings, template)]
-    warnings += left_beside(plan.renamings, entries, standing)
+    warnings += [*found.remarks, *name_doubts(plan.renamings, template)]
+    warnings += namesake_warnings(plan.renamings, entries, standing)
     warnings += _unknown_fields(template, [entry for entry in entries if entry.path not in left])
     warnings += unseen_above(root)
     count = follows.count
     return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
 
 
-def _stale_notes(follows: Updates, notes: Notes) -> Iterator[Problem]:
+def _stale_notes(follows: Updates, notes: NoteRewriter) -> Iterator[Problem]:
     """Yield the notes that will name checkpoints by names that these don't have any more."""
     for one in follows.notes:
         names = list(notes.lost(one))

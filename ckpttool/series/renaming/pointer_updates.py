@@ -25,7 +25,7 @@ from ckpttool.series.pointers.notes import SUMS, is_note, read_note
 from ckpttool.series.pointers.pins import rename_pins
 from ckpttool.series.pointers.readers import PINS, Names, names_in, noted_name
 from ckpttool.series.renaming import text_rewrites
-from ckpttool.series.renaming.note_rewrites import Notes
+from ckpttool.series.renaming.note_rewrites import NoteRewriter
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene, Updates, exists
 
 STATE = "trainer_state.json"
@@ -45,7 +45,7 @@ def updates_for(
     """
     found = Updates()
     part = scene.whole if home is None else scene.part(home)
-    notes = Notes(scene if before is None else before, moved)
+    notes = NoteRewriter(scene if before is None else before, moved)
     members = {(entry.directory, name) for entry in part.entries for name in entry.unit.members}
     edits: dict[str, dict[str, text_rewrites.FileChange]] = defaultdict(dict)
     for entry in part.entries:
@@ -60,7 +60,7 @@ def updates_for(
         for file in names_in(directory).values():
             _update_note(found, scene, directory, file, moved, notes)
     for entry in part.entries:
-        if entry.name in moved.at(entry.directory) or edits[entry.directory]:
+        if entry.name in moved.in_directory(entry.directory) or edits[entry.directory]:
             for name in entry.unit.members:
                 _update_member(found, entry, name, moved, edits[entry.directory])
     for link, target in part.links.items():
@@ -68,7 +68,7 @@ def updates_for(
     return found
 
 
-def _update_above(found: Updates, scene: Scene, moved: PathRenames, notes: Notes) -> None:
+def _update_above(found: Updates, scene: Scene, moved: PathRenames, notes: NoteRewriter) -> None:
     """Add what lies beside the root, and names what lies in it."""
     real = os.path.realpath(scene.root)
     above = os.path.dirname(real)
@@ -83,7 +83,7 @@ def _update_beside(
     names: Names,
     moved: PathRenames,
     edits: Mapping[str, text_rewrites.FileChange],
-    notes: Notes,
+    notes: NoteRewriter,
 ) -> None:
     """Add what lies beside checkpoints, and names them."""
     from_anywhere = moved.renamer(directory, os.curdir, near=[directory])
@@ -117,7 +117,12 @@ def _update_beside(
 
 
 def _update_note(
-    found: Updates, scene: Scene, directory: str, file: os.DirEntry[str], moved: PathRenames, notes: Notes
+    found: Updates,
+    scene: Scene,
+    directory: str,
+    file: os.DirEntry[str],
+    moved: PathRenames,
+    notes: NoteRewriter,
 ) -> Rewrite | None:
     """Add what somebody noted, and which checkpoints it will not name any more."""
     text = read_note(file)
@@ -157,7 +162,7 @@ def _state_text(text: str, moved: PathRenames, directory: str) -> str:
     def new(path: str) -> str | None:
         told = moved.new_path(path, directory)
         if told is None and not exists(os.path.join(directory, path)):
-            return moved.at(directory).get(os.path.basename(path.replace("\\", "/").rstrip("/")))
+            return moved.in_directory(directory).get(os.path.basename(path.replace("\\", "/").rstrip("/")))
         return told
 
     return text_rewrites.state_file_text(text, new)
@@ -203,7 +208,7 @@ def _update_inside(found: Updates, entry: Entry, moved: PathRenames) -> dict[str
     name = os.path.join(entry.name, STATE)
     if not os.path.isfile(os.path.join(directory, name)):
         return {}
-    own = moved.at(directory).get(entry.name, entry.name)
+    own = moved.in_directory(directory).get(entry.name, entry.name)
     new = moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
     inner = Updates()
     told = _rewrite_text(inner, directory, name, lambda text: text_rewrites.best_text(text, new))
@@ -253,7 +258,7 @@ def _update_member(
     found: Updates, entry: Entry, name: str, moved: PathRenames, edits: Mapping[str, text_rewrites.FileChange]
 ) -> None:
     """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
-    names, new = moved.at(entry.directory), moved.renamer(entry.directory)
+    names, new = moved.in_directory(entry.directory), moved.renamer(entry.directory)
     readers: dict[str, Callable[[str], str]] = {
         SIDECARS[0]: lambda text: text_rewrites.sums_text(text, new, edits),
         SIDECARS[1]: lambda text: text_rewrites.digests_text(text, new, edits),

@@ -24,42 +24,47 @@ class PathRenames:
     def __init__(self, names: Mapping[str, Mapping[str, str]]) -> None:
         """Take new names by old ones, by the directory that they lie in."""
         self._real: dict[str, str] = {}
-        self._names = {self._place(directory): dict(found) for directory, found in names.items()}
+        self._names = {self._real_path(directory): dict(new) for directory, new in names.items()}
 
-    def _place(self, directory: str) -> str:
+    def _real_path(self, directory: str) -> str:
         if directory not in self._real:
             self._real[directory] = os.path.realpath(directory)
         return self._real[directory]
 
-    def at(self, directory: str) -> Mapping[str, str]:
+    def in_directory(self, directory: str) -> Mapping[str, str]:
         """Return new names by old ones in one directory."""
-        return self._names.get(self._place(directory), {})
+        return self._names.get(self._real_path(directory), {})
 
     def new_path(self, text: str, base: str) -> str | None:
         """Return a path in which a name is another; None where it leads past all that moves."""
-        at = "/" if text.startswith("/") else base
+        directory = "/" if text.startswith("/") else base
         parts = text.split("/")
         try:
             for number, part in enumerate(parts):
-                new = self.at(at).get(part) if part else None
+                new = self.in_directory(directory).get(part) if part else None
                 if new is not None:
                     return "/".join([*parts[:number], new, *parts[number + 1 :]])
-                at = os.path.join(at, part)
+                directory = os.path.join(directory, part)
         except ValueError:  # a NUL in it
             return None
         return None
 
     def renamer(self, base: str, *others: str, near: Sequence[str] = ()) -> Renamer:
-        """Return what tells the new path of one that stands in a text."""
+        """Return the function from a path that stands in a text to its new one.
+
+        The path is taken from ``base`` and ``others``; one that leads nowhere from there, as that of a run
+        that was moved, goes by its name in a directory ``near``.
+        """
 
         def new(text: str) -> str | None:
-            for one in (base, *others):
-                if (told := self.new_path(text, one)) is not None:
-                    return told
-            if any(exists(os.path.join(one, text)) for one in (base, *others)):
+            for directory in (base, *others):
+                if (path := self.new_path(text, directory)) is not None:
+                    return path
+            if any(exists(os.path.join(directory, text)) for directory in (base, *others)):
                 return None
             above, name = os.path.split(text.rstrip("/"))
-            renamed = next((self.at(one)[name] for one in near if name in self.at(one)), None)
+            renames = map(self.in_directory, near)
+            renamed = next((names[name] for names in renames if name in names), None)
             return None if renamed is None else os.path.join(above, renamed)
 
         return new

@@ -62,9 +62,11 @@ def next_wave(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[
     say as much as their old ones.
     """
     ready = _ready(waiting)
-    if _is_short(waiting):
-        return ready
-    return [*ready, *_aside([step for step in waiting if not any(step is one for one in ready)], standing)]
+    blocked = _without(waiting, ready)
+    later = blocked
+    for _ in range(MOST_WAVES - 1):
+        later = _without(later, _ready(later))
+    return [*ready, *_aside(blocked, standing)] if later else ready
 
 
 def _ready(waiting: Sequence[RenameStep]) -> list[RenameStep]:
@@ -74,14 +76,9 @@ def _ready(waiting: Sequence[RenameStep]) -> list[RenameStep]:
     ]
 
 
-def _is_short(waiting: Sequence[RenameStep]) -> bool:
-    """Tell whether a few waves in their order are enough."""
-    for _ in range(MOST_WAVES):
-        if not waiting:
-            return True
-        ready = {id(step) for step in _ready(waiting)}
-        waiting = [step for step in waiting if id(step) not in ready]
-    return not waiting
+def _without(waiting: Sequence[RenameStep], ready: Sequence[RenameStep]) -> list[RenameStep]:
+    made = set(map(id, ready))
+    return [step for step in waiting if id(step) not in made]
 
 
 def _aside(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[RenameStep]:
