@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.plan import PlannedNames
-    from ckpttool.series.renaming.rename import Renamed
+    from ckpttool.series.renaming.rename import RenameResult
 
 COULD_NOT = 2
 
@@ -133,10 +133,10 @@ def _template(given: str | None, config: str | None) -> str:
 def _print_plan(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> None:
     """Show a plan before anybody is asked whether to carry it out."""
     from ckpttool.render.text_moves import rename_text
-    from ckpttool.series.renaming.rename import Renamed
+    from ckpttool.series.renaming.rename import RenameResult
 
     pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
-    print(rename_text(Renamed(planned, pairs, dry_run=True)), file=stream, flush=True)
+    print(rename_text(RenameResult(planned, pairs, dry_run=True)), file=stream, flush=True)
     if not quiet:
         _warn(planned)
     _say_problems(planned.problems)
@@ -147,14 +147,14 @@ def _warn(planned: PlannedNames) -> None:
         say_warning(warning)
 
 
-def _say(renamed: Renamed, *, quiet: bool, was_warned: bool) -> None:
+def _say(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> None:
     """Say on stderr what must not be missed; of what failed alike, once."""
     if not quiet:
         say_journals(renamed.planned.journals)
-        for settled in renamed.settled:
-            for path in settled.finished:
+        for recovery in renamed.recoveries:
+            for path in recovery.finished:
                 say_warning(f"{path}: what an interrupted command had begun with it is finished now")
-            for path in settled.put_back:
+            for path in recovery.put_back:
                 say_warning(f"{path}: what an interrupted command had begun with it is taken back now")
         if not was_warned:
             _warn(renamed.planned)
@@ -167,7 +167,7 @@ def _say_problems(problems: Sequence[Problem]) -> None:
         say_error(f"{path}: {told}")
 
 
-def _print(renamed: Renamed, *, json: bool, quiet: bool, was_shown: bool) -> None:
+def _print(renamed: RenameResult, *, json: bool, quiet: bool, was_shown: bool) -> None:
     from ckpttool.render.text_moves import rename_text, rename_total_line
 
     if json:

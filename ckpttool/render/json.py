@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.series.pruning.planning import PrunePlan
     from ckpttool.series.pruning.prune import Pruned
     from ckpttool.series.reasons import Problem
-    from ckpttool.series.renaming.rename import Renamed
+    from ckpttool.series.renaming.rename import RenameResult
     from ckpttool.series.resuming.latest import Latest
     from ckpttool.series.retention.plan import GroupPlan
     from ckpttool.series.undoing.trash import EmptiedTrash
@@ -536,7 +536,7 @@ def empty_document(emptied: Sequence[EmptiedTrash]) -> dict[str, Any]:
 # rename, undo, pin ----------------------------------------------------------------------------------
 
 
-def rename_document(renamed: Renamed) -> dict[str, Any]:
+def rename_document(renamed: RenameResult) -> dict[str, Any]:
     return {
         "schema": "ckpttool.rename/1",
         "dry_run": renamed.dry_run,

@@ -9,7 +9,7 @@ from ckpttool.render.terminal import display_width, pad, printable
 from ckpttool.report import counted
 from ckpttool.series.changing.history import moment_of
 from ckpttool.series.reasons import NotUndone
-from ckpttool.series.renaming.rename import Renamed
+from ckpttool.series.renaming.rename import RenameResult
 from ckpttool.series.undoing.undo import Undone
 
 REFUSED = "  can't be given"
@@ -17,7 +17,7 @@ REFUSED = "  can't be given"
 _COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
 
 
-def rename_text(renamed: Renamed) -> str:
+def rename_text(renamed: RenameResult) -> str:
     """Return old and new names, and what it comes to."""
     directories: dict[str, list[tuple[str, str]]] = defaultdict(list)
     refused = {one.path for one in renamed.planned.plan.refused}
@@ -32,7 +32,7 @@ def rename_text(renamed: Renamed) -> str:
     return "\n\n".join([*parts, rename_total_line(renamed)])
 
 
-def rename_total_line(renamed: Renamed) -> str:
+def rename_total_line(renamed: RenameResult) -> str:
     """Return what a rename came to, in one line."""
     plan = renamed.planned.plan
     checkpoints = counted(plan.count, "checkpoint")
@@ -46,7 +46,7 @@ def rename_total_line(renamed: Renamed) -> str:
         return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be given"
     if not plan.renamings:
         return f"nothing to rename among {checkpoints}"
-    references = renamed.planned.follows
+    references = renamed.planned.update_count
     follow = "follows" if references == 1 else "follow"
     follows = f"; {counted(references, 'reference')} to them {follow}" if references else ""
     verb = "would rename" if renamed.dry_run else "renamed"

@@ -10,12 +10,14 @@ from ckpttool.formats.discovery import unit_at
 from ckpttool.ops.manifest_writing import verify_and_seal
 from ckpttool.ops.verify import verify
 from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import Renamed, rename
+from ckpttool.series.renaming.rename import RenameResult, rename
 
 TEMPLATE = "{run}-e{epoch:04d}"
 
 
-def renamed(directory: Path, template: str = TEMPLATE, *, dry_run: bool = False, **told: object) -> Renamed:
+def renamed(
+    directory: Path, template: str = TEMPLATE, *, dry_run: bool = False, **told: object
+) -> RenameResult:
     request = RenameRequest(directory=str(directory), template=template, **told)  # type: ignore[arg-type]
     return rename(request, dry_run=dry_run)
 

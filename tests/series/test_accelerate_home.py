@@ -123,7 +123,7 @@ def test_what_lies_in_it_from_before_is_found(
         if kind == "trash":
             put_aside(checkpoints)
         else:
-            before.setattr(reserved_names, "_is_accelerates", lambda entry: False)
+            before.setattr(reserved_names, "_is_written_by_accelerate", lambda entry: False)
             rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert names(checkpoints)[:2] == [".ckpttool-trash", ".ckpttool.toml"]
     done = undo(str(checkpoints))

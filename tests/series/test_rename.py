@@ -39,7 +39,7 @@ def test_pins_notes_and_links_follow(short: Path) -> None:
     before = content(short)
     done = renamed(short)
     assert [one.path for one in done.problems] == [f"{short}/notes.md"]
-    assert (done.planned.warnings, done.planned.follows) == ((), 7)
+    assert (done.planned.warnings, done.planned.update_count) == ((), 7)
     assert [pair[1] for pair in done.renames] == [
         f"{short}/model-e{epoch:04d}.pth" for epoch in (7, 8, 9, 10)
     ]

@@ -170,7 +170,7 @@ def test_nothing_changes_in_a_dry_run(short: Path) -> None:
     (short / "last.pth").symlink_to("model_epoch_10.pth")
     before = sorted((str(path), path.lstat().st_mtime_ns) for path in [short, *short.rglob("*")])
     done = rename(RenameRequest(directory=str(short), template=TEMPLATE), dry_run=True)
-    assert (len(done.renames), done.planned.follows) == (4, 1)
+    assert (len(done.renames), done.planned.update_count) == (4, 1)
     assert sorted((str(path), path.lstat().st_mtime_ns) for path in [short, *short.rglob("*")]) == before
 
 

@@ -243,14 +243,14 @@ def _follow(plan: RenamePlan, there: set[str], most: int = 4) -> None:
     while waiting:
         rounds += 1
         assert rounds <= most
-        wave = next_wave(waiting, {*there, *(new for one in waiting for new in one.to.values())})
+        wave = next_wave(waiting, {*there, *(new for one in waiting for new in one.names.values())})
         assert wave
         moved = {old: new for step in wave for old, new in step.move.members}
         folds = {fold_name(name) for name in there - moved.keys()}
         assert folds.isdisjoint(map(fold_name, moved.values()))
         there = (there - moved.keys()) | set(moved.values())
-        rest = [step for step in waiting if step.wish not in [one.wish for one in wave]]
-        rest += [onwards(step, _after(step.entry, step.to)) for step in wave if not step.is_last]
+        rest = [step for step in waiting if step.renaming not in [one.renaming for one in wave]]
+        rest += [onwards(step, _after(step.entry, step.names)) for step in wave if not step.is_last]
         waiting = rest
     assert there == goal
 
@@ -271,7 +271,7 @@ def test_chains_and_cycles(entry: Make) -> None:
     assert waves == [["m_3.pt"], ["m_2.pt"], ["m_1.pt"]]
     cycle = steps(planned([entry("m_1.pt", epoch=2), entry("m_2.pt", epoch=1)], "m_{epoch}").renamings)
     wave = next_wave(cycle, ["m_1.pt", "m_2.pt", "m_1~1.pt"])
-    assert [dict(step.to) for step in wave] == [{"m_1.pt": "m_1~2.pt"}, {"m_2.pt": "m_2~1.pt"}]
+    assert [dict(step.names) for step in wave] == [{"m_1.pt": "m_1~2.pt"}, {"m_2.pt": "m_2~1.pt"}]
     assert not any(step.is_last for step in wave)
 
 
@@ -284,9 +284,9 @@ def test_a_long_name_goes_aside_by_a_short_one(entry: Make) -> None:
     name = "m" * 249 + "_1.pt"
     one = entry(name, epoch=2)
     (step,) = steps(planned([one, entry("x.pt", epoch=3)], "{run}_{epoch}").renamings[:1])
-    two = replace(step, to={name: name})
-    aside, _ = next_wave([replace(two, to={name: "y.pt"}), replace(two, to={"y.pt": name})], [])
-    assert all(len(os.fsencode(new)) <= 255 for new in aside.to.values())
+    two = replace(step, names={name: name})
+    aside, _ = next_wave([replace(two, names={name: "y.pt"}), replace(two, names={"y.pt": name})], [])
+    assert all(len(os.fsencode(new)) <= 255 for new in aside.names.values())
 
 
 def test_stems(entry: Make) -> None:

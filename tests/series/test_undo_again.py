@@ -184,7 +184,7 @@ def test_paths_are_those_of_who_asks(short: Path, run, monkeypatch: pytest.Monke
 def test_indexes_go_by_their_names_and_are_no_pointers(sharded: Path, run) -> None:
     (sharded / "latest").write_text("epoch_4.safetensors.index.json\n")
     done = renamed(sharded, "q-{epoch}")
-    assert done.planned.follows == 1
+    assert done.planned.update_count == 1
     answer = run("undo", sharded)
     assert "epoch_4.safetensors.index.json  was q-4.safetensors.index.json" in answer.out
     assert answer.out.count("rewritten") == 1

@@ -27,10 +27,10 @@ from ckpttool.series.renaming.reserved_names import (
 )
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.series.renaming.steps import RenameStep, steps
-from ckpttool.series.renaming.template import FIELDS, Template, parse_template
+from ckpttool.series.renaming.template import FIELDS, Template, TemplateField, parse_template
 from ckpttool.series.surveying.survey import Scope, survey_directory
 
-Names = dict[str, dict[str, str]]
+NewNames = dict[str, dict[str, str]]
 """New names by old ones, by directory."""
 
 
@@ -54,7 +54,7 @@ class PlannedNames:
     Attributes:
         plan: Which checkpoint gets which name.
         scene: Where they lie, and what leads there.
-        follows: How many pointers, links and other texts have to follow.
+        update_count: How many pointers, links and other texts have to follow.
         problems: What must be looked at; it keeps nothing from being renamed.
         warnings: What is doubtful about the names.
         journals: What an interrupted command left.
@@ -62,7 +62,7 @@ class PlannedNames:
 
     plan: RenamePlan
     scene: Scene
-    follows: int = 0
+    update_count: int = 0
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
@@ -79,113 +79,102 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     root = require_directory(request.directory)
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = survey_directory(root, request, enters_root=True)
-    entries = tuple(entry for entry in found.entries if entry.unit.path != root)
-    if found.entries and not entries:
+    surveyed = survey_directory(root, request, enters_root=True)
+    entries = tuple(entry for entry in surveyed.entries if entry.unit.path != root)
+    if surveyed.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
     standing = {directory: names_in(directory) for directory in {entry.directory for entry in entries}}
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    for path, reasons in follow_pointers(root, found.groups, recursive=request.recursive).reasons.items():
+    for path, reasons in follow_pointers(root, surveyed.groups, recursive=request.recursive).reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF):
                 left.setdefault(path, reason)
-    _require_known(template, [entry for entry in entries if entry.path not in left])
+    unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
+    for field in unknown:
+        if not field.is_optional:
+            problem = f"no checkpoint has a field {field.name} (there are {there})"
+            raise UsageError(f"template {template.text!r}: {problem}")
     scene = Scene(root, entries, links_near(root), note_directories(root, entries))
-    plan, moved, follows = _plan_with_updates(template, scene, standing, left)
-    errors = [Problem(shown(error.path), error.reason) for error in found.errors]
+    plan, moved, updates = _plan_with_updates(template, scene, standing, left)
+    errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
     if not plan.refused:
-        problems += _stale_notes(follows, NoteRewriter(scene, moved))
+        problems += _stale_notes(updates, NoteRewriter(scene, moved))
     warnings = [
         f"{shown(path)}: it can't be changed, and may have old names: {why}"
-        for path, why in follows.faults.items()
+        for path, why in updates.faults.items()
     ]
     renamed = [(one.entry, one.name) for one in plan.renamings]
     warnings += [*lost_lookups(renamed), *stale_best_paths(entries, [entry for entry, _ in renamed])]
-    warnings += [*found.remarks, *name_doubts(plan.renamings, template)]
+    warnings += [*surveyed.remarks, *name_doubts(plan.renamings, template)]
     warnings += namesake_warnings(plan.renamings, entries, standing)
-    warnings += _unknown_fields(template, [entry for entry in entries if entry.path not in left])
+    unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
+    for field in unknown:
+        problem = f"no checkpoint has a field {field.name}, which is left out of every name"
+        warnings.append(f"{field.shown} of the template: {problem} (there are {there})")
     warnings += unseen_above(root)
-    count = follows.count
-    return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
-
-
-def _stale_notes(follows: Updates, notes: NoteRewriter) -> Iterator[Problem]:
-    """Yield the notes that will name checkpoints by names that these don't have any more."""
-    for one in follows.notes:
-        names = list(notes.lost(one))
-        if not names:
-            continue
-        more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "that")
-        lost = f"isn't changed: prune won't keep {those} for it any more"
-        path = shown(os.path.join(one.directory, one.name))
-        yield Problem(path, f"{one.name} names {names[0]}{more} and {lost}")
-
-
-def _require_known(template: Template, entries: Sequence[Entry]) -> None:
-    """Require that each metric in a template is one that some checkpoint has."""
-    known = _known_metrics(entries)
-    for one in template.fields:
-        if entries and one.name not in FIELDS and one.name not in known and not one.is_optional:
-            told = ", ".join((*FIELDS, *sorted(known)))
-            raise UsageError(
-                f"template {template.text!r}: no checkpoint has a field {one.name} (there are {told})"
-            )
-
-
-def _unknown_fields(template: Template, entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield the metrics that a template leaves out of every name, since no checkpoint has them."""
-    known = _known_metrics(entries)
-    for one in template.fields:
-        if entries and one.name not in FIELDS and one.name not in known:
-            told = ", ".join((*FIELDS, *sorted(known)))
-            what = f"no checkpoint has a field {one.name}, which is left out of every name"
-            yield f"{one.shown} of the template: {what} (there are {told})"
-
-
-def _known_metrics(entries: Sequence[Entry]) -> set[str]:
-    known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
-    return known | {"loss" for entry in entries if entry.metric("loss") is not None}
+    return PlannedNames(plan, scene, updates.count, tuple(problems), tuple(warnings), surveyed.journals)
 
 
 def _plan_with_updates(
     template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
 ) -> tuple[RenamePlan, PathRenames, Updates]:
     """Return a plan, its names, and what has to follow it; what can't follow leaves alone what it names."""
-    counted = {directory: manager_prefixes(directory) for directory in standing}
+    managed = {directory: manager_prefixes(directory) for directory in standing}
     while True:
-        plan = plan_names(scene.entries, template, standing, left, counted)
+        plan = plan_names(scene.entries, template, standing, left, managed)
         moved = PathRenames(names_of(steps(plan.renamings)))
-        follows = updates_for(scene, moved)
-        reasons = dict(_what_cannot_follow(plan, scene, moved, follows))
+        updates = updates_for(scene, moved)
+        reasons = dict(_reasons_to_stay(plan, scene, moved, updates))
         if not reasons:
-            return plan, moved, follows
+            return plan, moved, updates
         left |= reasons
 
 
-def _what_cannot_follow(
-    plan: RenamePlan, scene: Scene, moved: PathRenames, follows: Updates
+def _reasons_to_stay(
+    plan: RenamePlan, scene: Scene, moved: PathRenames, updates: Updates
 ) -> Iterator[tuple[str, str]]:
     """Yield what has to keep its name since something that names it can't be changed, and why."""
-    paths = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
-    for place in link_holders(scene, paths, moved):
-        yield paths[place].path, "a symlink in it leads to a checkpoint that gets another name"
-    beside: dict[str, list[Entry]] = defaultdict(list)
-    for entry in paths.values():
-        beside[entry.directory].append(entry)
-    for path, why in follows.faults.items():
+    entries = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
+    for holder in link_holders(scene, entries, moved):
+        yield entries[holder].path, "a symlink in it leads to a checkpoint that gets another name"
+    by_directory: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries.values():
+        by_directory[entry.directory].append(entry)
+    for path, why in updates.faults.items():
         directory, name = os.path.split(path)
-        for entry in beside[directory or os.curdir]:
+        for entry in by_directory[directory or os.curdir]:
             is_meant = name == PINS or (name == tf_state.NAME and entry.format == "tensorflow")
             if is_meant or name in entry.unit.members:
                 yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
 
 
-def names_of(waiting: Iterable[RenameStep]) -> Names:
+def _unknown_fields(template: Template, entries: Sequence[Entry]) -> tuple[list[TemplateField], str]:
+    """Return the metrics in a template that no checkpoint has, and which fields there are."""
+    known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
+    known |= {"loss" for entry in entries if entry.metric("loss") is not None}
+    there = (*FIELDS, *sorted(known))
+    unknown = [field for field in template.fields if entries and field.name not in there]
+    return unknown, ", ".join(there)
+
+
+def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
+    """Yield the notes that will name checkpoints by names that these don't have any more."""
+    for note in updates.notes:
+        names = list(notes.lost(note))
+        if not names:
+            continue
+        more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "that")
+        lost = f"isn't changed: prune won't keep {those} for it any more"
+        path = shown(os.path.join(note.directory, note.name))
+        yield Problem(path, f"{note.name} names {names[0]}{more} and {lost}")
+
+
+def names_of(waiting: Iterable[RenameStep]) -> NewNames:
     """Return new names by old ones, by directory, of what steps make of them."""
-    names: Names = defaultdict(dict)
+    names: NewNames = defaultdict(dict)
     for step in waiting:
-        names[step.entry.directory] |= step.to
+        names[step.entry.directory] |= step.names
     return names

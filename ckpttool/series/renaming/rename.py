@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.series.changing.lock import lock_directory
@@ -18,7 +17,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.reasons import Problem
-from ckpttool.series.renaming.plan import Names, PlannedNames, RenameRequest, names_of, plan_rename
+from ckpttool.series.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.series.renaming.pointer_updates import updates_for
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.series.renaming.steps import RenameStep, after, next_wave, onwards, refresh, steps
@@ -26,7 +25,7 @@ from ckpttool.series.renaming.template import parse_template
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class RenameResult:
     """What was done, or would be.
 
     Attributes:
@@ -36,7 +35,7 @@ class Renamed:
         declined: Whether somebody was asked, and said no.
         failed: Why some have their old names, or other ones than they were to have, by path.
         stale: Why what names them in another directory has old names, by that directory.
-        settled: What an interrupted command had begun, and what became of it now.
+        recoveries: What an interrupted command had begun, and what became of it now.
     """
 
     planned: PlannedNames
@@ -45,7 +44,7 @@ class Renamed:
     declined: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
     stale: Mapping[str, str] = field(default_factory=dict)
-    settled: tuple[Recovery, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
 
     @property
     def is_refused(self) -> bool:
@@ -60,8 +59,8 @@ class Renamed:
             Problem(path, f"what names checkpoints here has old names: {why}")
             for path, why in self.stale.items()
         )
-        unsettled = (Problem(path, why) for one in self.settled for path, why in one.failed.items())
-        return (*unsettled, *self.planned.plan.refused, *self.planned.problems, *failed, *stale)
+        unrecovered = (Problem(path, why) for one in self.recoveries for path, why in one.failed.items())
+        return (*unrecovered, *self.planned.plan.refused, *self.planned.problems, *failed, *stale)
 
 
 Confirm = Callable[[PlannedNames], bool]
@@ -69,7 +68,7 @@ Confirm = Callable[[PlannedNames], bool]
 
 def rename(
     request: RenameRequest, *, dry_run: bool = False, confirm: Confirm = lambda planned: True
-) -> Renamed:
+) -> RenameResult:
     """Give checkpoints their names; with ``dry_run`` say what these would be.
 
     What an interrupted command left is settled first. Where one name can't be given, none is.
@@ -81,61 +80,71 @@ def rename(
     if dry_run:
         planned = plan_rename(request)
         pairs = ((one.entry.path, one.to) for one in planned.plan.renamings)
-        return Renamed(planned, tuple(pairs), dry_run=True)
+        return RenameResult(planned, tuple(pairs), dry_run=True)
     root = require_directory(request.directory)
     parse_template(request.template)
     with ExitStack() as stack:
-        held: dict[tuple[int, int], _Held] = {}
+        locks = _Locks(stack)
         if os.access(root, os.W_OK):
-            _hold(stack, held, root)
+            locks.acquire(root)
         planned = plan_rename(request)
-        places = _places(planned)
-        for directory in places:
-            _hold(stack, held, directory)
-        settled = tuple(one.settled for one in held.values())
-        if any(one.finished or one.put_back for one in settled) or len(held) > 1:
+        directories = _changed_directories(planned)
+        for directory in directories:
+            locks.acquire(directory)
+        recoveries = locks.recoveries
+        if any(one.finished or one.put_back for one in recoveries) or len(recoveries) > 1:
+            # What was settled, or locked only once the plan was made, may have changed meanwhile.
             planned = plan_rename(request)
-            known = {*places, *(os.path.realpath(one.directory) for one in held.values())}
-            if not known.issuperset(_places(planned)):
+            locked = {*directories, *map(os.path.realpath, locks.directories)}
+            if not locked.issuperset(_changed_directories(planned)):
                 raise AccessDenied(root, "it changed while it was looked at; nothing was renamed")
-        result = Renamed(planned, settled=settled)
+        result = RenameResult(planned, recoveries=recoveries)
         if not planned.plan.renamings or planned.plan.refused:
             return result
         if not confirm(planned):
             return replace(result, declined=True)
-        return _Course(planned).carried_out(result)
+        return _RenameInProgress(planned).finish(result)
 
 
-def _places(planned: PlannedNames) -> list[str]:
+def _changed_directories(planned: PlannedNames) -> list[str]:
     """Return the directories in which something gets another name, or names something that does."""
     names = names_of(steps(planned.plan.renamings))
     if not names or planned.plan.refused:
         return []
-    return list(dict.fromkeys((*names, *updates_for(planned.scene, PathRenames(names)).homes)))
+    return list(dict.fromkeys((*names, *updates_for(planned.scene, PathRenames(names)).directories)))
 
 
-class _Held(NamedTuple):
-    """A directory that is locked, and what was interrupted in it."""
+class _Locks:
+    """The directories that are locked, each once by whatever path, and what was interrupted in them."""
 
-    directory: str
-    settled: Recovery
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._recoveries: dict[tuple[int, int], tuple[str, Recovery]] = {}
+
+    def acquire(self, directory: str) -> None:
+        """Lock a directory, and settle what was interrupted there."""
+        status = os.stat(directory)
+        identity = status.st_dev, status.st_ino
+        if identity not in self._recoveries:
+            self._stack.enter_context(lock_directory(directory))
+            self._recoveries[identity] = directory, recover_directory(directory)
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        return tuple(recovery for _, recovery in self._recoveries.values())
+
+    @property
+    def directories(self) -> list[str]:
+        return [directory for directory, _ in self._recoveries.values()]
 
 
-def _hold(stack: ExitStack, held: dict[tuple[int, int], _Held], directory: str) -> None:
-    """Lock a directory, and settle what was interrupted there."""
-    status = os.stat(directory)
-    identity = status.st_dev, status.st_ino
-    if identity not in held:
-        stack.enter_context(lock_directory(directory))
-        held[identity] = _Held(directory, recover_directory(directory))
-
-
-class _Course:
+class _RenameInProgress:
     """A plan that is being carried out: what waits, and what became of the rest."""
 
     def __init__(self, planned: PlannedNames) -> None:
         self._identity = new_identity()
         self._scene = planned.scene
+        self._first = planned.scene.entries
         self._entries = list(planned.scene.entries)
         self._numbers: dict[str, list[int]] = defaultdict(list)
         for number, entry in enumerate(planned.scene.entries):
@@ -143,138 +152,139 @@ class _Course:
         self._waiting: dict[str, list[RenameStep]] = defaultdict(list)
         for step in steps(planned.plan.renamings):
             self._waiting[step.entry.directory].append(step)
-        self._all = {directory: tuple(found) for directory, found in self._waiting.items()}
-        self._first = planned.scene.entries
-        self._rows: dict[str, ChainedMoves] = {}
-        self._is_alone = len(self._waiting) == 1
+        self._planned = {directory: tuple(waiting) for directory, waiting in self._waiting.items()}
+        self._chains: dict[str, ChainedMoves] = {}
         self._renames: list[tuple[str, str]] = []
         self._failed: dict[str, str] = {}
         self._stale: dict[str, str] = {}
 
-    def carried_out(self, result: Renamed) -> Renamed:
-        """Return what became of it."""
+    def finish(self, result: RenameResult) -> RenameResult:
+        """Carry the plan out; return what became of it."""
         with ExitStack() as stack:
-            self._rows = {
+            self._chains = {
                 directory: stack.enter_context(ChainedMoves(directory)) for directory in self._waiting
             }
             while any(self._waiting.values()):
                 done: list[RenameStep] = []
                 before = self._scene
                 for directory in list(self._waiting):
-                    done += self._directory(directory)
-                self._look_again()
-                self._elsewhere(names_of(done), before)
-        order = {one.entry.path: number for number, one in enumerate(result.planned.plan.renamings)}
+                    done += self._make_wave(directory)
+                self._refresh_scene()
+                self._update_elsewhere(names_of(done), before)
+        order = {renaming.entry.path: number for number, renaming in enumerate(result.planned.plan.renamings)}
         self._renames.sort(key=lambda pair: order[pair[0]])
         return replace(result, renames=tuple(self._renames), failed=self._failed, stale=self._stale)
 
-    def _directory(self, directory: str) -> list[RenameStep]:
+    def _make_wave(self, directory: str) -> list[RenameStep]:
         """Make the next steps in a directory; return those that were made."""
         waiting = self._waiting.pop(directory)
-        wave = next_wave(
-            waiting, {*names_in(directory), *(new for step in waiting for new in step.to.values())}
-        )
+        new_names = (new for step in waiting for new in step.names.values())
+        wave = next_wave(waiting, {*names_in(directory), *new_names})
         if not wave:
             return []
-        follows = updates_for(self._scene, PathRenames(names_of(wave)), home=directory)
+        updates = updates_for(self._scene, PathRenames(names_of(wave)), directory=directory)
         has_more = len(wave) < len(waiting) or not all(step.is_last for step in wave)
-        is_row = has_more or self._rows[directory].is_begun
+        is_chain = has_more or self._chains[directory].is_begun
         try:
-            failed = self._make(directory, wave, follows, has_more=has_more)
+            failed = self._move(directory, wave, updates, has_more=has_more)
         except CheckpointError as failure:
-            if self._is_alone and not self._renames:
+            if len(self._planned) == 1 and not self._renames:
                 raise
-            failed = dict.fromkeys((step.wish.entry.path for step in wave), failure.reason)
+            failed = dict.fromkeys((step.renaming.entry.path for step in wave), failure.reason)
         self._failed |= failed
-        if failed and is_row:
-            self._return(directory)
+        if failed and is_chain:
+            self._report_undone(directory)
             return []
-        done = [step for step in wave if step.wish.entry.path not in failed]
+        done = [step for step in wave if step.renaming.entry.path not in failed]
         if not failed:
-            entries = self._refresh(directory, done)
-            made = {step.wish.entry.path for step in wave}
-            rest = [step for step in waiting if step.wish.entry.path not in made]
-            rest = [replace(step, entry=entries.get(step.entry.path, step.entry)) for step in rest]
+            entries = self._refresh_entries(directory, done)
+            made = {step.renaming.entry.path for step in wave}
+            rest = [
+                replace(step, entry=entries.get(step.entry.path, step.entry))
+                for step in waiting
+                if step.renaming.entry.path not in made
+            ]
             rest += [onwards(step, entries[step.entry.path]) for step in done if not step.is_last]
             if rest:
                 self._waiting[directory] = rest
-        self._renames += [(step.wish.entry.path, step.wish.to) for step in done if step.is_last]
+        self._renames += [(step.renaming.entry.path, step.renaming.to) for step in done if step.is_last]
         return done
 
-    def _make(
-        self, directory: str, wave: Sequence[RenameStep], follows: Updates, *, has_more: bool
+    def _move(
+        self, directory: str, wave: Sequence[RenameStep], updates: Updates, *, has_more: bool
     ) -> Mapping[str, str]:
-        rewrites = tuple(follows.rewrites.get(directory, ()))
-        renewed = {one.name for one in rewrites if one.after is None}
+        """Move the files of some steps in a directory; return why some failed, by their paths."""
+        rewrites = tuple(updates.rewrites.get(directory, ()))
+        rewritten = {rewrite.name for rewrite in rewrites if rewrite.after is None}
         moves = Moves(
             kind="rename",
             identity=self._identity,
-            moves=tuple(step.without(renewed) for step in wave),
+            moves=tuple(step.without(rewritten) for step in wave),
             rewrites=rewrites,
-            relinks=tuple(follows.relinks.get(directory, ())),
+            relinks=tuple(updates.relinks.get(directory, ())),
             source=directory,
             target=directory,
         )
-        return self._rows[directory].make(moves, has_more=has_more).failed
+        return self._chains[directory].make(moves, has_more=has_more).failed
 
-    def _return(self, directory: str) -> None:
+    def _report_undone(self, directory: str) -> None:
         """Note of all checkpoints of a directory that they have their old names again, since one failed."""
-        paths = dict.fromkeys(step.wish.entry.path for step in self._all[directory])
+        paths = dict.fromkeys(step.renaming.entry.path for step in self._planned[directory])
         culprit = next(path for path in paths if path in self._failed)
         why = f"{os.path.basename(culprit)}: {self._failed[culprit]}; all of them are renamed, or none"
         for path in paths:
             self._failed.setdefault(path, why)
         self._renames = [pair for pair in self._renames if pair[0] not in paths]
-        before, back = self._scene, dict[str, str]()
+        before, old_names = self._scene, dict[str, str]()
         for number in self._numbers[directory]:
             now, first = self._entries[number], self._first[number]
-            back |= dict(zip((*now.unit.members, now.name), (*first.unit.members, first.name), strict=True))
-            self._entries[number] = _as_it_is(first)
-        changed = {now: old for now, old in back.items() if now != old}
+            old_names |= zip((*now.unit.members, now.name), (*first.unit.members, first.name), strict=True)
+            self._entries[number] = _current_entry(first)
+        changed = {now: old for now, old in old_names.items() if now != old}
         if changed:
-            self._look_again()
-            self._elsewhere({directory: changed}, before, kind="restore")
+            self._refresh_scene()
+            self._update_elsewhere({directory: changed}, before, kind="restore")
 
-    def _refresh(self, directory: str, done: Sequence[RenameStep]) -> dict[str, Entry]:
+    def _refresh_entries(self, directory: str, done: Sequence[RenameStep]) -> dict[str, Entry]:
         """Return the checkpoints of a directory as they are now, by the paths that they had before."""
         made = {step.entry.path: step for step in done}
         entries: dict[str, Entry] = {}
         for number in self._numbers[directory]:
             entry = self._entries[number]
-            entries[entry.path] = self._entries[number] = _as_it_is(entry, made.get(entry.path))
+            entries[entry.path] = self._entries[number] = _current_entry(entry, made.get(entry.path))
         return entries
 
-    def _look_again(self) -> None:
+    def _refresh_scene(self) -> None:
         """Take the scene as it is once each directory has had its turn."""
         self._scene = replace(self._scene, entries=tuple(self._entries), links=links_near(self._scene.root))
 
-    def _elsewhere(self, names: Names, before: Scene, kind: Kind = "rename") -> None:
-        """Change what names checkpoints from other directories than their own; failing is told."""
+    def _update_elsewhere(self, names: NewNames, before: Scene, kind: Kind = "rename") -> None:
+        """Change what names checkpoints from other directories than their own; note what fails."""
         if not names:
             return
-        follows = updates_for(self._scene, PathRenames(names), before=before)
-        for home in follows.homes:
+        updates = updates_for(self._scene, PathRenames(names), before=before)
+        for directory in updates.directories:
             moves = Moves(
                 kind=kind,
                 identity=self._identity,
                 moves=(),
-                rewrites=tuple(follows.rewrites.get(home, ())),
-                relinks=tuple(follows.relinks.get(home, ())),
-                source=home,
-                target=home,
+                rewrites=tuple(updates.rewrites.get(directory, ())),
+                relinks=tuple(updates.relinks.get(directory, ())),
+                source=directory,
+                target=directory,
             )
             try:
-                apply_moves(home, moves)
+                apply_moves(directory, moves)
             except CheckpointError as failure:
-                self._stale[home] = failure.reason
-        if not follows.homes:
+                self._stale[directory] = failure.reason
+        if not updates.directories:
             return
         self._scene = replace(self._scene, links=links_near(self._scene.root))
-        for home in updates_for(self._scene, PathRenames(names), before=before).homes:
-            self._stale.setdefault(home, "it has changed since the plan was made")
+        for directory in updates_for(self._scene, PathRenames(names), before=before).directories:
+            self._stale.setdefault(directory, "it has changed since the plan was made")
 
 
-def _as_it_is(entry: Entry, step: RenameStep | None = None) -> Entry:
+def _current_entry(entry: Entry, step: RenameStep | None = None) -> Entry:
     """Return a checkpoint with its files as they are now, after a step."""
     try:
         return after(replace(step, entry=entry)) if step else refresh(entry)

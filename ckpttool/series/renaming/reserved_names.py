@@ -49,7 +49,7 @@ def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
     if TRACKER in names and _ITERATION.fullmatch(entry.name):
         owner = "verl finds global_step_<n>" if entry.name.startswith("global") else "Megatron finds iter_<n>"
         return f"{owner} by this name alone: {TRACKER} can hold nothing but the number"
-    if _is_accelerates(entry):
+    if _is_written_by_accelerate(entry):
         return (
             "Accelerate goes by the first number in each name beside it: it resumes from the highest, and "
             "its total_limit deletes the lowest"
@@ -67,10 +67,10 @@ def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
     return None
 
 
-def _is_accelerates(entry: Entry) -> bool:
+def _is_written_by_accelerate(entry: Entry) -> bool:
     """Tell whether Accelerate wrote a checkpoint where it names them itself."""
-    is_there = os.path.basename(os.path.realpath(entry.directory)) == ACCELERATES
-    if not SERIAL.fullmatch(entry.name) or not is_there:
+    is_home = os.path.basename(os.path.realpath(entry.directory)) == ACCELERATES
+    if not SERIAL.fullmatch(entry.name) or not is_home:
         return False
     return any(_RANDOM_STATES.fullmatch(os.path.basename(file.path)) for file in entry.contents.files)
 
@@ -86,10 +86,9 @@ def manager_prefixes(directory: str) -> frozenset[str]:
         return frozenset()
     if state is None:
         return frozenset()
-    bases = [path.replace("\\", "/").rpartition("/")[-1] for path in (state.latest, *state.paths)]
-    return frozenset(
-        {_MANAGERS, *(base[: dash.start()] for base in bases for dash in re.finditer("-", base))}
-    )
+    names = [path.replace("\\", "/").rpartition("/")[-1] for path in (state.latest, *state.paths)]
+    prefixes = {name[: dash.start()] for name in names for dash in re.finditer("-", name)}
+    return frozenset({_MANAGERS, *prefixes})
 
 
 def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
@@ -101,14 +100,14 @@ def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
         and _TRAINER.fullmatch(entry.name)
         and not _TRAINER.fullmatch(name)
     ]
-    if taken := [entry for entry, name in trainer if name.startswith(_TRAINERS)]:
-        yield _first_of(
-            taken,
+    if deleted := [entry for entry, name in trainer if name.startswith(_TRAINERS)]:
+        yield _warning(
+            deleted,
             "the Hugging Face Trainer's save_total_limit deletes it: from transformers 5 on, all that is "
             f"called {_TRAINERS}… is one of its own; let the template begin with something else",
         )
     if trainer:
-        yield _first_of(
+        yield _warning(
             [entry for entry, _ in trainer],
             "the Hugging Face Trainer finds checkpoint-<step> alone; with another name it must be given as "
             "resume_from_checkpoint",
@@ -119,10 +118,10 @@ def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
         if entry.format == "savedmodel" and entry.name.isdigit() and not name.isdigit()
     ]
     if served:
-        yield _first_of(served, "TensorFlow Serving finds versions whose names are numbers alone")
+        yield _warning(served, "TensorFlow Serving finds versions whose names are numbers alone")
     last = [entry for entry, _ in renamed if re.fullmatch(r"last(?:-v\d+)?\.ckpt", entry.name)]
     if last:
-        yield _first_of(last, "Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt")
+        yield _warning(last, "Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt")
 
 
 def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
@@ -134,13 +133,13 @@ def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iter
         if any((entry.directory, os.path.basename(path.rstrip("/"))) in names for path in entry.best_paths)
     ]
     if holders:
-        yield _first_of(
+        yield _warning(
             holders,
             "Lightning's best_model_path in it keeps the old name: it lies in a pickle, which is never "
             "changed, so ckpt_path='best' finds nothing; prune knows what it means until --empty-trash",
         )
 
 
-def _first_of(entries: Sequence[Entry], sentence: str) -> str:
+def _warning(entries: Sequence[Entry], sentence: str) -> str:
     more = f" (and {len(entries) - 1:,} more)" if len(entries) > 1 else ""
     return f"{entries[0].path}{more}: {sentence}"

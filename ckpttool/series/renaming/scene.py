@@ -99,12 +99,12 @@ class Updates:
     @property
     def count(self) -> int:
         """Return how many texts and links these are; an index or a manifest belongs to what it names."""
-        rewrites = (one for found in self.rewrites.values() for one in found)
-        kept = sum(1 for one in rewrites if None not in (one.before, one.after))
-        return kept + sum(map(len, self.relinks.values()))
+        rewrites = (rewrite for together in self.rewrites.values() for rewrite in together)
+        in_place = sum(1 for rewrite in rewrites if None not in (rewrite.before, rewrite.after))
+        return in_place + sum(map(len, self.relinks.values()))
 
     @property
-    def homes(self) -> list[str]:
+    def directories(self) -> list[str]:
         """Return the directories in which something has to follow."""
         return list(dict.fromkeys((*self.rewrites, *self.relinks)))
 
@@ -116,13 +116,13 @@ class ScenePart:
     Attributes:
         directories: Where pointers are looked for.
         entries: The checkpoints in them.
-        noted: The other directories in which notes name checkpoints.
+        note_directories: The other directories in which notes name checkpoints.
         links: The symlinks, with what they lead to.
     """
 
     directories: Sequence[str]
     entries: Sequence[Entry]
-    noted: Sequence[str]
+    note_directories: Sequence[str]
     links: Mapping[str, str]
 
 
@@ -134,13 +134,13 @@ class Scene:
         root: The directory that was asked for.
         entries: All checkpoints in it, those that keep their names included.
         links: The symlinks in the tree and beside it, with what they lead to.
-        noted: The directories below the root in which notes name checkpoints.
+        note_directories: The directories below the root in which notes name checkpoints.
     """
 
     root: str
     entries: tuple[Entry, ...]
     links: Mapping[str, str]
-    noted: tuple[str, ...] = ()
+    note_directories: tuple[str, ...] = ()
 
     @cached_property
     def directories(self) -> list[str]:
@@ -153,63 +153,58 @@ class Scene:
         return Mentions(CheckpointIndex(self.entries))
 
     @property
-    def whole(self) -> ScenePart:
+    def everything(self) -> ScenePart:
         """Return all of it."""
         known = set(self.directories)
-        noted = [directory for directory in self.noted if directory not in known]
-        return ScenePart(self.directories, self.entries, noted, self.links)
+        others = [directory for directory in self.note_directories if directory not in known]
+        return ScenePart(self.directories, self.entries, others, self.links)
 
-    def part(self, home: str) -> ScenePart:
+    def part(self, directory: str) -> ScenePart:
         """Return what goes into the journal of one of its directories."""
-        return ScenePart([home], self._entries[home], self._noted[home], self._links[home])
+        return self._parts[directory]
 
-    def home(self, directory: str) -> str | None:
+    @cached_property
+    def _parts(self) -> Mapping[str, ScenePart]:
+        entries: dict[str, list[Entry]] = {directory: [] for directory in self.directories}
+        notes: dict[str | None, list[str]] = defaultdict(list)
+        links: dict[str | None, dict[str, str]] = defaultdict(dict)
+        for entry in self.entries:
+            entries[entry.directory].append(entry)
+        for directory in self.everything.note_directories:
+            notes[self.journal_directory(directory)].append(directory)
+        for link, target in self.links.items():
+            links[self.journal_directory(os.path.dirname(link) or os.curdir)][link] = target
+        return {
+            directory: ScenePart([directory], below, notes[directory], links[directory])
+            for directory, below in entries.items()
+        }
+
+    def journal_directory(self, directory: str) -> str | None:
         """Return the directory of checkpoints that another is or lies below, the nearest one."""
         real = os.path.realpath(directory)
-        while real not in self._homes:
+        while real not in self._real_directories:
             above = os.path.dirname(real)
             if above == real:
                 return None
             real = above
-        return self._homes[real]
+        return self._real_directories[real]
 
     @cached_property
-    def _homes(self) -> dict[str, str]:
+    def _real_directories(self) -> dict[str, str]:
         return {os.path.realpath(directory): directory for directory in self.directories}
-
-    @cached_property
-    def _entries(self) -> dict[str, list[Entry]]:
-        found: dict[str, list[Entry]] = defaultdict(list)
-        for entry in self.entries:
-            found[entry.directory].append(entry)
-        return found
-
-    @cached_property
-    def _noted(self) -> dict[str | None, list[str]]:
-        found: dict[str | None, list[str]] = defaultdict(list)
-        for directory in self.whole.noted:
-            found[self.home(directory)].append(directory)
-        return found
-
-    @cached_property
-    def _links(self) -> dict[str | None, dict[str, str]]:
-        found: dict[str | None, dict[str, str]] = defaultdict(dict)
-        for link, target in self.links.items():
-            found[self.home(os.path.dirname(link) or os.curdir)][link] = target
-        return found
 
 
 def links_near(root: str) -> dict[str, str]:
     """Return the symlinks in a tree, and those beside it, with what they lead to; none is followed."""
     above = os.path.dirname(os.path.realpath(root))
     beside = (entry.path for entry in names_in(above).values() if entry.is_symlink())
-    found = {}
+    links = {}
     for path in (*beside, *links_below(root)):
         try:
-            found[path] = os.readlink(path)
+            links[path] = os.readlink(path)
         except OSError:  # it has just gone
             continue
-    return found
+    return links
 
 
 def exists(path: str) -> bool:

@@ -21,14 +21,14 @@ class RenameStep:
 
     Attributes:
         entry: The checkpoint, as it is called now.
-        to: New names by the ones that it has now: its own, and those of its members.
-        wish: Which checkpoint it is, and what it is to be called in the end.
+        names: New names by the ones that it has now: its own, and those of its members.
+        renaming: Which checkpoint it is, and what it is to be called in the end.
         is_last: Whether it has its name then.
     """
 
     entry: Entry
-    to: Mapping[str, str]
-    wish: Renaming
+    names: Mapping[str, str]
+    renaming: Renaming
     is_last: bool = True
 
     @property
@@ -39,8 +39,8 @@ class RenameStep:
             name: (name not in parts, name != self.entry.name, "index" not in name, name)
             for name in self.entry.unit.members
         }
-        members = tuple((name, self.to[name]) for name in sorted(rank, key=rank.__getitem__))
-        return Move(self.wish.entry.path, members, self.entry.contents)
+        members = tuple((name, self.names[name]) for name in sorted(rank, key=rank.__getitem__))
+        return Move(self.renaming.entry.path, members, self.entry.contents)
 
     def without(self, names: Collection[str]) -> Move:
         """Return the move of what isn't written anew under its new name."""
@@ -70,9 +70,11 @@ def next_wave(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[
 
 
 def _ready(waiting: Sequence[RenameStep]) -> list[RenameStep]:
-    owners = {fold_name(old): step for step in waiting for old in step.to}
+    owners = {fold_name(old): step for step in waiting for old in step.names}
     return [
-        step for step in waiting if all(owners.get(fold_name(new), step) is step for new in step.to.values())
+        step
+        for step in waiting
+        if all(owners.get(fold_name(new), step) is step for new in step.names.values())
     ]
 
 
@@ -84,28 +86,28 @@ def _without(waiting: Sequence[RenameStep], ready: Sequence[RenameStep]) -> list
 def _aside(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[RenameStep]:
     """Return steps to names that nothing has, from which the same fields can be read."""
     taken = set(map(fold_name, standing))
-    found = []
+    aside = []
     for step in waiting:
         stem = unit_stem(step.entry)
-        longest = max(len(os.fsencode(name)) for name in step.to)
+        longest = max(len(os.fsencode(name)) for name in step.names)
         number = 0
         while True:
             number += 1
             mark = f"~{number}"
             new = (stem if longest + len(mark) <= MAX_NAME else "renaming") + mark
-            to = {name: new + name.removeprefix(stem) for name in step.to}
-            if taken.isdisjoint(map(fold_name, to.values())):
+            names = {name: new + name.removeprefix(stem) for name in step.names}
+            if taken.isdisjoint(map(fold_name, names.values())):
                 break
-        taken.update(map(fold_name, to.values()))
-        found.append(replace(step, to=to, is_last=False))
-    return found
+        taken.update(map(fold_name, names.values()))
+        aside.append(replace(step, names=names, is_last=False))
+    return aside
 
 
 def after(step: RenameStep) -> Entry:
     """Return a checkpoint as it is once a step was made."""
     entry = step.entry
-    name = step.to[entry.name]
-    members = tuple(step.to[member] for member in entry.unit.members)
+    name = step.names[entry.name]
+    members = tuple(step.names[member] for member in entry.unit.members)
     unit = replace(entry.unit, path=os.path.join(os.path.dirname(entry.unit.path), name), members=members)
     path = os.path.join(os.path.dirname(entry.path), name)
     return refresh(replace(entry, path=path, unit=unit))
@@ -118,8 +120,12 @@ def refresh(entry: Entry) -> Entry:
 
 def onwards(step: RenameStep, entry: Entry) -> RenameStep:
     """Return the step from where a checkpoint is now to its name."""
-    old = {**dict(zip(step.entry.unit.members, entry.unit.members, strict=True)), step.entry.name: entry.name}
-    goal = step.wish.names
-    first = {**dict(zip(step.wish.entry.unit.members, step.entry.unit.members, strict=True))}
-    first[step.wish.entry.name] = step.entry.name
-    return RenameStep(entry, {old[first[name]]: new for name, new in goal.items()}, step.wish)
+    first, before = step.renaming.entry, step.entry
+    now = dict(zip((*before.unit.members, before.name), (*entry.unit.members, entry.name), strict=True))
+    names_before = (*before.unit.members, before.name)
+    current = {
+        name: now[name_before]
+        for name, name_before in zip((*first.unit.members, first.name), names_before, strict=True)
+    }
+    names = {current[name]: new for name, new in step.renaming.names.items()}
+    return RenameStep(entry, names, step.renaming)

@@ -146,12 +146,12 @@ def _pieces(text: str) -> Iterator[tuple[int, str, str]]:
         elif text[start] == "{":
             end = text.find("}", start)
             if end < 0:
-                raise UsageError(f"template {text!r}: the brace start character {start + 1} is never closed")
+                raise UsageError(f"template {text!r}: the brace at character {start + 1} is never closed")
             yield start, "field", text[start + 1 : end]
             start = end + 1
         elif text[start] == "}":
             raise UsageError(
-                f"template {text!r}: the brace start character {start + 1} closes nothing (}}}} is a brace)"
+                f"template {text!r}: the brace at character {start + 1} closes nothing (}}}} is a brace)"
             )
         else:
             yield start, "text", text[start]

@@ -26,7 +26,7 @@ _PLAIN = re.compile(
     r"(?P<mark>\\?)(?P<digest>[0-9A-Fa-f]{32,128})(?P<gap> [ *])(?P<name>.+?)(?P<end>\r?)", re.DOTALL
 )
 _TAGGED = re.compile(
-    r"(?P<mark>\\?)(?P<gap>(?:MD5|SHA-?[0-9]+|BLAKE2[a-z]*)(?:-[0-9]+)? ?\()(?P<name>.+)(?P<behind>\) ?= ?)"
+    r"(?P<mark>\\?)(?P<gap>(?:MD5|SHA-?[0-9]+|BLAKE2[a-z]*)(?:-[0-9]+)? ?\()(?P<name>.+)(?P<equals>\) ?= ?)"
     r"(?P<digest>[0-9A-Fa-f]{32,128})(?P<end>\r?)",
     re.DOTALL,
 )
@@ -44,9 +44,9 @@ class FileChange(NamedTuple):
 
 def line_text(text: str, new: Renamer) -> str:
     """Return a text that is one path, with the white space around it."""
-    bare = text.strip()
-    told = new(bare) if bare else None
-    return text if told is None else text.replace(bare, told, 1)
+    path = text.strip()
+    renamed = new(path) if path else None
+    return text if renamed is None else text.replace(path, renamed, 1)
 
 
 def state_file_text(text: str, new: Renamer) -> str:
@@ -56,82 +56,55 @@ def state_file_text(text: str, new: Renamer) -> str:
         raise ValueError("it names no checkpoint")
     paths = tuple(new(path) or path for path in state.paths)
     latest = new(state.latest) or state.latest
-    return (
-        text
-        if (latest, paths) == (state.latest, state.paths)
-        else state_text(replace(state, latest=latest, paths=paths))
-    )
+    if (latest, paths) == (state.latest, state.paths):
+        return text
+    return state_text(replace(state, latest=latest, paths=paths))
 
 
 def best_text(text: str, new: Renamer) -> str:
     """Return a ``trainer_state.json`` with another ``best_model_checkpoint``."""
     if BEST not in text:
         return text
-    found = _BEST.search(text)
-    if (
-        found is not None
-        and len(_BEST.findall(text)) == 1
-        and new(json.loads(found[2], strict=False)) is None
-    ):
+    found = _BEST.findall(text)
+    if len(found) == 1 and new(json.loads(found[0][1], strict=False)) is None:
         return text  # the whole history of a run takes long to parse
-    told = _load_object(text)
-    best = told.get(BEST)
+    document = _load_object(text)
+    best = document.get(BEST)
     renamed = new(best) if isinstance(best, str) and best else None
     if renamed is None:
         return text
-    wanted = {**told, BEST: renamed}
-    return _verified_json(_BEST.sub(lambda match: match[1] + json.dumps(renamed), text), wanted)
+    edited = _BEST.sub(lambda match: match[1] + json.dumps(renamed), text)
+    return _verified_json(edited, {**document, BEST: renamed})
 
 
 def index_text(text: str, names: Mapping[str, str]) -> str:
     """Return the index of a sharded set in which its shards have other names."""
-    told = _load_object(text)
-    mapped = told.get("weight_map")
-    if not isinstance(mapped, dict):
+    document = _load_object(text)
+    weight_map = document.get("weight_map")
+    if not isinstance(weight_map, dict):
         raise ValueError("it maps nothing")
-    wanted = {**told, "weight_map": {key: _rename_shards(value, names) for key, value in mapped.items()}}
+    renamed = {key: _rename_shards(value, names) for key, value in weight_map.items()}
 
-    def string(match: re.Match[str]) -> str:
-        new = None if match[2] else names.get(json.loads(match[1], strict=False))
+    def rename_value(match: re.Match[str]) -> str:
+        is_key = match[2] is not None
+        new = None if is_key else names.get(json.loads(match[1], strict=False))
         return match[0] if new is None else json.dumps(new)
 
-    return _verified_json(_STRING.sub(string, text), wanted)
+    return _verified_json(_STRING.sub(rename_value, text), {**document, "weight_map": renamed})
 
 
 def _rename_shards(value: object, names: Mapping[str, str]) -> object:
     """Return the shard of a tensor under its new name; Keras has a list of them."""
     if isinstance(value, list):
-        return [_rename_shards(one, names) for one in value]
+        return [_rename_shards(shard, names) for shard in value]
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def _load_object(text: str) -> dict[str, Any]:
-    try:
-        told = json.loads(text)
-    except RecursionError as failure:
-        raise ValueError("it is nested too deeply") from failure
-    if not isinstance(told, dict):
-        raise ValueError("it is no JSON object")
-    return told
-
-
-def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
-    """Return an edited text if it says what it is to say; else what does, in a layout of its own."""
-    try:
-        is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
-    except ValueError:
-        is_right = False
-    return text if is_right else json.dumps(wanted, indent=2) + "\n"
-
-
 def sums_text(text: str, new: Renamer, changed: Mapping[str, FileChange]) -> str:
-    """Return a list of digests in which files have other names, and some say something else.
+    """Return a list of digests, as ``sha256sum`` writes it, in which files have other names and contents.
 
-    Args:
-        text: As ``sha256sum`` and its like write it.
-        new: New names by the old ones.
-        changed: Files that say something else from now on, by their old names. A digest that wasn't right
-            before stays, and one that isn't of SHA-256.
+    ``changed`` has the files that say something else from now on by their old names. A digest that wasn't
+    right before stays, and one that isn't of SHA-256.
     """
     return "\n".join(_sum_line(line, new, changed) for line in text.split("\n"))
 
@@ -142,38 +115,54 @@ def _sum_line(line: str, new: Renamer, changed: Mapping[str, FileChange]) -> str
         return line
     name = match["name"]
     if match["mark"]:
-        name = _ESCAPE.sub(lambda found: _UNESCAPED[found[1]], name)
+        name = _ESCAPE.sub(lambda escape: _UNESCAPED[escape[1]], name)
     digest = match["digest"]
-    edit = changed.get(os.path.normpath(name))
-    if edit is not None and digest.lower() == edit.before:
-        digest = edit.after
+    change = changed.get(os.path.normpath(name))
+    if change is not None and digest.lower() == change.before:
+        digest = change.after
     renamed = new(name)
     if renamed is None and digest == match["digest"]:
         return line
-    told = renamed or name
-    escaped = told.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    mark = "\\" if escaped != told else ""
-    behind = match.groupdict().get("behind")
-    if behind is not None:
-        return f"{mark}{match['gap']}{escaped}{behind}{digest}{match['end']}"
+    name = renamed or name
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != name else ""
+    if match.re is _TAGGED:
+        return f"{mark}{match['gap']}{escaped}{match['equals']}{digest}{match['end']}"
     return f"{mark}{digest}{match['gap']}{escaped}{match['end']}"
 
 
 def digests_text(text: str, new: Renamer, changed: Mapping[str, FileChange]) -> str:
     """Return the digests of tensors in which the files that hold them have other names, and other sizes."""
-    told = _load_object(text)
-    files = told.get("files")
+    document = _load_object(text)
+    files = document.get("files")
     if not isinstance(files, dict):
         raise ValueError("it lists no files")
-    renamed = {
-        new(name) or name: _with_size(entry, changed.get(os.path.normpath(name)))
-        for name, entry in files.items()
-    }
+    renamed: dict[str, object] = {}
+    for name, entry in files.items():
+        change = changed.get(os.path.normpath(name))
+        if change is not None and isinstance(entry, dict):
+            entry = {**entry, "bytes": change.nbytes}
+        renamed[new(name) or name] = entry
     if renamed == files:
         return text
     line = f' "files": {json.dumps(renamed)},'
-    return _verified_json(_FILES.sub(lambda match: line, text, count=1), {**told, "files": renamed})
+    return _verified_json(_FILES.sub(lambda match: line, text, count=1), {**document, "files": renamed})
 
 
-def _with_size(entry: object, edit: FileChange | None) -> object:
-    return {**entry, "bytes": edit.nbytes} if edit is not None and isinstance(entry, dict) else entry
+def _load_object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except RecursionError as failure:
+        raise ValueError("it is nested too deeply") from failure
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
+    """Return an edited text if it says what it is to say; else what does, in a layout of its own."""
+    try:
+        is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
+    except ValueError:
+        is_right = False
+    return text if is_right else json.dumps(wanted, indent=2) + "\n"
