@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ckpttool.formats.tensorflow.state import (
     CheckpointState,
-    escaped,
-    expanded,
+    escape,
+    expand_shards,
     parse_state,
     state_text,
-    unescaped,
+    unescape,
 )
 from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.pointers.readers import READERS, names_in
@@ -58,7 +58,7 @@ def test_what_the_framework_wrote_comes_back(managed: Path) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_name_can_be_written(name: str) -> None:
-    assert unescaped(escaped(name)) == name
+    assert unescape(escape(name)) == name
     assert parse_state(state_text(CheckpointState(name, (name,)))) == CheckpointState(name, (name,))
 
 
@@ -93,8 +93,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_shards_of_the_first_version() -> None:
-    assert expanded("a/b-?????-of-00002") == ("a/b-00000-of-00002", "a/b-00001-of-00002")
-    assert expanded("a/b-12") == ("a/b-12",)
+    assert expand_shards("a/b-?????-of-00002") == ("a/b-00000-of-00002", "a/b-00001-of-00002")
+    assert expand_shards("a/b-12") == ("a/b-12",)
 
 
 def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> None:

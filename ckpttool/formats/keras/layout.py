@@ -78,25 +78,16 @@ def layers_of(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]:
     """Return the shapes of the weights that each listed layer lists; None if one is not there."""
     groups = opened.tree.groups
     top = top_of(groups)
-    found: dict[str, list[tuple[int, ...] | None]] = {}
+    shapes: dict[str, list[tuple[int, ...] | None]] = {}
     if top is None:
-        return found
+        return shapes
     for layer in names_in(groups.get(top, {}), "layer_names") or ():
         group = (*top, *layer.split("/"))
         names = names_in(groups.get(group, {}), "weight_names") or ()
         paths = [(*group, *name.split("/")) for name in names if _SEEDS not in name]
-        kept = [opened.tree.datasets.get(path) for path in paths]
-        found[layer] = [None if one is None else one.shape for one in kept]
-    return found
-
-
-def _missing_groups(groups: Groups, top: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield an error for each listed layer that has no group: Keras makes one even without weights."""
-    for layer in names_in(groups.get(top, {}), "layer_names") or ():
-        if (*top, *layer.split("/")) not in groups:
-            yield error(
-                "weight-missing", "a layer is listed, and its group is not there", f"layer {layer!r:.100}"
-            )
+        datasets = [opened.tree.datasets.get(path) for path in paths]
+        shapes[layer] = [None if dataset is None else dataset.shape for dataset in datasets]
+    return shapes
 
 
 def tensors_with_names(opened: OpenedHdf5, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
@@ -105,7 +96,10 @@ def tensors_with_names(opened: OpenedHdf5, called: Called = MappingProxyType({})
     top = top_of(groups)
     tensors, findings = name_tensors(groups, opened.tensors, called)
     if top is not None and opened.complete:
-        opened.findings += _missing_groups(groups, top)
+        for layer in names_in(groups.get(top, {}), "layer_names") or ():
+            if (*top, *layer.split("/")) not in groups:  # Keras makes one even without weights
+                message = "a layer is listed, and its group is not there"
+                opened.findings.append(error("weight-missing", message, f"layer {layer!r:.100}"))
         opened.findings += findings
     elif top is not None:
         opened.findings += (finding for finding in findings if finding.code != "weight-extra")
@@ -123,11 +117,8 @@ def name_tensors(
         called: What a configuration calls layers; where a group says it, that holds.
     """
     top = top_of(groups)
-    listed = (
-        [] if top is None else [*_listed_weights(groups, top), *(_listed_optimizer(groups) if top else ())]
-    )
     tensors, findings, taken, used = [], [], set(), set()
-    for raw, path, role in listed:
+    for raw, path, role in () if top is None else _listed_variables(groups, top):
         tensor = stored.get(raw)
         if tensor is None or raw in taken:
             if tensor is None:
@@ -141,13 +132,13 @@ def name_tensors(
     if top is not None:
         unlisted = (path for path in rest if path[: len(top)] == top and stored[path].shares_with is None)
         message = "its layer does not list it, so that Keras would not read it"
-        findings += (error("weight-extra", message, "/" + "/".join(one)) for one in unlisted)
+        findings += (error("weight-extra", message, "/" + "/".join(path)) for path in unlisted)
     rest.sort(key=lambda path: [natural(part) for part in path])
-    known = _unambiguous({path: _known_path(groups, path, called) for path in rest}, used)
+    names = _unambiguous({path: _known_path(groups, path, called) for path in rest}, used)
     for path in rest:
-        renamed = replace(stored[path], path=known[path], role=role_of(path), key=_key(path, known[path]))
-        tensors.append(renamed)
-    return _renamed_ties(stored, tensors), findings
+        name = names[path]
+        tensors.append(replace(stored[path], path=name, role=role_of(path), key=_key(path, name)))
+    return _rename_ties(stored, tensors), findings
 
 
 def _key(raw: tuple[str, ...], name: Path) -> str | None:
@@ -163,13 +154,13 @@ def _known_path(groups: Groups, path: Path, called: Called) -> Path:
     parts = tuple(map(str, path))
     if parts[-2:-1] != (_VARIABLES,) or _LAYERS not in parts:
         return path
-    found = []
+    names = []
     for at, part in enumerate(parts[:-2]):
         group = parts[: at + 1]
         if part != _LAYERS or (*group, _VARIABLES) in groups:
             is_layer = at > 0 and (parts[at - 1] == _LAYERS or part in _WRAPPED)
-            found.append((called_in(groups, group) or called.get(group) or part) if is_layer else part)
-    return (*found, parts[-1])
+            names.append((called_in(groups, group) or called.get(group) or part) if is_layer else part)
+    return (*names, parts[-1])
 
 
 def called_in(groups: Groups, group: tuple[str, ...]) -> str | None:
@@ -187,7 +178,7 @@ def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path
     }
 
 
-def _renamed_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor]) -> tuple[Tensor, ...]:
+def _rename_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor]) -> tuple[Tensor, ...]:
     names = {tensor.key: tensor.name for tensor in tensors if tensor.key}
     keys = {tensor.name: "/" + "/".join(path) for path, tensor in stored.items()}
     return tuple(
@@ -198,24 +189,24 @@ def _renamed_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor
     )
 
 
-def _listed_weights(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+def _listed_variables(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+    """Yield the dataset of each variable that a layer or the optimizer lists, with its name and role."""
     for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), TOP_LEVEL]:
         group = (*top, *layer.split("/"))
         for weight in names_in(groups.get(group, {}), "weight_names") or ():
             parts = weight.split("/")
-            told = [*parts[:-1], parts[-1].partition(":")[0]]
-            if layer in told:
-                told = told[told.index(layer) + 1 :]
+            name = [*parts[:-1], parts[-1].partition(":")[0]]
+            if layer in name:
+                name = name[name.index(layer) + 1 :]
             prefix = () if layer == TOP_LEVEL else (layer,)
             role = Role.OTHER if _SEEDS in weight else Role.WEIGHTS
-            yield (*group, *parts), (*prefix, *told), role
-
-
-def _listed_optimizer(groups: Groups) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
-    group = ("optimizer_weights",)
-    for weight in names_in(groups.get(group, {}), "weight_names") or ():
-        parts = weight.split("/")
-        yield (*group, *parts), ("optimizer", *parts[:-1], parts[-1].partition(":")[0]), Role.OPTIMIZER
+            yield (*group, *parts), (*prefix, *name), role
+    if top:  # a whole model, which may have an optimizer
+        group = ("optimizer_weights",)
+        for weight in names_in(groups.get(group, {}), "weight_names") or ():
+            parts = weight.split("/")
+            name = ["optimizer", *parts[:-1], parts[-1].partition(":")[0]]
+            yield (*group, *parts), tuple(name), Role.OPTIMIZER
 
 
 def role_of(path: Path) -> Role:
@@ -227,82 +218,71 @@ def role_of(path: Path) -> Role:
     return Role.OTHER if any(_SEEDS in str(part) for part in path) else Role.WEIGHTS
 
 
-def training_of(told: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
+def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
     """Return the training state: the optimizer's counter and rate, the config's, and the file's name."""
-    date = told.get("date_saved")
-    found = {"date_saved": date.replace("@", "T")} if isinstance(date, str) else {}
-    state = training_state(found, {}, name)
+    date = metadata.get("date_saved")
+    state = training_state({"date_saved": date.replace("@", "T")} if isinstance(date, str) else {}, {}, name)
     values: dict[str, Any] = {}
     origin = dict(state.origin)
     for field, tensor in (("step", _counter(tensors)), ("learning_rate", _rate(tensors))):
         if tensor is not None:
             values[field] = lazy_scalar(tensor)()
             origin[field] = f"tensor {tensor.name}"
-    rate = configured_rate(told)
+    rate = configured_rate(metadata)
     if values.get("learning_rate") is None and rate is not None:
         values["learning_rate"], origin["learning_rate"] = rate, "the optimizer's config"
     return replace(state, **{key: value for key, value in values.items() if value is not None}, origin=origin)
 
 
-def _optimizers(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the scalars of the optimizer; of the one that trains before what scales its loss."""
-    found = [
-        one for one in tensors if one.role is Role.OPTIMIZER and one.size == 1 and one.values is not None
+def _optimizer_scalars(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return the scalars of the optimizer; of the one that trains before what scales its loss.
+
+    An optimizer around another one, which scales the loss, never counts its own steps.
+    """
+    scalars = [
+        tensor
+        for tensor in tensors
+        if tensor.role is Role.OPTIMIZER and tensor.size == 1 and tensor.values is not None
     ]
-    return sorted(found, key=lambda one: _scales_loss(one.path))
-
-
-def _scales_loss(path: Path) -> bool:
-    """Return whether a variable is of an optimizer around another one, which never counts its own steps."""
-    return str(path[-2:-1][0]).startswith(_SCALER) if len(path) > 1 else False
+    return sorted(scalars, key=lambda one: len(one.path) > 1 and str(one.path[-2]).startswith(_SCALER))
 
 
 def _counter(tensors: tuple[Tensor, ...]) -> Tensor | None:
-    return next(
-        (
-            one
-            for one in _optimizers(tensors)
-            if one.dtype.kind == "integer" and (one.path[-1] in _ITERATION or one.path[-2:] == ("vars", "0"))
-        ),
-        None,
-    )
+    for tensor in _optimizer_scalars(tensors):
+        is_counter = tensor.path[-1] in _ITERATION or tensor.path[-2:] == (_VARIABLES, "0")
+        if tensor.dtype.kind == "integer" and is_counter:
+            return tensor
+    return None
 
 
 def _rate(tensors: tuple[Tensor, ...]) -> Tensor | None:
-    counted = _counter(tensors)
-    return next(
-        (
-            one
-            for one in _optimizers(tensors)
-            if one.dtype.kind == "float"
-            and not one.shape
-            and (
-                one.path[-1] in _RATE
-                or (counted and one.path == (*counted.path[:-1], "1") and one.path[-2] == "vars")
-            )
-        ),
-        None,
-    )
+    counter = _counter(tensors)
+    for tensor in _optimizer_scalars(tensors):
+        is_behind_counter = (
+            counter and tensor.path == (*counter.path[:-1], "1") and tensor.path[-2] == _VARIABLES
+        )
+        is_rate = tensor.path[-1] in _RATE or is_behind_counter
+        if tensor.dtype.kind == "float" and not tensor.shape and is_rate:
+            return tensor
+    return None
 
 
-def configured_rate(told: Mapping[str, Any]) -> float | None:
-    """Return the learning rate that the model was compiled with, where the config has a plain one."""
+def configured_rate(metadata: Mapping[str, Any]) -> float | None:
+    """Return the learning rate that the model was compiled with, where the config has a plain one.
+
+    It has the digits that 32 bits have, where it has no more.
+    """
     for keys in (
         ("model_config", "compile_config", "optimizer", "config", "learning_rate"),
         ("training_config", "optimizer_config", "config", "learning_rate"),
     ):
-        node: Any = told
+        node: Any = metadata
         for key in keys:
             node = node.get(key) if isinstance(node, Mapping) else None
         if isinstance(node, float | int) and not isinstance(node, bool):
-            return _written_rate(node)
+            try:
+                (single,) = struct.unpack("<f", struct.pack("<f", node))
+            except OverflowError:
+                return node
+            return shortest(single) if single == node else node
     return None
-
-
-def _written_rate(rate: float) -> float:
-    """Return a rate with the digits that 32 bits have, where it has no more."""
-    try:
-        (single,) = struct.unpack("<f", struct.pack("<f", rate))
-    except OverflowError:
-        return rate
-    return shortest(single) if single == rate else rate

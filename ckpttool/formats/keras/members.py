@@ -56,7 +56,7 @@ class Model:
         self.archive = probe.archive
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
-        self.told: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self.weights: OpenedHdf5 | None = None
         self.complete = True
         self._probe = probe
@@ -65,7 +65,7 @@ class Model:
     @property
     def version(self) -> str | None:
         """Return the version of Keras that wrote it."""
-        version = self.told.get("keras_version")
+        version = self.metadata.get("keras_version")
         return version if isinstance(version, str) else None
 
     def read(self) -> tuple[Tensor, ...]:
@@ -79,13 +79,12 @@ class Model:
         self._read_metadata()
         self._read_config()
         for member in self._by_name.values():
-            self._look_at(member)
-        self.told |= under_free_key(self._others(), self.told)
+            self._judge_member(member)
+        known = (CONFIG, METADATA, WEIGHTS, ENTRY)
+        self.metadata |= under_free_key(
+            describe_members(self.archive, lambda name: name in known), self.metadata
+        )
         return self._read_weights()
-
-    def _others(self) -> dict[str, str]:
-        """Return how assets are told, and whatever else nothing here reads."""
-        return describe_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS, ENTRY))
 
     def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
         """Return what is needed to write the model again; see ``keras_native``."""
@@ -100,8 +99,8 @@ class Model:
             found[STORED] = stored_native(self.weights.tree.groups, tensors)
         return found
 
-    def entry(self) -> bytes | None:
-        """Return the entry ``ckpttool.content``, None if there is none."""
+    def sidecar(self) -> bytes | None:
+        """Return the sidecar ``ckpttool.content``, None if there is none."""
         return self._text(ENTRY) if ENTRY in self._by_name else None
 
     def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
@@ -109,7 +108,7 @@ class Model:
         from ckpttool.formats.keras.kinds import kinds_by_group
 
         groups = () if self.weights is None else self.weights.tree.groups
-        return kinds_by_group(self.told.get("model_config"), groups, tensors)
+        return kinds_by_group(self.metadata.get("model_config"), groups, tensors)
 
     def _text(self, name: str) -> bytes:
         member = self._by_name[name]
@@ -118,7 +117,7 @@ class Model:
             raise LimitExceeded(self._probe.path, found, expected=f"at most {MAX_CONFIG:,}", where=name)
         return self.archive.content(member).read(self.archive.offset(member), member.size, name)
 
-    def _lost(self, name: str, failure: CheckpointError) -> None:
+    def _note_lost(self, name: str, failure: CheckpointError) -> None:
         self.findings.append(error(failure.code, failure.reason, name))
         self.complete = False
 
@@ -128,22 +127,22 @@ class Model:
             self.complete = False
             return
         try:
-            self.told.update(read_config(self._probe.path, self._text(METADATA), "metadata"))
+            self.metadata.update(read_config(self._probe.path, self._text(METADATA), "metadata"))
         except CheckpointError as failure:
-            self._lost(METADATA, failure)
+            self._note_lost(METADATA, failure)
 
     def _read_config(self) -> None:
         try:
             config = read_config(self._probe.path, self._text(CONFIG))
         except CheckpointError as failure:
-            self._lost(CONFIG, failure)
+            self._note_lost(CONFIG, failure)
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, CONFIG))
             return
-        self.told["model_config"] = config
+        self.metadata["model_config"] = config
         self.safety += judge(config, CONFIG)
 
-    def _look_at(self, member: Member) -> None:
+    def _judge_member(self, member: Member) -> None:
         """Note a name that leads out of where it is unpacked, and what nobody expects."""
         name = member.name
         parts = name.replace("\\", "/").split("/")
@@ -152,11 +151,11 @@ class Model:
         if (name in _EXPECTED and not name.endswith(_ARRAYS)) or name.endswith("/"):
             return
         try:
-            (self._look_at_arrays if name.endswith(_ARRAYS) else self._look_into)(member)
+            (self._judge_arrays if name.endswith(_ARRAYS) else self._judge_content)(member)
         except CheckpointError as failure:
-            self._lost(name, failure)
+            self._note_lost(name, failure)
 
-    def _look_at_arrays(self, member: Member) -> None:
+    def _judge_arrays(self, member: Member) -> None:
         """Judge the pickles in NumPy arrays, which Keras reads where there is no HDF5."""
         if member.method != STORED:
             message = "arrays in a compressed record, which were not looked at"
@@ -168,9 +167,9 @@ class Model:
         except CheckpointError as failure:
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, member.name))
-            self._lost(member.name, failure)
+            self._note_lost(member.name, failure)
 
-    def _look_into(self, member: Member) -> None:
+    def _judge_content(self, member: Member) -> None:
         content, start = self.archive.content(member), self.archive.offset(member)
         if is_pickle(content, start, start + member.size):
             self.safety += read_pickles(content, start, start + member.size, member.name).safety
@@ -181,33 +180,31 @@ class Model:
     def _read_weights(self) -> tuple[Tensor, ...]:
         member = self._by_name.get(WEIGHTS)
         if member is None:
-            self._without_weights()
+            if ARRAYS in self._by_name:
+                message = "weights in NumPy arrays, which are not read here"
+                self.findings.append(warning("weights-not-read", message, ARRAYS))
+            else:
+                self.findings.append(error("part-missing", "there is no such record", WEIGHTS))
+                self.complete = False
             return ()
         try:
-            self.weights = self._opened(member)
+            self.weights = self._open_weights(member)
         except CheckpointError as failure:
-            self._lost(WEIGHTS, failure)
+            self._note_lost(WEIGHTS, failure)
             return ()
         groups = self.weights.tree.groups
-        told = layer_names_by_group(self.told.get("model_config"), (*groups, *self.weights.tree.datasets))
-        tensors = tensors_with_names(self.weights, told)
+        paths = (*groups, *self.weights.tree.datasets)
+        names = layer_names_by_group(self.metadata.get("model_config"), paths)
+        tensors = tensors_with_names(self.weights, names)
         self.findings += (with_part_name(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (with_part_name(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
-        if self.weights.complete and "model_config" in self.told:
-            self.findings += compare_grouped_weights(self.told["model_config"], self.weights)
-            self.findings += compare_layer_names(told, groups)
+        if self.weights.complete and "model_config" in self.metadata:
+            self.findings += compare_grouped_weights(self.metadata["model_config"], self.weights)
+            self.findings += compare_layer_names(names, groups)
         return tensors
 
-    def _without_weights(self) -> None:
-        if ARRAYS in self._by_name:
-            message = "weights in NumPy arrays, which are not read here"
-            self.findings.append(warning("weights-not-read", message, ARRAYS))
-        else:
-            self.findings.append(error("part-missing", "there is no such record", WEIGHTS))
-            self.complete = False
-
-    def _opened(self, member: Member) -> OpenedHdf5:
+    def _open_weights(self, member: Member) -> OpenedHdf5:
         path, source = self._probe.path, self._probe.source
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)

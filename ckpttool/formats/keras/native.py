@@ -34,7 +34,7 @@ Parts = tuple[str, ...]
 
 CONFIGS = ("model_config", "training_config")
 """The attributes of an ``.h5`` that have a configuration."""
-_TOLD = ("keras_version", "backend")
+_METADATA_KEYS = ("keras_version", "backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def stored_native(groups: Groups, tensors: tuple[Tensor, ...]) -> bytes:
     paths = {
         one.name: tuple(one.key.split("/")[1:]) if one.key else tuple(map(str, one.path)) for one in tensors
     }
-    return _text(groups, paths)
+    return _stored_text(groups, paths)
 
 
 def merged_native(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
@@ -77,34 +77,36 @@ def merged_native(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
         if stored is not None:
             groups |= stored.groups
             paths |= stored.paths
-    return {STORED: _text(groups, paths)} if paths else {}
+    return {STORED: _stored_text(groups, paths)} if paths else {}
 
 
-def _text(groups: Groups, paths: Mapping[str, Parts]) -> bytes:
-    told = {
+def _stored_text(groups: Groups, paths: Mapping[str, Parts]) -> bytes:
+    stored = {
         "groups": [[list(path), _plain(attributes)] for path, attributes in groups.items()],
         "datasets": {name: list(path) for name, path in paths.items()},
     }
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps(stored, separators=(",", ":")).encode()
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that can be written again, without the configs."""
-    return {key: value for key, value in attributes.items() if key not in CONFIGS and _is_plain(value)}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(one, str) for one in value) or all(
-            isinstance(one, int | float) for one in value
-        )
-    return isinstance(value, bool | int | float | str)
+    plain = {}
+    for key, value in attributes.items():
+        if key in CONFIGS:
+            continue
+        if isinstance(value, list):
+            is_plain = any(all(isinstance(one, kind) for one in value) for kind in (str, int | float))
+        else:
+            is_plain = isinstance(value, bool | int | float | str)
+        if is_plain:
+            plain[key] = value
+    return plain
 
 
 def stored_of(native: Mapping[str, bytes]) -> Stored | None:
     """Return where the file had what that the content comes from, or None if nothing (valid) says so."""
-    told = object_of(native.get(STORED, b""))
-    groups, paths = told.get("groups"), told.get("datasets")
+    stored = object_of(native.get(STORED, b""))
+    groups, paths = stored.get("groups"), stored.get("datasets")
     if not isinstance(groups, list) or not isinstance(paths, dict):
         return None
     if not all(isinstance(one, list) and len(one) == 2 for one in groups):
@@ -126,10 +128,10 @@ def _is_path(path: object) -> bool:
 def object_of(text: bytes) -> dict[str, Any]:
     """Return the object that JSON holds, an empty one where it is no JSON or no object."""
     try:
-        told = parse_json("", text, "native part", constants=True)
+        tree = parse_json("", text, "native part", constants=True)
     except CheckpointError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def h5_native(groups: Groups, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
@@ -140,8 +142,8 @@ def h5_native(groups: Groups, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
         text = root.get(name)
         if isinstance(text, str):
             found[key] = text.encode("utf-8", "surrogatepass")
-    told = {**groups.get(("model_weights",), {}), **root}
-    metadata = {key: told[key] for key in _TOLD if isinstance(told.get(key), str)}
+    attributes = {**groups.get(("model_weights",), {}), **root}
+    metadata = {key: attributes[key] for key in _METADATA_KEYS if isinstance(attributes.get(key), str)}
     if metadata:
         found[METADATA] = json.dumps(metadata).encode()
     return found

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError
@@ -45,23 +45,21 @@ class KerasIndex:
 
 def read_index(path: str) -> KerasIndex:
     """Return what an index file says."""
-    told = read_weight_map(path)
-    findings = list(told.findings)
+    index = read_weight_map(path)
+    findings = list(index.findings)
     groups: dict[str, tuple[str, ...]] = {}
-    for group, names in told.weight_map.items():
-        groups[group] = tuple(_checked_index(names if isinstance(names, list) else [names], findings))
+    for group, names in index.weight_map.items():
+        shards = []
+        for name in names if isinstance(names, list) else [names]:
+            why = refusal(name)
+            if why is None:
+                shards.append(name)
+            else:
+                findings.append(error("shard-path", f"{why}; it was not opened", f"{name!r:.100}"))
+        groups[group] = tuple(shards)
     files = tuple(sorted({name for names in groups.values() for name in names}))
     require_few(path, files)
-    return KerasIndex(path, groups, files, told.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
-
-
-def _checked_index(names: list[Any], findings: list[Finding]) -> Iterator[str]:
-    for name in names:
-        why = refusal(name)
-        if why is None:
-            yield name
-        else:
-            findings.append(error("shard-path", f"{why}; it was not opened", f"{name!r:.100}"))
+    return KerasIndex(path, groups, files, index.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
 
 
 class KerasSharded(SetFormat):
@@ -85,8 +83,8 @@ class KerasSharded(SetFormat):
     def open_unit(self, unit: Unit) -> Checkpoint:
         if os.path.lexists(unit.path):
             return super().open_unit(unit)
-        found = error("index-missing", "there is no index", os.path.basename(unit.path))
-        return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (found,)))
+        missing = error("index-missing", "there is no index", os.path.basename(unit.path))
+        return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,)))
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         stems = defaultdict(list)
@@ -101,23 +99,24 @@ class KerasSharded(SetFormat):
                 named.update(shards)
                 path = os.path.join(directory, name)
                 yield Unit(path, (name, *sorted(shards)), self, deeper(mapped))
-        for stem, found in stems.items():
-            shards_left = [name for name in found if name not in named]
-            if len(shards_left) > 1:
+        for stem, names in stems.items():
+            unnamed = [name for name in names if name not in named]
+            if len(unnamed) > 1:
                 path = os.path.join(directory, f"{stem}.weights.json")
-                yield Unit(path, tuple(sorted(shards_left)), self)
+                yield Unit(path, tuple(sorted(unnamed)), self)
 
     def _index_in(self, probe: Probe) -> str | None:
         """Return the name of the index in a directory that holds its set alone."""
-        found = [name for name, entry in probe.entries.items() if INDEX.fullmatch(name) and entry.is_file()]
-        if len(found) != 1:
+        names = [name for name, entry in probe.entries.items() if INDEX.fullmatch(name) and entry.is_file()]
+        if len(names) != 1:
             return None
-        match = INDEX.fullmatch(found[0])
+        (index,) = names
+        match = INDEX.fullmatch(index)
         stem = match["stem"] if match else ""
         weights = [name for name in probe.entries if name.endswith((".h5", ".keras", ".index", ".json"))]
-        others = {name for name in weights if name != found[0] and _stem(name) != stem}
-        others -= set(_mapped_files(probe.path, found[0]))
-        return None if others else found[0]
+        others = {name for name in weights if name != index and _stem(name) != stem}
+        others -= set(_mapped_files(probe.path, index))
+        return None if others else index
 
 
 def _stem(name: str) -> str | None:
@@ -143,12 +142,19 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
         shards.findings += index.findings
         shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
         for name in index.files:
-            _add(shards, index, name, os.path.join(directory, name))
+            _add_shard(shards, index, name, os.path.join(directory, name))
         shards.findings += _extra_shards(index, directory or os.curdir)
-        tensors = tuple(_tensors(shards, index))
-        if shards.complete:
-            shards.findings += _check_total(index, tensors)
-        told = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
+        tensors = tuple(
+            tensor
+            for name, part in shards.parts.items()
+            for tensor in part.tensors
+            if name in index.groups.get(_group(tensor), (name,))  # not those that the index maps to another
+        )
+        total = sum(tensor.nbytes for tensor in tensors)
+        if shards.complete and isinstance(index.total, int | float) and index.total != total:
+            message = f"total_size is {index.total!r:.40}, and the tensors have {total:,} bytes"
+            shards.findings.append(warning("shard-total-size", message, os.path.basename(index.path)))
+        metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
         name = os.path.basename(os.path.normpath(path))
         return Checkpoint(
@@ -158,8 +164,8 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
             tensors=tensors,
             files=tuple(file_entry(one) for one in paths if os.path.isfile(one)),
             spans=shards.spans,
-            metadata=lambda: told,
-            training=lambda: training_of(told, tensors, name),
+            metadata=lambda: metadata,
+            training=lambda: training_of(metadata, tensors, name),
             layers=lambda: {key: kind for part in shards.parts.values() for key, kind in part.layers.items()},
             native=lambda: merged_native(part.native for part in shards.parts.values()),
             producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
@@ -176,13 +182,13 @@ def _group(tensor: Tensor) -> str:
     return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
 
 
-def _add(shards: Gathered, index: KerasIndex, name: str, path: str) -> None:
+def _add_shard(shards: Gathered, index: KerasIndex, name: str, path: str) -> None:
     """Open a shard, and compare it with what the index maps to it."""
-    beside = os.path.realpath(os.path.dirname(index.path) or os.curdir)
+    directory = os.path.realpath(os.path.dirname(index.path) or os.curdir)
     if not os.path.exists(path):
         shards.fault("missing", "there is no such file", name)
         return
-    if not os.path.realpath(path).startswith(beside.rstrip(os.sep) + os.sep):
+    if not os.path.realpath(path).startswith(directory.rstrip(os.sep) + os.sep):
         shards.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
         return
     part = shards.add(name, partial(open_file, path))
@@ -202,29 +208,16 @@ def _add(shards: Gathered, index: KerasIndex, name: str, path: str) -> None:
 
 def _extra_shards(index: KerasIndex, directory: str) -> Iterator[Finding]:
     match = INDEX.fullmatch(os.path.basename(index.path))
-    alike = grouped(directory, _by_stem).get(match["stem"], ()) if index.groups and match else ()
+    alike = grouped(directory, _shards_by_stem).get(match["stem"], ()) if index.groups and match else ()
     for name in alike:
         if name not in index.files:
             yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
 
 
-def _by_stem(names: Iterable[str]) -> dict[str, list[str]]:
+def _shards_by_stem(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the shards among the names in a directory, by the stem that those of one set have in common."""
     found = defaultdict(list)
     for name in names:
         if stem := _stem(name):
             found[stem].append(name)
     return dict(found)
-
-
-def _tensors(shards: Gathered, index: KerasIndex) -> Iterator[Tensor]:
-    """Yield the tensors of each shard, without those that the index maps to another."""
-    for name, part in shards.parts.items():
-        yield from (tensor for tensor in part.tensors if name in index.groups.get(_group(tensor), (name,)))
-
-
-def _check_total(index: KerasIndex, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
-    total = sum(tensor.nbytes for tensor in tensors)
-    if isinstance(index.total, int | float) and index.total != total:
-        message = f"total_size is {index.total!r:.40}, and the tensors have {total:,} bytes"
-        yield warning("shard-total-size", message, os.path.basename(index.path))

@@ -40,15 +40,15 @@ class KerasZip(Format):
         model = Model(probe)
         tensors = model.read()
 
-        found = Checkpoint(
+        checkpoint = Checkpoint(
             path=probe.path,
             format=self.name,
             variant=None,
             tensors=tensors,
             files=(FileEntry(probe.path, probe.source.size),),
             spans=lambda: spans_of(model.archive, probe.path),
-            metadata=lambda: model.told,
-            training=lambda: training_of(model.told, tensors, probe.name),
+            metadata=lambda: model.metadata,
+            training=lambda: training_of(model.metadata, tensors, probe.name),
             layers=lambda: model.layers(tensors),
             native=lambda: model.native(tensors),
             producer=Producer("keras", model.version),
@@ -57,5 +57,5 @@ class KerasZip(Format):
             complete=model.complete,
             close=probe.close if model.weights is None else model.weights.with_it(probe.close),
         )
-        entry = model.entry()
-        return found if entry is None else apply_sidecar(found, entry, ENTRY)
+        sidecar = model.sidecar()
+        return checkpoint if sidecar is None else apply_sidecar(checkpoint, sidecar, ENTRY)

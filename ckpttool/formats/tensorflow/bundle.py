@@ -126,30 +126,30 @@ def read_header(path: str, message: bytes | memoryview) -> Header:
 def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntry:
     """Return what an entry says."""
     name = key.decode("utf-8", "backslashreplace")
-    told: dict[int, Field] = {}
+    stated: dict[int, Field] = {}
     shape: tuple[int, ...] = ()
     slices = []
     for field in fields(message, path, name):
         if field.number <= _LAST_FIELD:
-            told[field.number] = field
+            stated[field.number] = field
         if field.number == 2:
             shape = read_shape(path, name, field.data)
         elif field.number == 7:
             slices.append(read_slice(path, name, field.data))
             require_few(path, name, len(slices))
-    number, shard, offset, nbytes = (told[at].signed if at in told else 0 for at in (1, 3, 4, 5))
+    number, shard, offset, nbytes = (stated[at].signed if at in stated else 0 for at in (1, 3, 4, 5))
     dtype = read_dtype(path, name, number)
-    crc = unmasked(told[6].integer) if 6 in told else unmasked(0)
+    crc = unmasked(stated[6].integer if 6 in stated else 0)
     if min(shard, offset, nbytes) < 0:
-        raise damaged(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
+        raise bundle_damage(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
     entry = BundleEntry(key, dtype, shape, shard, offset, nbytes, crc, tuple(slices))
     if not slices and dtype.kind != "string" and nbytes != dtype.nbytes(math.prod(shape)):
         found = f"{nbytes:,} bytes for {dtype} of shape {list(shape)}"
-        raise damaged(path, name, found, f"{dtype.nbytes(math.prod(shape)):,}")
+        raise bundle_damage(path, name, found, f"{dtype.nbytes(math.prod(shape)):,}")
     return entry
 
 
-def damaged(path: str, where: str, found: str, expected: str | None = None) -> DamagedCheckpoint:
+def bundle_damage(path: str, where: str, found: str, expected: str | None = None) -> DamagedCheckpoint:
     """Return an error about an entry."""
     return DamagedCheckpoint(path, found, expected=expected, where=where, code="bundle-entry")
 
@@ -158,7 +158,7 @@ def read_dtype(path: str, name: str, number: int) -> DType:
     """Return the type that a number stands for."""
     dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     if dtype is None:
-        raise damaged(path, name, f"element type {number}", "one that TensorFlow has")
+        raise bundle_damage(path, name, f"element type {number}", "one that TensorFlow has")
     return dtype
 
 
@@ -167,14 +167,14 @@ def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
     lengths = []
     for field in fields(message, path, name):
         if field.number == 3 and field.integer:
-            raise damaged(path, name, "a shape of unknown rank")
+            raise bundle_damage(path, name, "a shape of unknown rank")
         if field.number == 2:
-            told = [inner.signed for inner in fields(field.data, path, name) if inner.number == 1]
-            lengths.append(told[-1] if told else 0)
+            stated = [inner.signed for inner in fields(field.data, path, name) if inner.number == 1]
+            lengths.append(stated[-1] if stated else 0)
             if len(lengths) > MAX_AXES:
                 break
     if min(lengths, default=0) < 0 or len(lengths) > MAX_AXES:
-        raise damaged(path, name, f"shape {lengths[:8]}", f"at most {MAX_AXES} axes, none below 0")
+        raise bundle_damage(path, name, f"shape {lengths[:8]}", f"at most {MAX_AXES} axes, none below 0")
     return tuple(lengths)
 
 
@@ -190,8 +190,8 @@ def read_slice(path: str, name: str, message: memoryview) -> Slice:
     axes: list[tuple[int, int | None]] = []
     for field in fields(message, path, name):
         if field.number == 1:
-            told = {inner.number: inner.signed for inner in fields(field.data, path, name)}
-            axes.append((told.get(1, 0), told.get(2)))
+            stated = {inner.number: inner.signed for inner in fields(field.data, path, name)}
+            axes.append((stated.get(1, 0), stated.get(2)))
             if len(axes) > MAX_AXES:
                 break
     return tuple(axes)
@@ -199,24 +199,17 @@ def read_slice(path: str, name: str, message: memoryview) -> Slice:
 
 def slice_key(name: bytes, part: Slice) -> bytes:
     """Return the key under which a slice of a tensor stands in an index."""
-    axes = (_signed(start) + _signed(-1 if length is None else length) for start, length in part)
-    return b"\0" + _escaped(name) + b"\0\1" + _unsigned(len(part)) + b"".join(axes)
+    escaped = b"".join(_ESCAPES.get(byte, bytes([byte])) for byte in name)
+    count = len(part).to_bytes((len(part).bit_length() + 7) // 8, "big")
+    axes = [number for start, length in part for number in (start, -1 if length is None else length)]
+    return b"\0" + escaped + b"\0\1" + bytes([len(count)]) + count + b"".join(map(_ordered_number, axes))
 
 
-def _escaped(name: bytes) -> bytes:
-    replaced = {0: b"\0\xff", 255: b"\xff\0"}
-    return b"".join(replaced.get(byte, bytes([byte])) for byte in name)
-
-
-def _unsigned(number: int) -> bytes:
-    data = number.to_bytes((number.bit_length() + 7) // 8, "big")
-    return bytes([len(data)]) + data
-
-
+_ESCAPES = {0: b"\0\xff", 255: b"\xff\0"}
 _HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF, 0xFF, 0xFF)
 
 
-def _signed(number: int) -> bytes:
+def _ordered_number(number: int) -> bytes:
     """Return a number so that bytes sort as numbers do."""
     size = (~number if number < 0 else number).bit_length() // 7 + 1
     data = bytearray((number & ((1 << 8 * size) - 1)).to_bytes(size, "big"))

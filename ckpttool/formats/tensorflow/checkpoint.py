@@ -38,12 +38,11 @@ class TensorFlow(SetFormat):
 
     def matches(self, probe: Probe) -> bool:
         if probe.is_directory:
-            return is_stage(probe.path) or self._only(probe) is not None
-        return is_table_source(probe.source) or self._is_named(probe)
-
-    def _is_named(self, probe: Probe) -> bool:
-        """Return whether a file belongs to a prefix by its name: then it is one, however damaged."""
+            return is_stage(probe.path) or self._only_unit(probe) is not None
         path = probe.source.path
+        if is_table_source(probe.source):
+            return True
+        # A file that belongs to a prefix by its name is one, however damaged.
         if not path.endswith(INDEX):
             return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_old(path)
         stem = os.path.basename(path).removesuffix(INDEX)
@@ -53,14 +52,14 @@ class TensorFlow(SetFormat):
         except OSError:
             return False
 
-    def _only(self, probe: Probe) -> Unit | None:
+    def _only_unit(self, probe: Probe) -> Unit | None:
         """Return the checkpoint in a directory that holds just one."""
         units = [unit for unit in self.units(probe.path, probe.entries) if not is_stage(unit.path)]
         return units[0] if len(units) == 1 else None
 
     def open(self, probe: Probe) -> Checkpoint:
         if probe.is_directory:
-            unit = Unit(probe.path, (), self) if is_stage(probe.path) else self._only(probe)
+            unit = Unit(probe.path, (), self) if is_stage(probe.path) else self._only_unit(probe)
             if unit is None:  # it has changed since it was recognised
                 raise NotACheckpoint(probe.path, "no checkpoint in this directory, or several")
             return self.open_unit(unit)
@@ -68,8 +67,8 @@ class TensorFlow(SetFormat):
         probe.close()
         prefix = prefix_of(probe.path) or prefix_of(path)
         if prefix is None:
-            return self._old(path)
-        return self._whole(prefix)
+            return self._open_old(path)
+        return self._open_prefix(prefix)
 
     def open_unit(self, unit: Unit) -> Checkpoint:
         if is_stage(unit.path):
@@ -78,10 +77,10 @@ class TensorFlow(SetFormat):
             return open_stage(unit.path)
         is_first = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
         if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
-            return self._old(unit.path)
+            return self._open_old(unit.path)
         if not unit.members or (os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX)):
             return super().open_unit(unit)
-        return self._whole(prefix_of(unit.path) or unit.path)
+        return self._open_prefix(prefix_of(unit.path) or unit.path)
 
     def unit_of(self, probe: Probe) -> Unit | None:
         if probe.is_directory:
@@ -90,17 +89,17 @@ class TensorFlow(SetFormat):
         directory = os.path.dirname(prefix)
         if _shards_beside(prefix):
             prefix = os.path.join(directory, old_name(os.path.basename(prefix)))
-        found = self.units(directory, scan(directory or os.curdir))
-        return next((unit for unit in found if unit.path == prefix), Unit(probe.path, (probe.name,), self))
+        units = self.units(directory, scan(directory or os.curdir))
+        return next((unit for unit in units if unit.path == prefix), Unit(probe.path, (probe.name,), self))
 
     @staticmethod
-    def _whole(prefix: str) -> Checkpoint:
+    def _open_prefix(prefix: str) -> Checkpoint:
         from ckpttool.formats.tensorflow.reader import open_prefix
 
         return open_prefix(prefix)
 
     @staticmethod
-    def _old(path: str) -> Checkpoint:
+    def _open_old(path: str) -> Checkpoint:
         from ckpttool.formats.tensorflow.v1 import open_old
 
         directory, shards = os.path.dirname(path), _shards_beside(path)

@@ -49,11 +49,11 @@ def ties_in(tensors: Iterable[Tensor]) -> dict[str, str]:
 def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
     """Return the keys that the native parts tell, by name; None if they tell none."""
     try:
-        told = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
+        keys = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
     except CheckpointError:
         return None
-    is_told = isinstance(told, dict) and all(isinstance(key, str) for key in told.values())
-    return told if is_told else None
+    is_mapping = isinstance(keys, dict) and all(isinstance(key, str) for key in keys.values())
+    return keys if is_mapping else None
 
 
 def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[str, bytes] | None:
@@ -61,17 +61,18 @@ def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[st
 
     They fit where a reader finds each tensor by its key under its path again.
     """
-    told = known_keys(native)
-    if told is None:
+    known = known_keys(native)
+    if known is None:
         return None
     try:
-        keys = {one.name: told.get(one.name, one.name).encode("utf-8", _ANY_BYTES) for one in tensors}
+        keys = {
+            tensor.name: known.get(tensor.name, tensor.name).encode("utf-8", _ANY_BYTES) for tensor in tensors
+        }
         graph = read_graph("", native[GRAPH]) if GRAPH in native else {}
     except (UnicodeEncodeError, DamagedCheckpoint):
         return None
-    found = {name: readable(key) for name, key in keys.items()}
     fits = len(set(keys.values())) == len(tensors) and all(
-        path_of_key(found[one.name], graph) == one.path for one in tensors
+        path_of_key(readable(keys[tensor.name]), graph) == tensor.path for tensor in tensors
     )
     return keys if fits else None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -97,9 +97,9 @@ def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
             continue
         if node.links >= allowed:
             raise LimitExceeded(path, f"more than {MAX_LINKS:,} links between objects", where=GRAPH_KEY)
-        told = {inner.number: inner for inner in fields(part.data, path, GRAPH_KEY) if inner.number <= 3}
-        number = {key: inner.integer for key, inner in told.items()}
-        text = {key: inner.text for key, inner in told.items()}
+        link = {inner.number: inner for inner in fields(part.data, path, GRAPH_KEY) if inner.number <= 3}
+        number = {key: inner.integer for key, inner in link.items()}
+        text = {key: inner.text for key, inner in link.items()}
         if part.number == 1:
             node.children.append((text.get(2, ""), number.get(1, 0)))
         elif part.number == 2:
@@ -120,14 +120,14 @@ def _best_names(nodes: list[_ObjectNode]) -> dict[str, KnownVariable]:
             if at in reached and original in reached and variable < len(nodes) and variable not in reached:
                 cost, optimizer = reached[at]
                 reached[variable] = (cost, (*optimizer, slot, *reached[original][1]))
-    found = {}
+    variables = {}
     for at, (cost, path) in reached.items():
         for attribute, name, key in nodes[at].attributes:
             full = path if attribute == VALUE else (*path, attribute)
             if attribute == VALUE and key == key_along(steps_of_name(name)):
                 full = steps_of_name(name)
-            found[key] = KnownVariable(full or (key,), cost.optimizers > 0, name)
-    return found
+            variables[key] = KnownVariable(full or (key,), cost.optimizers > 0, name)
+    return variables
 
 
 class PathCost(NamedTuple):
@@ -151,17 +151,11 @@ def _best_paths(nodes: list[_ObjectNode]) -> dict[int, tuple[PathCost, tuple[str
             continue
         for name, child in nodes[at].children:
             if child not in best:
-                beyond = _cost_with_step(cost, name, nodes[child])
+                is_optimizer = nodes[child].is_optimizer or _OPTIMIZER.search(name) is not None
+                is_list = name in _OF_ALL or name.startswith("keras_api")
+                beyond = PathCost(int(cost.optimizers or is_optimizer), cost.lists + is_list, cost.length + 1)
                 heapq.heappush(waiting, (beyond, (*path, name), child))
     return best
-
-
-def _cost_with_step(cost: PathCost, name: str, child: _ObjectNode) -> PathCost:
-    return PathCost(
-        int(cost.optimizers or child.is_optimizer or _OPTIMIZER.search(name) is not None),
-        cost.lists + (name in _OF_ALL or name.startswith("keras_api")),
-        cost.length + 1,
-    )
 
 
 # Names, keys and roles ------------------------------------------------------------------------------
@@ -197,8 +191,8 @@ def path_of_key(key: str, graph: Mapping[str, KnownVariable]) -> Path:
 
 def own_names(tensors: Iterable[Tensor], graph: Mapping[str, KnownVariable]) -> dict[str, str]:
     """Return the variables' own names by those of their tensors, where they have any."""
-    known = ((tensor.name, graph.get(tensor.key or tensor.name)) for tensor in tensors)
-    return {name: told.full_name for name, told in known if told is not None and told.full_name != _UNNAMED}
+    variables = {tensor.name: graph.get(tensor.key or tensor.name) for tensor in tensors}
+    return {name: one.full_name for name, one in variables.items() if one and one.full_name != _UNNAMED}
 
 
 def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[str, KnownVariable]) -> Role:
@@ -206,7 +200,7 @@ def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[s
     known = graph.get(key)
     if known is not None and (known.is_optimizer or _SLOT_MARK in key):
         return Role.OPTIMIZER
-    if known is None and _is_old_slot(key):
+    if known is None and (_SLOT_NAME.fullmatch(key) or _BETA_POWER.fullmatch(key)):
         return Role.OPTIMIZER
     last = key.partition(_MARK)[0].rpartition("/")[2]
     if last in _COUNTERS and not shape:
@@ -220,10 +214,6 @@ def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[s
     if any("seed_generator" in str(step) for step in (*path, known.full_name if known else "")):
         return Role.OTHER
     return Role.WEIGHTS
-
-
-def _is_old_slot(key: str) -> bool:
-    return _SLOT_NAME.fullmatch(key) is not None or _BETA_POWER.fullmatch(key) is not None
 
 
 # A graph that is made from names --------------------------------------------------------------------
@@ -276,25 +266,22 @@ def graph_of(owned: Iterable[str], ties: Mapping[str, str]) -> bytes:
     for name in sorted(ties):
         values.setdefault(objects.tie(name, places[ties[name]]), _attribute_message(ties[name]))
     values.setdefault(objects.object_at((_SAVE_COUNTER,)), b"")
-    nodes = (
-        _object_message(children, values.get(number)) for number, children in enumerate(objects.children)
-    )
-    return b"".join(bytes_field(1, node) for node in nodes)
+    nodes = []
+    for number, children in enumerate(objects.children):
+        node = [
+            bytes_field(_CHILD, number_field(1, child) + text_field(2, name))
+            for name, child in children.items()
+        ]
+        if number in values:
+            node += values[number], bytes_field(_HAS_VALUES, _TRUE)
+        nodes.append(bytes_field(1, b"".join(node)))
+    return b"".join(nodes)
 
 
 def _attribute_message(source: str) -> bytes:
     """Return what an object says of the value of its own, which lies under the name of a tensor."""
-    told = text_field(1, VALUE) + text_field(2, source) + text_field(3, key_of(source))
-    return bytes_field(_ATTRIBUTE, told)
-
-
-def _object_message(children: Mapping[str, int], attribute: bytes | None) -> bytes:
-    """Return an object; ``attribute`` is None where it is said to have no value of its own."""
-    links = [
-        bytes_field(_CHILD, number_field(1, child) + text_field(2, name)) for name, child in children.items()
-    ]
-    values = () if attribute is None else (attribute, bytes_field(_HAS_VALUES, _TRUE))
-    return b"".join((*links, *values))
+    attribute = text_field(1, VALUE) + text_field(2, source) + text_field(3, key_of(source))
+    return bytes_field(_ATTRIBUTE, attribute)
 
 
 # A graph that is cut --------------------------------------------------------------------------------
@@ -307,11 +294,12 @@ def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection
         path: What it comes from, for errors.
         message: The graph.
         kept: The keys that stay.
-        gone: The keys that there were besides."""
+        gone: The keys that there were besides.
+    """
     ordered_kept, ordered_gone = sorted(kept), sorted(gone)
 
     def is_gone(attribute: Field) -> bool:
-        key = _text_field(path, attribute, 3)
+        key = next((one.text for one in fields(attribute.data, path, GRAPH_KEY) if one.number == 3), "")
         if key in kept or key in gone:
             return key in gone
         # Tables and iterators have keys that begin with the one that the graph states.
@@ -330,30 +318,24 @@ def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection
     def is_kept(part: Field) -> bool:
         if part.number == _ATTRIBUTE:
             return not is_gone(part)
-        return part.number != _SLOT or _number_field(path, part, 3) not in lost
+        if part.number != _SLOT:
+            return True
+        slots = (one.integer for one in fields(part.data, path, GRAPH_KEY) if one.number == 3)
+        return next(slots, 0) not in lost
 
-    return b"".join(bytes_field(1, _filtered_message(path, node, is_kept)) for node in nodes)
+    cut = []
+    for node in nodes:
+        parts = []
+        for part in fields(node, path, GRAPH_KEY):
+            if part.kind == BYTES and is_kept(part):
+                parts.append(bytes_field(part.number, part.data))
+            elif part.kind == VARINT and is_kept(part):
+                parts.append(number_field(part.number, part.integer))
+        cut.append(bytes_field(1, b"".join(parts)))
+    return b"".join(cut)
 
 
 def _any_starts_with(ordered: Sequence[str], beginning: str) -> bool:
     """Return whether one of the texts, which are in order, begins so."""
     at = bisect_left(ordered, beginning)
     return at < len(ordered) and ordered[at].startswith(beginning)
-
-
-def _filtered_message(path: str, message: memoryview, is_kept: Callable[[Field], bool]) -> bytes:
-    return b"".join(_field_message(part) for part in fields(message, path, GRAPH_KEY) if is_kept(part))
-
-
-def _field_message(field: Field) -> bytes:
-    if field.kind == BYTES:
-        return bytes_field(field.number, field.data)
-    return number_field(field.number, field.integer) if field.kind == VARINT else b""
-
-
-def _text_field(path: str, field: Field, number: int) -> str:
-    return next((one.text for one in fields(field.data, path, GRAPH_KEY) if one.number == number), "")
-
-
-def _number_field(path: str, field: Field, number: int) -> int:
-    return next((one.integer for one in fields(field.data, path, GRAPH_KEY) if one.number == number), 0)

@@ -55,11 +55,11 @@ def is_table_source(source: Source) -> bool:
 
 def parts_by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the shards among names, and what a writer has not renamed, by their prefix."""
-    found = defaultdict(list)
+    parts = defaultdict(list)
     for name in names:
         if match := DATA.fullmatch(name) or TEMPORARY.fullmatch(name):
-            found[match["prefix"]].append(name)
-    return dict(found)
+            parts[match["prefix"]].append(name)
+    return dict(parts)
 
 
 def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
@@ -72,7 +72,7 @@ def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
             found[match["prefix"]].append(name)
         elif name.endswith(INDEX) and len(name) > len(INDEX) and entry.is_file():
             tables.append(name)
-    listed = _listed(directory, entries) if tables else frozenset()
+    listed = _names_in_state_file(directory, entries) if tables else frozenset()
     for name in tables:
         prefix = name.removesuffix(INDEX)
         is_known = prefix in found or prefix in listed
@@ -133,7 +133,7 @@ def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
 
     What the state file names, and what has a graph beside it, is one even where it was cut short.
     """
-    listed = _listed(directory, entries)
+    listed = _names_in_state_file(directory, entries)
     for name, entry in entries.items():
         has_graph = name + META in entries
         if not (has_graph or name in listed) or not entry.is_file():
@@ -156,7 +156,7 @@ def is_remnant(path: str, *, is_listed: bool = False) -> bool:
     return is_listed and not head.startswith(_FOREIGN)
 
 
-def _listed(directory: str, entries: Entries) -> frozenset[str]:
+def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
     """Return the names that the state file in a directory gives its checkpoints."""
     if NAME not in entries:
         return frozenset()

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
@@ -42,7 +43,6 @@ from ckpttool.formats.tensorflow.prefix import (
     shard_name,
 )
 from ckpttool.formats.tensorflow.values import (
-    ChecksummedBytes,
     SlicedValues,
     TensorSlice,
     checksummed_bytes,
@@ -73,9 +73,10 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
 
     Args:
         prefix: What its files' names begin with.
-        shown: How the user named it, where that isn't the prefix."""
+        shown: How the user named it, where that isn't the prefix.
+    """
     with Bundle(prefix) as bundle:
-        beside = _data_files_of(prefix)
+        data_files = _data_files_of(prefix)
         if not os.path.lexists(bundle.path):
             bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
             entries = {}
@@ -84,80 +85,61 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             bundle.open_shards()
         objects = entries.pop(GRAPH_KEY.encode(), None)
         graph = bundle.graph(objects)
-        content = bundle.text(_pop_content_entry(entries), ENTRY)
-        listed = [one for one in entries.values() if one.key[:1] != b"\0"]
-        found = [bundle.tensor(one, graph, entries) for one in listed]
-        keys = {tensor.name: one.key for tensor, one in zip(found, listed, strict=True)}
-        tensors = tuple(map(_copy_marker(found), sorted(found, key=_reading_order) if graph else found))
+        content = entries.get(ENTRY.encode())
+        if content is not None and content.dtype.name == "string" and not (content.shape or content.slices):
+            sidecar = bundle.text(entries.pop(ENTRY.encode()), ENTRY)
+        else:
+            sidecar = None
+        listed = [entry for entry in entries.values() if entry.key[:1] != b"\0"]
+        unordered = [bundle.tensor(entry, graph, entries) for entry in listed]
+        keys = {tensor.name: entry.key for tensor, entry in zip(unordered, listed, strict=True)}
+        tensors = _with_copies_marked(unordered)
+        if graph:
+            tensors.sort(key=lambda tensor: [natural(str(step)) for step in tensor.path])
         bundle.findings += bundle.account()
-        bundle.findings += _unfinished_saves(bundle, prefix, beside)
+        bundle.findings += _unfinished_saves(bundle, prefix, data_files)
         paths = [bundle.path, *(source.path for source in bundle.sources.values())]
         if not entries and not bundle.sources:
-            paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
+            paths += [os.path.join(os.path.dirname(prefix), name) for name in data_files]
         paths.append(prefix + META)
-        files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
         path = shown or prefix
-        opened = _checkpoint(
-            bundle, path, tensors, files, graph, lambda: _native_parts(bundle, objects, keys, whole.tensors)
+
+        def native() -> Mapping[str, bytes]:
+            if objects is None:
+                return native_of(keys, None, checkpoint.tensors)
+            source = bundle.sources.get(objects.shard)
+            if source is None or GRAPH_KEY in bundle.unreadable:
+                return {}
+            return native_of(keys, bundle.string(source, objects), checkpoint.tensors)
+
+        checkpoint = Checkpoint(
+            path=path,
+            format="tensorflow",
+            variant=None,
+            tensors=tuple(tensors),
+            files=tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path)),
+            spans=bundle.spans,
+            training=lambda: training_of(tensors, os.path.basename(path)),
+            own_names=lambda: own_names(tensors, graph),
+            native=native,
+            producer=Producer("tensorflow"),
+            findings=tuple(bundle.findings),
+            complete=bundle.complete,
+            close=bundle.keep(),
         )
-        whole = opened if content is None else apply_sidecar(opened, content, ENTRY)
-        return whole
+        if sidecar is not None:
+            checkpoint = apply_sidecar(checkpoint, sidecar, ENTRY)
+        return checkpoint
 
 
-def _checkpoint(
-    bundle: Bundle,
-    path: str,
-    tensors: tuple[Tensor, ...],
-    files: tuple[FileEntry, ...],
-    graph: Mapping[str, KnownVariable],
-    native: Callable[[], Mapping[str, bytes]],
-) -> Checkpoint:
-    return Checkpoint(
-        path=path,
-        format="tensorflow",
-        variant=None,
-        tensors=tensors,
-        files=files,
-        spans=bundle.spans,
-        training=lambda: training_of(tensors, os.path.basename(path)),
-        own_names=lambda: own_names(tensors, graph),
-        native=native,
-        producer=Producer("tensorflow"),
-        findings=tuple(bundle.findings),
-        complete=bundle.complete,
-        close=bundle.keep(),
-    )
-
-
-def _pop_content_entry(entries: dict[bytes, BundleEntry]) -> BundleEntry | None:
-    """Take out the entry with what TensorFlow has no place for, if there is one."""
-    found = entries.get(ENTRY.encode())
-    if found is None or found.dtype.name != "string" or found.shape or found.slices:
-        return None
-    return entries.pop(ENTRY.encode())
-
-
-def _native_parts(
-    bundle: Bundle, objects: BundleEntry | None, keys: Mapping[str, bytes], tensors: tuple[Tensor, ...]
-) -> Mapping[str, bytes]:
-    """Return the native parts; the graph of objects is read again for it."""
-    if objects is None:
-        return native_of(keys, None, tensors)
-    source = bundle.sources.get(objects.shard)
-    if source is None or GRAPH_KEY in bundle.told:  # damaged, which was found
-        return {}
-    return native_of(keys, bundle.string(source, objects), tensors)
-
-
-def _copy_marker(tensors: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that gives another role to the copies in the private list of Keras's export."""
-    is_export = any(tensor.path[0] in _PUBLIC for tensor in tensors)
-
-    def marked(tensor: Tensor) -> Tensor:
-        is_copy = is_export and len(tensor.path) == 2 and tensor.path[0] == _ALL
-        return replace(tensor, role=Role.OTHER) if is_copy else tensor
-
-    return marked
+def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors with another role for the copies in the private list of Keras's export."""
+    if not any(tensor.path[0] in _PUBLIC for tensor in tensors):
+        return tensors
+    return [
+        replace(tensor, role=Role.OTHER) if len(tensor.path) == 2 and tensor.path[0] == _ALL else tensor
+        for tensor in tensors
+    ]
 
 
 def _data_files_of(prefix: str) -> tuple[str, ...]:
@@ -178,10 +160,6 @@ def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> It
             yield warning("save-unfinished", "a file that its writer has not renamed", name)
         elif ".data-" in name and name not in own and bundle.sources:
             yield warning("shard-extra", "a shard of another save; the index does not name it", name)
-
-
-def _reading_order(tensor: Tensor) -> list[list[tuple[int, int, str]]]:
-    return [natural(str(step)) for step in tensor.path]
 
 
 def open_stage(path: str) -> Checkpoint:
@@ -221,7 +199,7 @@ class Bundle:
         self.complete = True
         self.sources: dict[int, Source] = {}
         self.stored: list[_StoredEntry] = []
-        self.told: set[str] = set()
+        self.unreadable: set[str] = set()
         self.header = Header(1, "little", 1, 0)
         self._opened = ExitStack()
 
@@ -256,12 +234,12 @@ class Bundle:
                 found = "a table without a header"
                 raise DamagedCheckpoint(self.path, found, where="header", code="bundle-header")
             self.header = read_header(self.path, first.value)
-            told: dict[bytes, BundleEntry] = {}
+            by_key: dict[bytes, BundleEntry] = {}
             for entry in entries:
-                told[entry.key] = read_entry(self.path, entry.key, entry.value)
-                if len(told) > MAX_ENTRIES:
+                by_key[entry.key] = read_entry(self.path, entry.key, entry.value)
+                if len(by_key) > MAX_ENTRIES:
                     raise LimitExceeded(self.path, f"more than {MAX_ENTRIES:,} entries", where="index")
-            return told
+            return by_key
 
     def open_shards(self) -> None:
         """Open all shards that there are, and note those that are missing."""
@@ -306,7 +284,7 @@ class Bundle:
         try:
             return read_graph(self.path, message)
         except DamagedCheckpoint as failure:
-            self._note(GRAPH_KEY, failure.code, failure.reason)
+            self._note_unreadable(GRAPH_KEY, failure.code, failure.reason)
             return {}
 
     def text(self, entry: BundleEntry | None, name: str) -> bytes | None:
@@ -318,7 +296,8 @@ class Bundle:
             return self.string(source, entry)
         except (DamagedCheckpoint, ValueError) as failure:
             code = getattr(failure, "code", "object-graph")
-            self._note(name, code, failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure))
+            reason = failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure)
+            self._note_unreadable(name, code, reason)
             return None
 
     def string(self, source: Source, entry: BundleEntry) -> bytes:
@@ -330,13 +309,18 @@ class Bundle:
         """
         data = source.read(entry.offset, entry.nbytes, entry.name)
         stream = checksummed_bytes(source, entry, self.header.byteorder, entry.name)
-        _require_checksum(stream, entry, self.path)
-        (message,) = decoded_strings(data, 1)
-        return message
+        summed = bytearray(min(stream.nbytes, MAX_READ))
+        stream.read(0, memoryview(summed))
+        checksum = crc32c(bytes(summed))
+        if checksum != entry.crc32c:
+            message = f"CRC-32C is {checksum:08x} instead of {entry.crc32c:08x}"
+            raise DamagedCheckpoint(self.path, message, where=entry.name, code="checksum-mismatch")
+        (text,) = decoded_strings(data, 1)
+        return text
 
-    def _note(self, name: str, code: str, reason: str) -> None:
+    def _note_unreadable(self, name: str, code: str, reason: str) -> None:
         self.findings.append(error(code, reason, name))
-        self.told.add(name)
+        self.unreadable.add(name)
 
     def tensor(
         self, entry: BundleEntry, graph: dict[str, KnownVariable], entries: dict[bytes, BundleEntry]
@@ -344,44 +328,38 @@ class Bundle:
         """Return one tensor."""
         path = path_of_key(entry.name, graph)
         role = role_of_key(entry.name, entry.dtype, entry.shape, graph)
-        made = Tensor(
-            path,
-            entry.dtype,
-            entry.shape,
-            role,
-            byteorder=self.header.byteorder,
-            key=_key_if_other(entry, path),
-        )
+        key = None if path == (entry.name,) else entry.name
+        tensor = Tensor(path, entry.dtype, entry.shape, role, byteorder=self.header.byteorder, key=key)
         if entry.slices:
-            return self._sliced(made, entry, entries)
-        source = self.source_of(entry, made.name)
+            return self._sliced_tensor(tensor, entry, entries)
+        source = self.source_of(entry, tensor.name)
         if source is None:
-            return made
+            return tensor
         extent = Extent(source.path, entry.offset, entry.nbytes)
         swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
         values = Contiguous(source, entry.offset, entry.nbytes, swap)
-        return replace(made, values=values, extent=extent, storage=extent)
+        return replace(tensor, values=values, extent=extent, storage=extent)
 
-    def _sliced(self, made: Tensor, entry: BundleEntry, entries: Entries) -> Tensor:
+    def _sliced_tensor(self, tensor: Tensor, entry: BundleEntry, entries: Entries) -> Tensor:
         parts, sources = [], []
         for one in entry.slices:
             part = entries.get(slice_key(entry.key, one))
             if part is None:
                 raise DamagedCheckpoint(
-                    self.path, "a slice that has no entry", where=made.name, code="slice-missing"
+                    self.path, "a slice that has no entry", where=tensor.name, code="slice-missing"
                 )
             axes = list(zip(one, entry.shape, strict=False))
             starts = tuple(start for (start, _), _ in axes)
             lengths = tuple(axis if length is None else length for (_, length), axis in axes)
             parts.append(TensorSlice(starts, lengths, part))
-            sources.append(self.source_of(part, f"{made.name}[{len(parts) - 1}]"))
+            sources.append(self.source_of(part, f"{tensor.name}[{len(parts) - 1}]"))
         require_tiling(self.path, entry, parts)
-        found = tuple(source for source in sources if source is not None)
-        if len(found) < len(sources) or entry.dtype.kind == "string":
-            return made
+        opened = tuple(source for source in sources if source is not None)
+        if len(opened) < len(sources) or entry.dtype.kind == "string":
+            return tensor
         swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
-        values = SlicedValues(entry.shape, entry.dtype.itemsize, tuple(parts), found, swap)
-        return replace(made, values=values)
+        values = SlicedValues(entry.shape, entry.dtype.itemsize, tuple(parts), opened, swap)
+        return replace(tensor, values=values)
 
     def account(self) -> Iterator[Finding]:
         """Yield what is wrong with how the shards are filled: overlaps, and bytes that belong to nothing."""
@@ -389,14 +367,13 @@ class Bundle:
         for stored in self.stored:
             by_shard[stored.entry.shard].append(stored)
         for shard, source in self.sources.items():
-            found = sorted(by_shard[shard], key=lambda one: (one.entry.offset, one.entry.end))
+            ordered = sorted(by_shard[shard], key=lambda stored: (stored.entry.offset, stored.entry.end))
             name = os.path.basename(source.path)
             end = gaps = 0
-            for entry, named in found:
+            for entry, where in ordered:
                 if entry.nbytes and entry.offset < end:
-                    yield error(
-                        "extents-overlap", f"bytes {entry.offset:,}..{entry.end:,} belong twice", named
-                    )
+                    message = f"bytes {entry.offset:,}..{entry.end:,} belong twice"
+                    yield error("extents-overlap", message, where)
                 gaps += max(0, entry.offset - end) if entry.nbytes else 0
                 end = max(end, entry.end if entry.nbytes else end)
             if gaps:
@@ -407,58 +384,32 @@ class Bundle:
 
     def spans(self) -> Iterator[Span]:
         """Yield the stored bytes of all tensors, in the order of the files, with their checksums."""
-        for entry, name in sorted(self.stored, key=lambda one: (one.entry.shard, one.entry.offset)):
-            if name in self.told:
+        byteorder = self.header.byteorder
+        for entry, name in sorted(self.stored, key=lambda stored: (stored.entry.shard, stored.entry.offset)):
+            if name in self.unreadable:
                 continue
             source = self.sources[entry.shard]
             extent = Extent(source.path, entry.offset, entry.nbytes)
-            if entry.dtype.kind == "string":
-                yield self._summed_span(source, entry, extent, name)
+            span = partial(Span, extent, name, crc32=entry.crc32c, algorithm="crc32c")
+            if entry.dtype.kind != "string":
+                yield span(reader_from(source, entry.offset), dtype=entry.dtype, byteorder=byteorder)
+                continue
+            try:
+                stream = checksummed_bytes(source, entry, byteorder, name)
+            except DamagedCheckpoint as failure:
+                yield span(partial(_fail, failure), inflated=1)
             else:
-                read = reader_from(source, entry.offset)
-                yield Span(
-                    extent,
-                    name,
-                    read,
-                    entry.crc32c,
-                    entry.dtype,
-                    self.header.byteorder,
-                    algorithm="crc32c",
-                )
-
-    def _summed_span(self, source: Source, entry: BundleEntry, extent: Extent, name: str) -> Span:
-        try:
-            stream = checksummed_bytes(source, entry, self.header.byteorder, name)
-        except DamagedCheckpoint as failure:
-            failing = _failing_read(failure)
-            return Span(extent, name, failing, entry.crc32c, inflated=1, algorithm="crc32c")
-        return Span(extent, name, stream.read, entry.crc32c, inflated=stream.nbytes, algorithm="crc32c")
+                yield span(stream.read, inflated=stream.nbytes)
 
 
-def _failing_read(failure: DamagedCheckpoint) -> Callable[[int, memoryview], None]:
-    def read(offset: int, buffer: memoryview) -> None:
-        raise failure
-
-    return read
-
-
-def _key_if_other(entry: BundleEntry, path: tuple[str | int, ...]) -> str | None:
-    return None if path == (entry.name,) else entry.name
-
-
-def _require_checksum(stream: ChecksummedBytes, entry: BundleEntry, path: str) -> None:
-    data = bytearray(min(stream.nbytes, MAX_READ))
-    stream.read(0, memoryview(data))
-    found = crc32c(bytes(data))
-    if found != entry.crc32c:
-        message = f"CRC-32C is {found:08x} instead of {entry.crc32c:08x}"
-        raise DamagedCheckpoint(path, message, where=entry.name, code="checksum-mismatch")
+def _fail(failure: DamagedCheckpoint, offset: int, buffer: memoryview) -> None:
+    raise failure
 
 
 # Training -------------------------------------------------------------------------------------------
 
 
-def training_of(tensors: tuple[Tensor, ...], name: str) -> TrainingState:
+def training_of(tensors: Iterable[Tensor], name: str) -> TrainingState:
     """Return the training state: counters that the user saved, else the number that the prefix ends with.
 
     What counts saves is the last resort: it is the step only where each step was saved.
@@ -474,17 +425,12 @@ def training_of(tensors: tuple[Tensor, ...], name: str) -> TrainingState:
             counter = tensor
         elif tensor.role in (Role.TRAINING, Role.OTHER) and len(tensor.path) == 1:
             scalars[tensor.path] = lazy_scalar(tensor)
-    found = training_state({}, scalars, name)
-    return found if found.step is not None else _with_step(found, counter, name)
-
-
-def _with_step(found: TrainingState, counter: Tensor | None, name: str) -> TrainingState:
-    match = _NUMBERED.fullmatch(name)
-    origin: Mapping[str, str]
-    if match is not None:
-        return replace(found, step=int(match[1]), origin={**found.origin, "step": f"prefix {name}"})
+    state = training_state({}, scalars, name)
+    if state.step is not None:
+        return state
+    if (match := _NUMBERED.fullmatch(name)) is not None:
+        return replace(state, step=int(match[1]), origin={**state.origin, "step": f"prefix {name}"})
     saves = lazy_scalar(counter)() if counter is not None else None
     if not isinstance(saves, int):
-        return found
-    origin = {**found.origin, "step": "tensor save_counter"}
-    return replace(found, step=saves, origin=origin)
+        return state
+    return replace(state, step=saves, origin={**state.origin, "step": "tensor save_counter"})

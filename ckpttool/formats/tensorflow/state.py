@@ -69,7 +69,7 @@ def parse_state(text: str) -> CheckpointState | None:
     Raises:
         ValueError: It is no such text.
     """
-    told: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     name, expected, at = "", "name", 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -78,42 +78,38 @@ def parse_state(text: str) -> CheckpointState | None:
         at, kind, token = match.end(), match.lastgroup, match[0]
         if kind is None or (kind == "punct" and token in ";," and expected == "name"):
             continue
-        if kind == "string" and expected == "name" and told.get(name):
-            told[name][-1] += unescaped(token[1:-1])  # neighbours are one string
+        if kind == "string" and expected == "name" and values.get(name):
+            values[name][-1] += unescape(token[1:-1])  # neighbours are one string
         elif kind == expected == "name":
             name, expected = token, "colon"
         elif expected == "colon" and token == ":":
             expected = "value"
         elif expected == "value" and kind in ("string", "number", "name"):
-            told.setdefault(name, []).append(unescaped(token[1:-1]) if kind == "string" else token)
+            values.setdefault(name, []).append(unescape(token[1:-1]) if kind == "string" else token)
             expected = "name"
         else:
             raise ValueError(f"unexpected {token[:40]!r} at character {match.start():,}")
-    return _state(told)
-
-
-def _state(told: dict[str, list[str]]) -> CheckpointState | None:
-    latest, paths = told.get("model_checkpoint_path"), tuple(told.get("all_model_checkpoint_paths", ()))
+    latest, paths = values.get("model_checkpoint_path"), tuple(values.get("all_model_checkpoint_paths", ()))
     if not latest:
         return None
-    times = tuple(told.get("all_model_checkpoint_timestamps", ()))
-    preserved = told.get("last_preserved_timestamp")
-    return CheckpointState(
-        latest[-1], paths, times if len(times) == len(paths) else (), preserved[-1] if preserved else None
-    )
+    times = tuple(values.get("all_model_checkpoint_timestamps", ()))
+    if len(times) != len(paths):
+        times = ()
+    preserved = values.get("last_preserved_timestamp", [None])[-1]
+    return CheckpointState(latest[-1], paths, times, preserved)
 
 
 def state_text(state: CheckpointState) -> str:
     """Return the text of a state file, as TensorFlow writes it."""
-    lines = [f'model_checkpoint_path: "{escaped(state.latest)}"']
-    lines += [f'all_model_checkpoint_paths: "{escaped(path)}"' for path in state.paths]
+    lines = [f'model_checkpoint_path: "{escape(state.latest)}"']
+    lines += [f'all_model_checkpoint_paths: "{escape(path)}"' for path in state.paths]
     lines += [f"all_model_checkpoint_timestamps: {time}" for time in state.timestamps]
     if state.preserved is not None:
         lines.append(f"last_preserved_timestamp: {state.preserved}")
     return "\n".join(lines) + "\n"
 
 
-def expanded(path: str) -> tuple[str, ...]:
+def expand_shards(path: str) -> tuple[str, ...]:
     """Return what a listed path stands for: the shards of a checkpoint of the first version, else itself."""
     match = _SHARDS.search(path)
     if match is None:
@@ -122,7 +118,7 @@ def expanded(path: str) -> tuple[str, ...]:
     return tuple(path.replace("?????", f"{shard:05d}") for shard in shards) or (path,)
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """Return a string as it was before its special characters were escaped in the C manner.
 
     Bytes that are no UTF-8 become surrogates, as in file names.
@@ -133,28 +129,24 @@ def unescaped(text: str) -> str:
     parts, at = [], 0
     for match in _ESCAPE.finditer(text):
         parts.append(text[at : match.start()].encode("utf-8", "surrogateescape"))
-        parts.append(_character(match[1]))
+        escape = match[1]
+        if escape[0] in "uU" and len(escape) > 1:
+            parts.append(chr(int(escape[1:], 16)).encode())
+        elif escape[0] == "x" and len(escape) > 1:
+            parts.append(bytes([int(escape[1:], 16)]))
+        elif escape[0] in "01234567":
+            parts.append(bytes([int(escape, 8) & 0xFF]))
+        elif escape in _PLAIN:
+            parts.append(bytes([_PLAIN[escape]]))
+        else:
+            raise ValueError(f"an escape \\{escape}")
         at = match.end()
     parts.append(text[at:].encode("utf-8", "surrogateescape"))
     return b"".join(parts).decode("utf-8", "surrogateescape")
 
 
-def _character(escape: str) -> bytes:
-    if escape[0] in "uU":
-        return chr(int(escape[1:], 16)).encode() if len(escape) > 1 else _unknown(escape)
-    if escape[0] == "x":
-        return bytes([int(escape[1:], 16)]) if len(escape) > 1 else _unknown(escape)
-    if escape[0] in "01234567":
-        return bytes([int(escape, 8) & 0xFF])
-    return bytes([_PLAIN[escape]]) if escape in _PLAIN else _unknown(escape)
-
-
-def _unknown(escape: str) -> bytes:
-    raise ValueError(f"an escape \\{escape}")
-
-
-def escaped(text: str) -> str:
-    """Return a string with its special characters escaped in the C manner, all in ASCII."""
+def escape(text: str) -> str:
+    """Return a string with its special characters escape in the C manner, all in ASCII."""
     return "".join(
         _SHORT.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")

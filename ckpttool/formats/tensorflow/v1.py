@@ -23,6 +23,7 @@ from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import (
     BundleEntry,
     Slice,
+    bundle_damage,
     read_dtype,
     read_shape,
     read_slice,
@@ -52,7 +53,7 @@ _VARINTS = {"int64": 10, "bool": 11, "float16": 13, "uint32": 16, "uint64": 17}
 _SMALL = 7
 
 
-class _Told(NamedTuple):
+class _ListedTensor(NamedTuple):
     """What the first entries of all tables say of a tensor; ``tables`` has the one of each slice."""
 
     name: str
@@ -63,78 +64,70 @@ class _Told(NamedTuple):
     tables: tuple[Table, ...]
 
 
-class Stored(NamedTuple):
+class TableValues(NamedTuple):
     """The elements of a tensor in its tables; decoded when they are read."""
 
-    told: _Told
+    listed: _ListedTensor
     parts: tuple[TensorSlice, ...]
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
+        listed = self.listed
         sources = tuple(
-            Buffer(table.path, self._decoded(part, one, table))
-            for part, one, table in zip(self.parts, self.told.slices, self.told.tables, strict=True)
+            Buffer(table.path, self._decode(part, key, table))
+            for part, key, table in zip(self.parts, listed.slices, listed.tables, strict=True)
         )
-        return SlicedValues(self.told.shape, self.told.dtype.itemsize, self.parts, sources).blocks(limit)
+        return SlicedValues(listed.shape, listed.dtype.itemsize, self.parts, sources).blocks(limit)
 
-    def once(self) -> Stored:
+    def once(self) -> TableValues:
         return self
 
-    def _decoded(self, part: TensorSlice, one: Slice, table: Table) -> bytes:
-        name, dtype = self.told.name, self.told.dtype
-        found = table.find(slice_key(self.told.key, one))
-        if found is None:
-            raise _damaged(table.path, name, "a slice that isn't there")
-        for field in fields(found[1], table.path, name):
+    def _decode(self, part: TensorSlice, key: Slice, table: Table) -> bytes:
+        name, dtype = self.listed.name, self.listed.dtype
+        stored = table.find(slice_key(self.listed.key, key))
+        if stored is None:
+            raise bundle_damage(table.path, name, "a slice that isn't there")
+        for field in fields(stored[1], table.path, name):
             if field.number == _DATA:
                 for inner in fields(field.data, table.path, name):
                     if inner.number == 3:
                         data = _elements(table.path, name, dtype, inner.data)
                         if len(data) != part.entry.nbytes:
-                            raise _damaged(table.path, name, f"{len(data):,} bytes of elements")
+                            raise bundle_damage(table.path, name, f"{len(data):,} bytes of elements")
                         return data
-        raise _damaged(table.path, name, "a slice without elements")
-
-
-def _damaged(path: str, where: str, found: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(path, found, where=where, code="bundle-entry")
+        raise bundle_damage(table.path, name, "a slice without elements")
 
 
 def _elements(path: str, name: str, dtype: DType, message: memoryview) -> bytes:
     """Return the elements of a TensorProto as little-endian bytes."""
-    wanted = _FLOATS[dtype.name][0] if dtype.name in _FLOATS else _VARINTS.get(dtype.name, _SMALL)
-    found = (field for field in fields(message, path, name) if field.number == wanted)
+    number = _FLOATS[dtype.name][0] if dtype.name in _FLOATS else _VARINTS.get(dtype.name, _SMALL)
+    values = (field for field in fields(message, path, name) if field.number == number)
     if dtype.name in _FLOATS:
         width, data = _FLOATS[dtype.name][1], bytearray()
-        for field in found:
+        for field in values:
             data += field.data if field.kind == BYTES else field.integer.to_bytes(width, "little")
         return bytes(data)
     numbers = array("Q")
     if len(message) > MAX_VARINTS:
         raise LimitExceeded(path, "too many integers", expected=f"at most {MAX_VARINTS:,} bytes", where=name)
     try:
-        for field in found:
-            numbers.extend([field.integer] if field.kind == VARINT else _packed(field.data))
+        for field in values:
+            if field.kind == VARINT:
+                numbers.append(field.integer)
+                continue
+            packed, at = bytes(field.data), 0
+            while at < len(packed):
+                integer, at = varint(packed, at)
+                numbers.append(integer)
     except ValueError as failure:
-        raise _damaged(path, name, str(failure)) from failure
-    return _as_bytes(numbers, dtype.itemsize)
-
-
-def _packed(data: memoryview) -> Iterator[int]:
-    raw, at = bytes(data), 0
-    while at < len(raw):
-        number, at = varint(raw, at)
-        yield number
-
-
-def _as_bytes(numbers: array[int], itemsize: int) -> bytes:
-    """Return numbers, of which negative ones are in two's complement of 64 bits, in fewer bytes each."""
+        raise bundle_damage(path, name, str(failure)) from failure
     import numpy as np
 
-    words: np.ndarray[Any, Any] = np.array(numbers, "u8").astype(f"<u{itemsize}")
+    # Negative numbers are in two's complement of 64 bits, of which the low ones are kept.
+    words: np.ndarray[Any, Any] = np.array(numbers, "u8").astype(f"<u{dtype.itemsize}")
     return words.tobytes()
 
 
-def _told_tensors(table: Table) -> Iterator[_Told]:
+def _listed_tensors(table: Table) -> Iterator[_ListedTensor]:
     """Yield what the first entry of a table says of all tensors in it."""
     path = table.path
     first = next(table.block(0), None) if table.blocks else None
@@ -150,10 +143,10 @@ def _told_tensors(table: Table) -> Iterator[_Told]:
         if field.number == _META:
             for inner in fields(field.data, path, "header"):
                 if inner.number == 1:
-                    yield _told_tensor(table, inner.data)
+                    yield _read_listed(table, inner.data)
 
 
-def _told_tensor(table: Table, message: memoryview) -> _Told:
+def _read_listed(table: Table, message: memoryview) -> _ListedTensor:
     path, key, number, slices = table.path, b"", 0, []
     shape: tuple[int, ...] = ()
     for field in fields(message, path, "header"):
@@ -168,38 +161,39 @@ def _told_tensor(table: Table, message: memoryview) -> _Told:
             slices.append(read_slice(path, name, field.data))
             require_few(path, name, len(slices))
     dtype = read_dtype(path, name, number)
-    return _Told(name, key, dtype, shape, tuple(slices), (table,) * len(slices))
+    return _ListedTensor(name, key, dtype, shape, tuple(slices), (table,) * len(slices))
 
 
-def _joined(tables: Sequence[Table]) -> list[_Told]:
+def _join_tables(tables: Sequence[Table]) -> list[_ListedTensor]:
     """Return what all tables say, with the slices of each tensor together; in the order of the names."""
-    found: dict[bytes, _Told] = {}
-    for told in (told for table in tables for told in _told_tensors(table)):
-        known = found.setdefault(told.key, told)
-        if known is told:
+    by_key: dict[bytes, _ListedTensor] = {}
+    for listed in (listed for table in tables for listed in _listed_tensors(table)):
+        known = by_key.setdefault(listed.key, listed)
+        if known is listed:
             continue
-        if (known.dtype, known.shape) != (told.dtype, told.shape):
-            other = f"{told.dtype} {list(told.shape)}, and {known.dtype} {list(known.shape)} in another shard"
-            raise _damaged(told.tables[0].path if told.tables else tables[0].path, told.name, other)
-        slices, places = (*known.slices, *told.slices), (*known.tables, *told.tables)
-        require_few(tables[0].path, told.name, len(slices))
-        found[told.key] = known._replace(slices=slices, tables=places)
-    return [found[key] for key in sorted(found)] if len(tables) > 1 else list(found.values())
+        if (known.dtype, known.shape) != (listed.dtype, listed.shape):
+            path = (*listed.tables, *tables)[0].path
+            other = f"{known.dtype} {list(known.shape)} in another shard"
+            raise bundle_damage(path, listed.name, f"{listed.dtype} {list(listed.shape)}, and {other}")
+        slices, holders = (*known.slices, *listed.slices), (*known.tables, *listed.tables)
+        require_few(tables[0].path, listed.name, len(slices))
+        by_key[listed.key] = known._replace(slices=slices, tables=holders)
+    return [by_key[key] for key in sorted(by_key)] if len(tables) > 1 else list(by_key.values())
 
 
-def _parts(path: str, told: _Told, is_whole: bool) -> tuple[TensorSlice, ...]:
+def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[TensorSlice, ...]:
     """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing."""
-    whole = BundleEntry(told.key, told.dtype, told.shape, 0, 0, 0, 0)
+    whole = BundleEntry(listed.key, listed.dtype, listed.shape, 0, 0, 0, 0)
     parts = []
-    for one in told.slices:
-        axes = list(zip(one, told.shape, strict=False))
+    for part in listed.slices:
+        axes = list(zip(part, listed.shape, strict=False))
         lengths = tuple(axis if length is None else length for (_, length), axis in axes)
-        nbytes = told.dtype.nbytes(math.prod(lengths)) if min(lengths, default=0) >= 0 else 0
-        entry = BundleEntry(told.key, told.dtype, lengths, 0, 0, nbytes, 0)
+        nbytes = listed.dtype.nbytes(math.prod(lengths)) if min(lengths, default=0) >= 0 else 0
+        entry = BundleEntry(listed.key, listed.dtype, lengths, 0, 0, nbytes, 0)
         parts.append(TensorSlice(tuple(start for (start, _), _ in axes), lengths, entry))
     if not parts:
-        raise _damaged(path, told.name, "a tensor without slices")
-    if not is_whole and sum(math.prod(part.lengths) for part in parts) != math.prod(told.shape):
+        raise bundle_damage(path, listed.name, "a tensor without slices")
+    if not is_complete and sum(math.prod(part.lengths) for part in parts) != math.prod(listed.shape):
         return ()
     require_tiling(path, whole, parts)
     return tuple(parts)
@@ -210,24 +204,39 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
 
     Args:
         path: What TensorFlow calls it.
-        files: The tables: one, or the shards that there are."""
+        files: The tables: one, or the shards that there are.
+    """
     with ExitStack() as opened:
         sources = [opened.enter_context(Source(file)) for file in files]
-        findings = tuple(_missing(path, files))
+        findings = tuple(_missing_shards(path, files))
         tables = {Table(source): source for source in sources}
-        told = _joined(list(tables))
-        tensors = tuple(_tensor(path, one, not findings) for one in told)
+        listed = _join_tables(list(tables))
+        tensors = []
+        for one in listed:
+            parts = _slices_of(path, one, is_complete=not findings)
+            for key, table in zip(one.slices, one.tables, strict=True):
+                if table.block_of(slice_key(one.key, key)) is None:
+                    raise bundle_damage(table.path, one.name, "a slice that isn't there")
+            role = role_of_key(one.name, one.dtype, one.shape, {})
+            values = TableValues(one, parts) if one.dtype.kind != "string" and parts else None
+            tensors.append(Tensor((one.name,), one.dtype, one.shape, role, values))
         name = os.path.basename(path)
         sharded = OLD_SHARD.fullmatch(name)
+        # The graph lies beside, and is removed with the checkpoint.
+        whole = OLD_SHARD.fullmatch(path)
+        meta = (whole["prefix"] if whole else path) + META
+        metas = [file_entry(meta)] if os.path.isfile(meta) else []
         return Checkpoint(
             path=path,
             format="tensorflow",
             variant="v1",
-            tensors=tensors,
-            files=(*(FileEntry(source.path, source.size) for source in sources), *_graph(path)),
-            spans=lambda: (span for table, source in tables.items() for span in _spans(source, table, told)),
+            tensors=tuple(tensors),
+            files=(*(FileEntry(source.path, source.size) for source in sources), *metas),
+            spans=lambda: (
+                span for table, source in tables.items() for span in _spans(source, table, listed)
+            ),
             training=lambda: training_of(tensors, sharded["prefix"] if sharded else name),
-            native=lambda: native_of({one.name: one.key for one in told}, None),
+            native=lambda: native_of({one.name: one.key for one in listed}, None),
             producer=Producer("tensorflow"),
             findings=findings,
             complete=not findings,
@@ -236,30 +245,12 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
     raise AssertionError  # what was opened swallows no error
 
 
-def _graph(path: str) -> Iterator[FileEntry]:
-    """Yield the file of the graph, which lies beside and is removed with the checkpoint."""
-    sharded = OLD_SHARD.fullmatch(path)
-    place = (sharded["prefix"] if sharded else path) + META
-    if os.path.isfile(place):
-        yield file_entry(place)
-
-
-def _tensor(path: str, told: _Told, is_whole: bool) -> Tensor:
-    parts = _parts(path, told, is_whole)
-    for one, table in zip(told.slices, told.tables, strict=True):
-        if table.block_of(slice_key(told.key, one)) is None:
-            raise _damaged(table.path, told.name, "a slice that isn't there")
-    role = role_of_key(told.name, told.dtype, told.shape, {})
-    values = Stored(told, parts) if told.dtype.kind != "string" and parts else None
-    return Tensor((told.name,), told.dtype, told.shape, role, values)
-
-
-def _spans(source: Source, table: Table, told: list[_Told]) -> Iterator[Span]:
+def _spans(source: Source, table: Table, listed: list[_ListedTensor]) -> Iterator[Span]:
     """Yield the blocks, each with the byte that its checksum stands for, too."""
     names: dict[int, list[str]] = defaultdict(list)
-    for one in told:
-        for part, place in zip(one.slices, one.tables, strict=True):
-            number = table.block_of(slice_key(one.key, part)) if place is table else None
+    for one in listed:
+        for key, holder in zip(one.slices, one.tables, strict=True):
+            number = table.block_of(slice_key(one.key, key)) if holder is table else None
             if number is not None and one.name not in names[number]:
                 names[number].append(one.name)
     for number, (_, handle) in enumerate(table.blocks):
@@ -268,16 +259,11 @@ def _spans(source: Source, table: Table, told: list[_Told]) -> Iterator[Span]:
         if held:
             where = held[0] if len(held) == 1 else f"{where}: {held[0]} and {len(held) - 1} more"
         extent = Extent(source.path, handle.offset, handle.nbytes + 1)
-        yield Span(
-            extent,
-            where,
-            reader_from(source, handle.offset),
-            table.stored_checksum(handle),
-            algorithm="crc32c",
-        )
+        read, checksum = reader_from(source, handle.offset), table.stored_checksum(handle)
+        yield Span(extent, where, read, checksum, algorithm="crc32c")
 
 
-def _missing(path: str, files: Sequence[str]) -> Iterator[Finding]:
+def _missing_shards(path: str, files: Sequence[str]) -> Iterator[Finding]:
     """Yield an error for each shard that isn't there; of very many only how many they are."""
     match = OLD_SHARD.fullmatch(os.path.basename(path))
     if match is None:

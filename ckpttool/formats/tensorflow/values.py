@@ -10,14 +10,15 @@ Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``, ``Re
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.tensorflow.bundle import BundleEntry, damaged
+from ckpttool.formats.tensorflow.bundle import BundleEntry, bundle_damage
 from ckpttool.wire.protobuf import varint
 from ckpttool.wire.readable import Readable, swapped
 from ckpttool.wire.source import Source
@@ -46,10 +47,8 @@ class SlicedValues(NamedTuple):
         buffer = memoryview(bytearray(min(total, max(16, limit - limit % 16))))
         filled = 0
         for part, offset, nbytes in slice_runs(self.shape, self.itemsize, self.parts):
-            start, end = (
-                self.parts[part].entry.offset + offset,
-                self.parts[part].entry.offset + offset + nbytes,
-            )
+            start = self.parts[part].entry.offset + offset
+            end = start + nbytes
             while start < end:
                 count = min(end - start, len(buffer) - filled)
                 self.sources[part].read_into(start, buffer[filled : filled + count])
@@ -81,13 +80,14 @@ def require_tiling(path: str, whole: BundleEntry, parts: Sequence[TensorSlice]) 
             for start, length, axis in zip(starts, lengths, shape, strict=False)
         )
         if not is_inside or entry.shape != lengths or entry.dtype is not whole.dtype:
-            raise damaged(path, name, f"a slice {list(starts)} + {list(lengths)} that doesn't fit")
+            raise bundle_damage(path, name, f"a slice {list(starts)} + {list(lengths)} that doesn't fit")
     total = sum(math.prod(part.lengths) for part in parts)
     if total != math.prod(shape) or _overlap(path, name, parts):
-        raise damaged(path, name, f"slices of {total:,} elements", f"each of {math.prod(shape):,} once")
+        raise bundle_damage(path, name, f"slices of {total:,} elements", f"each of {math.prod(shape):,} once")
 
 
 def _overlap(path: str, name: str, parts: Sequence[TensorSlice]) -> bool:
+    """Return whether two slices share elements; cut along one axis, neighbours alone are compared."""
     cut = {
         axis
         for axis in range(len(parts[0].starts))
@@ -100,14 +100,13 @@ def _overlap(path: str, name: str, parts: Sequence[TensorSlice]) -> bool:
     if len(parts) > MAX_PAIRS:
         found = f"{len(parts):,} slices along several axes"
         raise LimitExceeded(path, found, expected=f"at most {MAX_PAIRS:,}", where=name)
-    return any(_intersect(a, b) for at, a in enumerate(parts) for b in parts[at + 1 :])
-
-
-def _intersect(a: TensorSlice, b: TensorSlice) -> bool:
-    return all(
-        a.starts[axis] < b.starts[axis] + b.lengths[axis]
-        and b.starts[axis] < a.starts[axis] + a.lengths[axis]
-        for axis in range(len(a.starts))
+    return any(
+        all(
+            a.starts[axis] < b.starts[axis] + b.lengths[axis]
+            and b.starts[axis] < a.starts[axis] + a.lengths[axis]
+            for axis in range(len(a.starts))
+        )
+        for a, b in combinations(parts, 2)
     )
 
 
@@ -198,29 +197,25 @@ def checksummed_bytes(
     if count > entry.nbytes:
         raise _unfit(source, name, f"{count:,} elements in {entry.nbytes:,} bytes")
     if entry.dtype.name == "variant":
-        return ChecksummedBytes(source, list(_variants(source, entry, byteorder, name, count)))
-    lengths, start = _lengths(source, entry, name, count)
+        return ChecksummedBytes(source, list(_variant_segments(source, entry, byteorder, name, count)))
+    lengths, start = _string_lengths(source, entry, name, count)
     if start + 4 + sum(lengths) != entry.end:
         raise _unfit(source, name, f"strings of {sum(lengths):,} bytes in {entry.end - start:,}")
     if max(lengths, default=0) <= _MAX_U32:
         words = array("I", lengths)
-        if byteorder != _native_byteorder():
+        if byteorder != sys.byteorder:
             words.byteswap()
         table = words.tobytes()
     else:
-        table = b"".join(one.to_bytes(8 if one > _MAX_U32 else 4, byteorder) for one in lengths)
+        table = b"".join(length.to_bytes(8 if length > _MAX_U32 else 4, byteorder) for length in lengths)
     return ChecksummedBytes(source, [table, (start, entry.end - start)])
-
-
-def _native_byteorder() -> ByteOrder:
-    return "little" if array("I", [1]).tobytes()[0] else "big"
 
 
 def _unfit(source: Source, name: str, found: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(source.path, found, where=name, code="checksum-mismatch")
 
 
-def _lengths(source: Source, entry: BundleEntry, name: str, count: int) -> tuple[array[int], int]:
+def _string_lengths(source: Source, entry: BundleEntry, name: str, count: int) -> tuple[array[int], int]:
     """Return the lengths of strings, and the offset behind them."""
     lengths, at = array("Q"), entry.offset
     while len(lengths) < count:
@@ -236,7 +231,7 @@ def _lengths(source: Source, entry: BundleEntry, name: str, count: int) -> tuple
     return lengths, at
 
 
-def _variants(
+def _variant_segments(
     source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str, count: int
 ) -> Iterator[bytes | tuple[int, int]]:
     """Yield for each variant its length, as it is summed, and where its bytes and its checksum lie."""

@@ -10,7 +10,7 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import (
     NAME,
     CheckpointState,
-    expanded,
+    expand_shards,
     parse_state,
     read_state,
     state_text,
@@ -62,7 +62,7 @@ def _remaining(directory: str, path: str, removed: Collection[str]) -> str | Non
 
 def _names(directory: str, path: str, removed: Collection[str]) -> bool:
     """Tell whether a listed path is that of a checkpoint that goes."""
-    if not any(_base(name) in removed for name in (path, *expanded(path))):
+    if not any(_base(name) in removed for name in (path, *expand_shards(path))):
         return False
     place = os.path.join(directory, path)
     around = os.path.realpath(os.path.dirname(place) or os.curdir)
@@ -71,7 +71,7 @@ def _names(directory: str, path: str, removed: Collection[str]) -> bool:
 
 def _is_there(path: str) -> bool:
     try:
-        return any(map(os.path.exists, (f"{path}{INDEX}", expanded(path)[0])))
+        return any(map(os.path.exists, (f"{path}{INDEX}", expand_shards(path)[0])))
     except ValueError:  # a NUL in it
         return False
 

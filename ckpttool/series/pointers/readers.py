@@ -115,7 +115,7 @@ def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
     if state is None:
         yield Pointer("latest", path, None, frozenset({"tensorflow"}))
         return
-    for target in tf_state.expanded(state.latest):
+    for target in tf_state.expand_shards(state.latest):
         yield Pointer("latest", path, target)
 
 
