@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.chunks import tiled_values
@@ -68,7 +69,14 @@ class TorchDcp(Format):
     def matches(self, probe: Probe) -> bool:
         if any(_DATA.fullmatch(name) for name in probe.entries):
             return True
-        return any(_names_the_module(entry) for entry in _metadata_files(probe.entries).values())
+        for entry in _metadata_files(probe.entries).values():
+            try:
+                with Source(entry.path) as source:
+                    if _MODULE in source.read(0, min(source.size, 4096)):
+                        return True
+            except CheckpointError:
+                continue
+        return False
 
     def open(self, probe: Probe) -> Checkpoint:
         with Gathered("part") as parts, ExitStack() as opened:
@@ -90,7 +98,7 @@ class TorchDcp(Format):
                 producer=Producer("pytorch"),
                 findings=tuple(parts.findings),
                 safety=tuple(dict.fromkeys(parts.safety)),
-                judged=directory.judged(),
+                judged=directory.scanned_paths(),
                 complete=parts.complete,
                 close=lambda: (keep(), keep_parts())[0],
             )
@@ -104,14 +112,6 @@ def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
     return {name: entry for name, entry in entries.items() if _OF_A_RANK.fullmatch(name) and entry.is_file()}
 
 
-def _names_the_module(entry: os.DirEntry[str]) -> bool:
-    try:
-        with Source(entry.path) as source:
-            return _MODULE in source.read(0, min(source.size, 4096))
-    except CheckpointError:
-        return False
-
-
 @dataclass(slots=True)
 class _DataFile:
     """A ``.distcp`` file, and what lies in it by offset."""
@@ -121,7 +121,7 @@ class _DataFile:
 
 
 class _DcpDirectory:
-    """A checkpoint on its way of being opened."""
+    """The files of a checkpoint, and the tensors and values that their items make."""
 
     def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
         self._probe, self._parts, self._opened = probe, parts, opened
@@ -135,27 +135,15 @@ class _DcpDirectory:
 
     def read(self) -> None:
         """Open everything, and note what is wrong."""
-        metadata, parts = self._metadata, self._parts
-        names = _metadata_files(self._probe.entries)
-        if not names:
-            message = "there is none; the save was interrupted before its end"
-            parts.fault("missing", message, METADATA)
-            message = "without .metadata it is not known what lies in the .distcp files"
-            parts.safety.append(warning("not-scanned", message))
-        for name, entry in names.items():
-            metadata.add(entry.path, name)
-            self.beside[name] = self._opened.enter_context(Source(entry.path))
-        carried = self._probe.entries.get(ENTRY)
-        if carried is not None and carried.is_file(follow_symlinks=False):
-            self.beside[ENTRY] = self._opened.enter_context(Source(carried.path))
-        parts.findings += metadata.findings
-        parts.safety += metadata.safety
-        self._note_transformed()
+        self._read_metadata()
         self._open_items()
-        for fqn, entry_ in metadata.entries.items():
-            self._add(fqn, entry_)
+        for fqn, entry in self._metadata.entries.items():
+            if entry.dtype is None:
+                self._add_value(fqn, entry)
+            else:
+                self._add_tensor(fqn, entry, entry.dtype)
         self._add_extra()
-        self._note_others()
+        self._note_unnamed_files()
 
     def tree(self, tensors: tuple[Tensor, ...]) -> object:
         """Return all that the items hold, in the containers that their paths make."""
@@ -163,14 +151,13 @@ class _DcpDirectory:
 
     def files(self) -> Iterator[str]:
         """Yield the paths of all files that belong to it."""
+        names = (ENTRY, EXTRA, MEGATRON_COMMON, MEGATRON_CONFIG) if self._is_megatron else (ENTRY, EXTRA)
         for name, entry in self._probe.entries.items():
-            if entry.is_file() and (
-                name in (*self._beside(), ENTRY) or name.endswith((".distcp", ".metadata"))
-            ):
+            if entry.is_file() and (name in names or name.endswith((".distcp", ".metadata"))):
                 yield entry.path
 
-    def judged(self) -> frozenset[str]:
-        """Return the paths of the files that were looked into, item by item or whole."""
+    def scanned_paths(self) -> frozenset[str]:
+        """Return the paths of the files whose pickles were looked into."""
         sources = (*self.beside.values(), *(file.source for file in self._files.values()))
         return frozenset((*self._parts.judged, *(os.path.abspath(source.path) for source in sources)))
 
@@ -183,14 +170,28 @@ class _DcpDirectory:
                 yield from file.items[offset].spans(name)
         yield from parts.spans()
 
-    def _note_transformed(self) -> None:
-        """Note items that were compressed or encrypted when they were written; these are not read."""
-        transformed = self._metadata.transformed
-        for name in sorted(set(transformed.values())):
-            items = counted(sum(found == name for found in transformed.values()), "item")
+    def _read_metadata(self) -> None:
+        metadata, parts = self._metadata, self._parts
+        names = _metadata_files(self._probe.entries)
+        if not names:
+            message = "there is none; the save was interrupted before its end"
+            parts.fault("missing", message, METADATA)
+            message = "without .metadata it is not known what lies in the .distcp files"
+            parts.safety.append(warning("not-scanned", message))
+        for name, entry in names.items():
+            metadata.add(entry.path, name)
+            self.beside[name] = self._opened.enter_context(Source(entry.path))
+        sidecar = self._probe.entries.get(ENTRY)
+        if sidecar is not None and sidecar.is_file(follow_symlinks=False):
+            self.beside[ENTRY] = self._opened.enter_context(Source(sidecar.path))
+        parts.findings += metadata.findings
+        parts.safety += metadata.safety
+        # Items that were compressed or encrypted when they were written are not read.
+        for name, number in sorted(Counter(metadata.transformed.values()).items()):
+            items = counted(number, "item")
             message = f"{items} written through {name}, which is not read: nothing in them was checked"
-            self._parts.findings.append(error("transformed", message, METADATA))
-            self._parts.safety.append(warning("not-scanned", f"what was written through {name}", METADATA))
+            parts.findings.append(error("transformed", message, METADATA))
+            parts.safety.append(warning("not-scanned", f"what was written through {name}", METADATA))
 
     # The items -------------------------------------------------------------------------------------
 
@@ -201,13 +202,15 @@ class _DcpDirectory:
             for place in places:
                 by_file[place.file].append((place, key))
         for name in sorted(by_file):
-            found = sorted(by_file[name], key=lambda one: one[0])
             file = self._open_file(name)
             if file is None:
                 continue
-            self._check_ranges(name, file.source.size, [place for place, _ in found])
-            for place, key in found:
-                self._open_item(file, place, key)
+            items = sorted(by_file[name], key=lambda item: item[0])
+            self._check_ranges(name, file.source.size, [place for place, _ in items])
+            for place, key in items:
+                # Items behind the end of the file, and transformed ones, have a finding for them all.
+                if place.offset + place.nbytes <= file.source.size and key not in self._metadata.transformed:
+                    self._open_item(file, place, key)
 
     def _open_file(self, name: str) -> _DataFile | None:
         why = refusal(name) or ("a path into a directory" if "/" in name else None)
@@ -217,7 +220,9 @@ class _DcpDirectory:
             self._parts.fault("path", f"{why}; it was not opened", name)
         elif not os.path.exists(path):
             self._parts.fault("missing", "there is no such file", name)
-        elif not _lies_in(path, os.path.dirname(path)):
+        elif not os.path.realpath(path).startswith(
+            os.path.realpath(os.path.dirname(path)).rstrip(os.sep) + os.sep
+        ):
             self._parts.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
         elif not os.path.isfile(path):
             self._parts.fault("damaged", "not a regular file", name)
@@ -246,17 +251,15 @@ class _DcpDirectory:
             self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))
 
     def _open_item(self, file: _DataFile, place: ItemPlace, key: Key) -> None:
-        where = f"{key[0]}: {place.file}"
-        if place.offset + place.nbytes > file.source.size:
-            return  # the file is cut short, which was told once for all
-        if key in self._metadata.transformed:
-            return
+        fqn = key[0]
+        where = f"{fqn}: {place.file}"
+        entry = self._metadata.entries.get(fqn)
+        # Chunks of one tensor, and of others of its type and shape, are compared with one of them.
+        kind = None if entry is None or entry.dtype is None else (entry.dtype.name, entry.shape)
         try:
             item = file.items.get(place.offset)
             if item is None or item.nbytes != place.nbytes:
-                item = file.items[place.offset] = self._opener.open(
-                    file.source, place, key[0], self._kind(key[0])
-                )
+                item = file.items[place.offset] = self._opener.open(file.source, place, fqn, kind)
                 self._parts.findings += (with_part_name(finding, where) for finding in item.findings)
                 self._parts.safety += (with_part_name(finding, where) for finding in item.safety)
             self._items.setdefault(key, item)
@@ -264,70 +267,57 @@ class _DcpDirectory:
             message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
             self._parts.findings.append(error("item-damaged", message, where))
             self._parts.complete = False
-            self._parts.safety += (with_part_name(one, where) for one in getattr(failure, "safety", ()))
+            self._parts.safety += (with_part_name(note, where) for note in getattr(failure, "safety", ()))
             self._parts.safety.append(warning("not-scanned", "it could not be read", where))
 
-    def _kind(self, fqn: str) -> tuple[str, tuple[int, ...]] | None:
-        """Return what chunks of one tensor, and of others like it, have in common."""
-        entry = self._metadata.entries.get(fqn)
-        return None if entry is None or entry.dtype is None else (entry.dtype.name, entry.shape)
+    # The tensors and values that they make ----------------------------------------------------------
 
-    # What they make ---------------------------------------------------------------------------------
-
-    def _add(self, fqn: str, entry: MetadataEntry) -> None:
-        """Add a tensor or a value; what can't be put together is a tensor without values."""
-        if entry.dtype is None:
-            item = self._items.get((fqn, None))
-            if item is None:
-                self._lacks(fqn, None)
-                return
+    def _add_value(self, fqn: str, entry: MetadataEntry) -> None:
+        item = self._find_item(fqn, None)
+        if item is not None:
             self.tensors += ((entry.path + path, parts) for path, parts in item.tensors)
             if item.plain is not None or not item.tensors:
                 self.values.append((entry.path, item.plain))
-            return
+
+    def _add_tensor(self, fqn: str, entry: MetadataEntry, dtype: DType) -> None:
+        """Add the tensor that chunks make; one that they don't tile has no values."""
         findings = list(check_chunks(self._probe.path, fqn, entry))
         self._parts.findings += findings
-        is_whole = not any(finding.code == "chunks-wrong" for finding in findings)
-        self._parts.complete &= is_whole
-        chunks = [self._chunk(fqn, entry, chunk) for chunk in entry.chunks]
-        empty = TensorParts(entry.dtype, entry.shape)
-        known = [parts for parts in chunks if parts is not None]
-        if not is_whole or len(known) < len(chunks):
-            self.tensors.append((entry.path, empty))
-        elif len(known) == 1:
-            self.tensors.append((entry.path, known[0]))
-        else:
-            values = tiled_values(entry.shape, [chunk.offsets for chunk in entry.chunks], known)
-            self.tensors.append((entry.path, replace(empty, values=values)))
+        self._parts.complete &= not findings
+        chunks = [self._chunk_tensor(fqn, entry, chunk) for chunk in entry.chunks]
+        intact = [parts for parts in chunks if parts is not None]
+        tensor = TensorParts(dtype, entry.shape)
+        if not findings and len(intact) == len(chunks) == 1:
+            tensor = intact[0]
+        elif not findings and len(intact) == len(chunks):
+            starts = [chunk.offsets for chunk in entry.chunks]
+            tensor = replace(tensor, values=tiled_values(entry.shape, starts, intact))
+        self.tensors.append((entry.path, tensor))
 
-    def _chunk(self, fqn: str, entry: MetadataEntry, chunk: TensorChunk) -> TensorParts | None:
-        """Return a chunk as its item holds it, or None where it doesn't."""
-        key = (fqn, chunk.offsets)
-        item = self._items.get(key)
+    def _chunk_tensor(self, fqn: str, entry: MetadataEntry, chunk: TensorChunk) -> TensorParts | None:
+        """Return a chunk as its item holds it; None if the item is lost or holds something else."""
+        item = self._find_item(fqn, chunk.offsets)
         if item is None:
-            self._lacks(fqn, chunk)
             return None
         if len(item.tensors) == 1 and item.tensors[0][0] == ():
             parts = item.tensors[0][1]
             if (parts.dtype, parts.shape) == (entry.dtype, chunk.sizes):
                 return parts
-            found = f"{parts.dtype} {list(parts.shape)}"
+            content = f"{parts.dtype} {list(parts.shape)}"
         else:
-            found = f"{len(item.tensors)} tensors"
-        message = f"its item holds {found}, and .metadata says {entry.dtype} {list(chunk.sizes)}"
+            content = f"{len(item.tensors)} tensors"
+        message = f"its item holds {content}, and .metadata says {entry.dtype} {list(chunk.sizes)}"
         self._parts.findings.append(error("item-mismatch", message, fqn))
         return None
 
-    def _lacks(self, fqn: str, chunk: TensorChunk | None) -> None:
-        """Note that an item is nowhere, where no other finding has told why."""
-        if (fqn, chunk.offsets if chunk else None) not in self._metadata.places:
+    def _find_item(self, fqn: str, offsets: tuple[int, ...] | None) -> Item | None:
+        """Return an item; one that is nowhere is a finding, unless its file's findings say so already."""
+        item = self._items.get((fqn, offsets))
+        if item is None and (fqn, offsets) not in self._metadata.places:
             self._parts.fault("missing", ".metadata does not say where it lies", fqn)
+        return item
 
-    # What lies beside -------------------------------------------------------------------------------
-
-    def _beside(self) -> tuple[str, ...]:
-        """Return the names of files that are part of the checkpoint, beside what torch itself writes."""
-        return (EXTRA, MEGATRON_COMMON, MEGATRON_CONFIG) if self._is_megatron else (EXTRA,)
+    # The files beside the items -------------------------------------------------------------------
 
     @cached_property
     def _is_megatron(self) -> bool:
@@ -342,29 +332,26 @@ class _DcpDirectory:
         entry = self._probe.entries.get(name)
         if entry is None:
             return
-        part = self._extra = self._parts.add(name, partial(open_file, entry.path))
-        for tensor in part.tensors if part is not None else ():
-            made = TensorParts(
+        extra = self._extra = self._parts.add(name, partial(open_file, entry.path))
+        if extra is None:
+            return
+        for tensor in extra.tensors:
+            parts = TensorParts(
                 tensor.dtype, tensor.shape, tensor.values, tensor.extent, tensor.storage, tensor.byteorder
             )
-            self.tensors.append((tensor.path, made))
-        self.values += (((key,), value) for key, value in (part.metadata if part is not None else {}).items())
+            self.tensors.append((tensor.path, parts))
+        self.values += (((key,), value) for key, value in extra.metadata.items())
 
-    def _note_others(self) -> None:
+    def _note_unnamed_files(self) -> None:
         """Note data that the metadata does not name, and what an interrupted save left."""
-        named_ = {place.file for places in self._metadata.places.values() for place in places}
+        files = {place.file for places in self._metadata.places.values() for place in places}
         for name in self._probe.entries:
-            if name.endswith(".distcp") and name not in named_ and self._metadata.entries:
+            if name.endswith(".distcp") and name not in files and self._metadata.entries:
                 self._parts.findings.append(warning("part-extra", ".metadata does not name it", name))
                 self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
             elif _TEMPORARY.fullmatch(name):
                 message = "left behind by a save that was interrupted"
                 self._parts.findings.append(warning("part-temporary", message, name))
-
-
-def _lies_in(path: str, directory: str) -> bool:
-    base = os.path.realpath(directory)
-    return os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep)
 
 
 def tree_of_items(
@@ -375,68 +362,57 @@ def tree_of_items(
 ) -> object:
     """Return all that items hold, in the containers that paths make; None where these contradict.
 
-    Args:
-        entries: What the metadata tells, by name.
-        items: What was opened.
-        extra: A file beside them, whose keys go to the root.
-        tensors: The tensors of the whole.
+    The keys of ``extra``, a file beside the items, go to the root.
     """
-    found = {tensor.path: tensor for tensor in reversed(tensors)}
-    placed: list[tuple[Path, object]] = []
+    by_path = {tensor.path: tensor for tensor in reversed(tensors)}
+    nodes: list[tuple[Path, object]] = []
     for fqn, entry in entries.items():
         item = items.get((fqn, None))
         if entry.dtype is not None:
-            placed.append((entry.path, found[entry.path]))
+            nodes.append((entry.path, by_path[entry.path]))
         elif item is not None:
-            placed.append((entry.path, item.tree(tensors)))
-    placed += _extra_parts(extra, found) if extra is not None else ()
-    return containers_of_paths(placed) if placed else None
+            nodes.append((entry.path, item.tree(tensors)))
+    if extra is not None:
+        # Its leaves are to be the tensors of the whole checkpoint, as those of the items are.
+        leaves = {id(tensor): by_path[tensor.path] for tensor in extra.tensors if tensor.path in by_path}
+        tree = replace_tensors(extra.tree, leaves)
+        nodes += [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else ()
+    return containers_of_paths(nodes) if nodes else None
 
 
 class _Level(dict[Any, Any]):
     """A container that paths lead through."""
 
 
-def containers_of_paths(placed: Iterable[tuple[Path, object]]) -> object:
+def containers_of_paths(nodes: Iterable[tuple[Path, object]]) -> object:
     """Return the containers that paths make; None where one leads through the end of another."""
     root = _Level()
-    for path, part in placed:
+    for path, node in nodes:
         level = root
         for key in path[:-1]:
-            below = level.setdefault(key, _Level())
-            if type(below) is not _Level:
+            inner = level.setdefault(key, _Level())
+            if type(inner) is not _Level:
                 return None
-            level = below
+            level = inner
         if path[-1] in level:
             return None
-        level[path[-1]] = part
-    return fold(root, _container, lambda node: None)
+        level[path[-1]] = node
+    return fold(root, _list_or_dict, lambda node: None)
 
 
-def _container(node: object) -> object:
+def _list_or_dict(node: object) -> object:
+    """Return a level as a list where its keys are 0 to n, else as a dictionary."""
     if type(node) is not _Level:
         return node
-    places = sorted(node) if all(type(key) is int for key in node) else []
-    if places and places == list(range(len(places))):
-        return NodeParts([node[place] for place in places], list)
+    indices = sorted(node) if all(type(key) is int for key in node) else []
+    if indices and indices == list(range(len(indices))):
+        return NodeParts([node[index] for index in indices], list)
     keys = list(node)
-    return NodeParts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
-
-
-def _extra_parts(part: Checkpoint, tensors: dict[Path, Tensor]) -> Iterable[tuple[Path, object]]:
-    """Return what a file beside the checkpoint adds to its root, with the tensors of the whole."""
-    own = {id(tensor): tensors[tensor.path] for tensor in part.tensors if tensor.path in tensors}
-    tree = replace_tensors(part.tree, own)
-    return [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else []
+    return NodeParts(list(node.values()), lambda values: dict(zip(keys, values, strict=True)))
 
 
 def is_megatron_beside(entries: Mapping[str, os.DirEntry[str]], *, is_megatron: bool) -> bool:
-    """Tell whether Megatron wrote the files of a directory.
-
-    Args:
-        entries: What lies there.
-        is_megatron: Whether its ``.metadata`` says so.
-    """
+    """Tell whether Megatron wrote the files of a directory, of which ``.metadata`` says ``is_megatron``."""
     return is_megatron or _BACKEND.encode() in _megatron_config(entries)
 
 
@@ -451,23 +427,20 @@ def megatron_faults(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[_Megatr
         )
     else:
         try:
-            means = _common_backend(entries[MEGATRON_CONFIG].path, _megatron_config(entries))
+            config = parse_json(entries[MEGATRON_CONFIG].path, _megatron_config(entries), "metadata")
         except DamagedCheckpoint as failure:
             yield "damaged", failure.reason, MEGATRON_CONFIG
+        else:
+            if isinstance(config, dict) and isinstance(config.get(_BACKEND), str):
+                means = config.get("common_backend", _SEPARATELY)
+            else:
+                yield "damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG
     if means == _SEPARATELY and MEGATRON_COMMON not in entries:
         yield (
             "missing",
             "all that is not sharded lies in it: iteration, arguments, schedules",
             MEGATRON_COMMON,
         )
-
-
-def _common_backend(path: str, data: bytes) -> object:
-    """Return by which means was saved what is not sharded."""
-    told = parse_json(path, data, "metadata")
-    if not isinstance(told, dict) or not isinstance(told.get(_BACKEND), str):
-        raise DamagedCheckpoint(path, f"no {_BACKEND} is named in it")
-    return told.get("common_backend", _SEPARATELY)
 
 
 def _megatron_config(entries: Mapping[str, os.DirEntry[str]]) -> bytes:

@@ -13,15 +13,20 @@ from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
 from ckpttool.report import Finding
-from ckpttool.tensor import Extent, Path, Span, Tensor, Values
+from ckpttool.tensor import Extent, Path, Span, Tensor
 from ckpttool.wire.judgement import Judged, keeping, read_pickles
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Part, Source
-from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zip_directory import STORED
 from ckpttool.wire.zipped import Archive
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096
-_MAX_MOULD = 1 << 16  # bytes around the values; torch writes 1,500
+_MAX_TEMPLATE = 1 << 16  # bytes around the values; torch writes 1,500
+_PICKLE = 0x80
+_CENTRAL_FIELDS = struct.Struct("<16xI8x3H8xI")  # checksum; lengths of name, extra, comment; local header
+_CENTRAL_BYTES, _CHECKSUM_IN_CENTRAL, _CHECKSUM_IN_LOCAL = 46, 16, 14
+_HAS_DESCRIPTOR, _CHECKSUM_IN_DESCRIPTOR = 0x0008, 4
+_DIRECTORY_BEFORE_END = 6  # where the end record says, in 4 bytes, at which offset the directory begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ def _extent_in_file(extent: Extent | None, source: Source, base: int) -> Extent 
     return None if extent is None else Extent(source.path, base + extent.offset, extent.nbytes)
 
 
-# Items that are alike ---------------------------------------------------------------------------------
+# Items of one type and shape --------------------------------------------------------------------------
 
 
 class Items:
@@ -118,94 +123,69 @@ class Items:
 
     def __init__(self) -> None:
         self._pickles = KnownPickles()
-        self._moulds: dict[Hashable, _Mould] = {}
+        self._templates: dict[Hashable, _Template] = {}
 
     def open(self, source: Source, place: ItemPlace, fqn: str, kind: Hashable) -> Item:
         """Return what lies at a place; ``kind`` is what it should be."""
-        mould = self._moulds.get((kind, place.nbytes))
-        if mould is not None and mould.fits(source, place):
-            return mould.cast(source, place, fqn)
+        template = self._templates.get((kind, place.nbytes))
+        if template is not None and template.matches(source, place):
+            return template.item_at(source, place, fqn)
         item = open_item(source, place, fqn, self._pickles)
-        made = _mould(source, place, item)
-        if made is not None:
-            self._moulds[kind, place.nbytes] = made
+        template = _make_template(source, place, item)
+        if template is not None:
+            self._templates[kind, place.nbytes] = template
         return item
 
 
 @dataclass(frozen=True, slots=True)
-class _Mould:
+class _Template:
     """What the bytes of all items of a kind have in common.
 
     Attributes:
         item: The one that was looked through.
         skipped: Where the values begin and end, which are not read; offsets below don't count them.
-        fixed: Bytes that are the same in all, and where.
+        constants: Bytes that are the same in all, and where.
         checksums: Of each record that is another in each: all the places of its one checksum.
         others: Where records begin that are no values, and must not be pickles.
     """
 
     item: Item
     skipped: tuple[int, int]
-    fixed: tuple[tuple[int, bytes], ...]
+    constants: tuple[tuple[int, bytes], ...]
     checksums: tuple[tuple[int, ...], ...]
     others: tuple[int, ...]
 
-    def fits(self, source: Source, place: ItemPlace) -> bool:
+    def matches(self, source: Source, place: ItemPlace) -> bool:
         """Tell whether what lies at a place is the same item but for values and checksums."""
         data = _read_except(source, place, self.skipped)
-        return (
-            all(data.startswith(fixed, at) for at, fixed in self.fixed)
-            and all(_is_one_checksum(data, places) for places in self.checksums)
-            and not any(data[at] == _PICKLE for at in self.others)
-        )
+        if not all(data.startswith(constant, offset) for offset, constant in self.constants):
+            return False
+        for first, *others in self.checksums:
+            checksum = data[first : first + 4]
+            # 0 is what a file without checksums has.
+            if checksum == b"\0\0\0\0" or not all(data.startswith(checksum, offset) for offset in others):
+                return False
+        return not any(data[offset] == _PICKLE for offset in self.others)
 
-    def cast(self, source: Source, place: ItemPlace, fqn: str) -> Item:
-        """Return the item at a place where the mould fits."""
-        known, base = self.item, place.offset
-        ((path, parts),) = known.stored
-        moved = replace(
-            parts,
-            values=_shifted_values(parts.values, source, base),
-            extent=_extent_in_file(parts.extent, source, base),
-            storage=_extent_in_file(parts.storage, source, base),
-            identity=(source.path, base, parts.identity),
-        )
-        records = partial(_records, source, place, fqn)
-        stored = known.stored
+    def item_at(self, source: Source, place: ItemPlace, fqn: str) -> Item:
+        """Return the item at a place that matches."""
+        ((path, parts),) = self.item.stored
+        values = parts.values
+        assert isinstance(values, Contiguous)  # or there would be no template
+        values = values._replace(source=source, offset=place.offset + values.offset)
+        tensor = replace(_parts_in_file(parts, source, place.offset), values=values)
         return Item(
             fqn,
             place.nbytes,
-            base,
-            records,
-            ((path, moved),),
-            stored,
-            known.plain,
+            place.offset,
+            partial(_records, source, place, fqn),
+            ((path, tensor),),
+            self.item.stored,
+            self.item.plain,
             (),
             (),
-            _single_tensor_tree(moved),
+            lambda tensors: next((tensor for tensor in tensors if tensor.values is values), None),
         )
-
-
-def _single_tensor_tree(parts: TensorParts) -> Callable[[tuple[Tensor, ...]], object]:
-    """Return what gives the tree of an item that is one tensor."""
-
-    def tree(tensors: tuple[Tensor, ...]) -> object:
-        return next((tensor for tensor in tensors if tensor.values is parts.values), None)
-
-    return tree
-
-
-_PICKLE = 0x80
-_CENTRAL_FIELDS = struct.Struct("<16xI8x3H8xI")  # checksum; lengths of name, extra, comment; local header
-_CENTRAL_BYTES, _CHECKSUM_IN_CENTRAL, _CHECKSUM_IN_LOCAL = 46, 16, 14
-_HAS_DESCRIPTOR, _CHECKSUM_IN_DESCRIPTOR = 0x0008, 4
-_DIRECTORY_BEFORE_END = 6  # where the end record says, in 4 bytes, at which offset the directory begins
-
-
-def _shifted_values(values: Values | None, source: Source, base: int) -> Values | None:
-    if not isinstance(values, Contiguous):
-        return None
-    return values._replace(source=source, offset=base + values.offset)
 
 
 def _read_except(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> bytes:
@@ -217,73 +197,72 @@ def _read_except(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> 
     return source.read(place.offset, start) + source.read(place.offset + end, place.nbytes - end)
 
 
-def _is_one_checksum(data: bytes, places: tuple[int, ...]) -> bool:
-    """Tell whether one checksum stands in all places; 0 is what a file without checksums has."""
-    first = data[places[0] : places[0] + 4]
-    return first != b"\0\0\0\0" and all(data.startswith(first, at) for at in places[1:])
-
-
-def _mould(source: Source, place: ItemPlace, item: Item) -> _Mould | None:
+def _make_template(source: Source, place: ItemPlace, item: Item) -> _Template | None:
     """Return what items that are like this one have in common, or None where it is not a plain tensor's."""
     if item.findings or item.safety or [path for path, _ in item.stored] != [()]:
         return None
     if not isinstance(item.stored[0][1].values, Contiguous):
         return None
     members = item.records().archive.members
-    loose = [member for member in members if _is_loose(member) and member.size]
-    values = [member for member in loose if "/data/" in member.name]
+    # What differs from item to item: the values, and the number that torch gives each save.
+    paths = {member.header: member.name.partition("/")[2] for member in members}
+    varying = [
+        member
+        for member in members
+        if member.size
+        and (paths[member.header].startswith("data/") or paths[member.header] == ".data/serialization_id")
+    ]
+    values = [member for member in varying if "/data/" in member.name]
     if len(values) != 1 or any(member.method != STORED for member in members):
         return None
     skipped = values[0].payload, values[0].end
     gap = skipped[1] - skipped[0]
-    if place.nbytes - gap > _MAX_MOULD:
+    if place.nbytes - gap > _MAX_TEMPLATE:
         return None
     data = _read_except(source, place, skipped)
 
-    def at(offset: int) -> int:
+    def index(offset: int) -> int:
         return offset if offset < skipped[1] else offset - gap
 
-    central = _central_checksums(data, at)
-    if not all(member.header in central for member in loose):
+    central = _central_checksums(data, index)
+    if not all(member.header in central for member in varying):
         return None
-    checksums = tuple(tuple(map(at, _checksum_places(member, central[member.header]))) for member in loose)
-    others = tuple(at(member.payload) for member in loose if member is not values[0])
-    varying = [(place_, place_ + 4) for places in checksums for place_ in places]
-    varying += [(at(member.payload), at(member.end)) for member in loose if member is not values[0]]
-    mould = _Mould(item, skipped, tuple(_fixed(data, sorted(varying))), checksums, others)
-    return mould if mould.fits(source, place) else None
+    checksums: list[tuple[int, ...]] = []
+    for member in varying:
+        has_descriptor = member.flags & _HAS_DESCRIPTOR
+        second = (
+            member.end + _CHECKSUM_IN_DESCRIPTOR if has_descriptor else member.header + _CHECKSUM_IN_LOCAL
+        )
+        checksums.append((index(central[member.header]), index(second)))
+    others = [member for member in varying if member is not values[0]]
+    ranges = [(start, start + 4) for starts in checksums for start in starts]
+    ranges += [(index(member.payload), index(member.end)) for member in others]
+    template = _Template(
+        item,
+        skipped,
+        tuple(_between(data, sorted(ranges))),
+        tuple(checksums),
+        tuple(index(member.payload) for member in others),
+    )
+    return template if template.matches(source, place) else None
 
 
-def _is_loose(member: Member) -> bool:
-    """Tell whether a record differs from item to item: values, and the number that torch gives each save."""
-    name = member.name.partition("/")[2]
-    return name.startswith("data/") or name == ".data/serialization_id"
-
-
-def _central_checksums(data: bytes, at: Callable[[int], int]) -> dict[int, int]:
+def _central_checksums(data: bytes, index: Callable[[int], int]) -> dict[int, int]:
     """Return where the directory has each record's checksum, in the item, by the record's own offset."""
     (start,) = struct.unpack("<I", data[-_DIRECTORY_BEFORE_END:-2])
-    gap = start - at(start)
-    here, found = at(start), {}
-    while data.startswith(b"PK\x01\x02", here):
-        _, name, extra, comment, header = _CENTRAL_FIELDS.unpack_from(data, here)
-        found[header] = here + gap + _CHECKSUM_IN_CENTRAL
-        here += _CENTRAL_BYTES + name + extra + comment
-    return found
+    gap = start - index(start)
+    entry, checksums = index(start), {}
+    while data.startswith(b"PK", entry):
+        _, name, extra, comment, header = _CENTRAL_FIELDS.unpack_from(data, entry)
+        checksums[header] = entry + gap + _CHECKSUM_IN_CENTRAL
+        entry += _CENTRAL_BYTES + name + extra + comment
+    return checksums
 
 
-def _checksum_places(member: Member, central: int) -> Iterator[int]:
-    yield central
-    if member.flags & _HAS_DESCRIPTOR:
-        yield member.end + _CHECKSUM_IN_DESCRIPTOR
-    else:
-        yield member.header + _CHECKSUM_IN_LOCAL
-
-
-def _fixed(data: bytes, varying: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-    """Yield what lies between ranges that may vary, and where."""
+def _between(data: bytes, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """Yield the bytes between ranges, and where they begin."""
     start = 0
-    for begin, end in (*varying, (len(data), len(data))):
+    for begin, end in (*ranges, (len(data), len(data))):
         if start < begin:
             yield start, data[start:begin]
         start = max(start, end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpttool.dtypes import DType
@@ -45,7 +45,7 @@ class TensorChunk(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        return tuple(at + length for at, length in zip(self.offsets, self.sizes, strict=True))
+        return tuple(start + length for start, length in zip(self.offsets, self.sizes, strict=True))
 
 
 class ItemPlace(NamedTuple):
@@ -74,14 +74,12 @@ class Metadata:
         entries: By name.
         places: Where each chunk lies, by name and offsets; offsets are None for what is no tensor. Several
             where each rank wrote metadata of its own, and a copy of what is not cut.
-        told: What else they say, as plain data.
         transformed: How the bytes of items were transformed when they were written: ``stream.zstd``.
         is_megatron: Whether Megatron wrote them, which adds what it knows of the tensors.
     """
 
     entries: dict[str, MetadataEntry] = field(default_factory=dict)
     places: dict[Key, list[ItemPlace]] = field(default_factory=dict)
-    told: dict[str, object] = field(default_factory=dict)
     transformed: dict[Key, str] = field(default_factory=dict)
     is_megatron: bool = False
     findings: list[Finding] = field(default_factory=list)
@@ -93,82 +91,77 @@ class Metadata:
             judged = read_pickles(source, 0, source.size)
             with keeping(judged.safety):
                 _MetadataReader(self, path, name).run(judged.pickles[0].root)
-        self.safety += (Finding(one.code, one.severity, one.message, name) for one in judged.safety)
-        behind = judged.trailing or len(judged.pickles) - 1
-        if behind:
+        self.safety += (replace(finding, where=name) for finding in judged.safety)
+        if judged.trailing or len(judged.pickles) > 1:
             self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
 
 
 class _MetadataReader:
-    """One ``.metadata`` on its way into what is known already."""
+    """Adds what one ``.metadata`` says to the metadata of all."""
 
     def __init__(self, metadata: Metadata, path: str, name: str) -> None:
         self._metadata, self._path, self._name = metadata, path, name
         self._paths: Mapping[Any, Any] = {}
-        self._located: dict[Key, ItemPlace] = {}
+        self._place_of: dict[Key, ItemPlace] = {}
 
     def run(self, root: object) -> None:
         if not isinstance(root, Call) or not root.is_of(_MODULE, "Metadata"):
-            raise self._damaged(
+            raise self._damage(
                 f"it holds {describe(root)!s:.100}", "metadata-malformed", f"a {_MODULE}.Metadata"
             )
         try:
-            self._read(_state(root))
+            self._add_fields(_fields(root))
         except (TypeError, KeyError, ValueError, AttributeError) as failure:
-            raise self._damaged(f"it can't be read: {failure}", "metadata-malformed") from failure
+            raise self._damage(f"it can't be read: {failure}", "metadata-malformed") from failure
 
-    def _read(self, state: Mapping[str, Any]) -> None:
-        described, stored = (
-            _require_mapping(state["state_dict_metadata"]),
-            _require_mapping(state["storage_data"]),
-        )
-        if len(described) > MAX_ITEMS or len(stored) > MAX_ITEMS:
-            found = f"{max(len(described), len(stored)):,} items"
+    def _add_fields(self, fields: Mapping[str, Any]) -> None:
+        entries, places = _mapping(fields["state_dict_metadata"]), _mapping(fields["storage_data"])
+        if len(entries) > MAX_ITEMS or len(places) > MAX_ITEMS:
+            found = f"{max(len(entries), len(places)):,} items"
             raise LimitExceeded(self._path, found, expected=f"at most {MAX_ITEMS:,}")
-        self._metadata.is_megatron |= _OF_MEGATRON in state
-        paths = state.get("planner_data")
+        self._metadata.is_megatron |= _OF_MEGATRON in fields
+        paths = fields.get("planner_data")
         self._paths = paths if isinstance(paths, dict) else {}
-        for fqn, node in described.items():
-            self._describe(_text(fqn), node)
-        for index, info in stored.items():
-            self._locate(_state(index), _state(info))
-        if isinstance(state.get("version"), str):
-            self._metadata.told["version"] = describe(state["version"])
+        for fqn, node in entries.items():
+            self._add_entry(_text(fqn), node)
+        for index, info in places.items():
+            self._add_place(_fields(index), _fields(info))
 
-    def _describe(self, fqn: str, node: object) -> None:
+    def _add_entry(self, fqn: str, node: object) -> None:
         entries = self._metadata.entries
         if isinstance(node, Call) and node.is_of(_MODULE, "BytesStorageMetadata"):
             entries.setdefault(fqn, MetadataEntry(self._path_of(fqn)))
             return
-        state = _state(node)
-        properties = state["properties"].state
+        fields = _fields(node)
+        properties = fields["properties"].state
         dtype = torch_dtype(properties["dtype"] if isinstance(properties, dict) else properties[0])
-        shape = self._numbers(state["size"])
+        shape = self._numbers(fields["size"])
         entry = entries.setdefault(fqn, MetadataEntry(self._path_of(fqn), dtype, shape))
         if (entry.dtype, entry.shape) != (dtype, shape):
-            raise self._damaged("another type or shape than another rank says", "metadata-disagrees", fqn=fqn)
+            raise self._damage("another type or shape than another rank says", "metadata-disagrees", fqn=fqn)
         if math.prod(shape) * dtype.bits > _MAX_INT64:
-            raise self._damaged(f"a tensor of shape {list(shape)}", "shape-overflow", fqn=fqn)
+            raise self._damage(f"a tensor of shape {list(shape)}", "shape-overflow", fqn=fqn)
         known = set(entry.chunks)
-        for chunk in state["chunks"]:
-            box = _state(chunk)
-            made = TensorChunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
-            if len(made.offsets) != len(shape) or len(made.sizes) != len(shape):
-                raise self._damaged("a chunk with another number of axes", "chunks-wrong", fqn=fqn)
-            if made not in known:
-                known.add(made)
-                entry.chunks.append(made)
+        for chunk_node in fields["chunks"]:
+            box = _fields(chunk_node)
+            chunk = TensorChunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
+            if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
+                raise self._damage("a chunk with another number of axes", "chunks-wrong", fqn=fqn)
+            if chunk not in known:
+                known.add(chunk)
+                entry.chunks.append(chunk)
 
-    def _locate(self, index: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+    def _add_place(self, index: Mapping[str, Any], info: Mapping[str, Any]) -> None:
         fqn, offset = _text(index["fqn"]), index.get("offset")
         key = (fqn, None if offset is None else self._numbers(offset))
-        file, at, nbytes = _text(info["relative_path"]), info["offset"], info["length"]
-        if info.get("transform_descriptors"):
-            self._metadata.transformed[key] = _names(info["transform_descriptors"])
-        (at, nbytes) = self._numbers((at, nbytes))
-        place = ItemPlace(file, at, nbytes)
+        file, start, nbytes = _text(info["relative_path"]), info["offset"], info["length"]
+        transforms = info.get("transform_descriptors")
+        if transforms:
+            names = transforms if isinstance(transforms, list | tuple) else [transforms]
+            self._metadata.transformed[key] = ", ".join(f"{describe(name)!s:.60}" for name in names[:4])
+        place = ItemPlace(file, *self._numbers((start, nbytes)))
         self._metadata.places.setdefault(key, []).append(place)
-        if self._located.setdefault(key, place) != place:
+        if self._place_of.setdefault(key, place) != place:
             message = "two places are given for one chunk"
             self._metadata.findings.append(error("chunk-twice", message, fqn))
 
@@ -179,34 +172,29 @@ class _MetadataReader:
         return tuple(key if type(key) in (int, str) else str(describe(key)) for key in keys)
 
     def _numbers(self, node: object) -> tuple[int, ...]:
-        found = sizes(node)
-        if len(found) > MAX_AXES or not all(type(n) is int and 0 <= n <= _MAX_INT64 for n in found):
-            raise self._damaged(f"numbers like {[describe(n) for n in found[:4]]}", "metadata-malformed")
-        return found
+        numbers = sizes(node)
+        if len(numbers) > MAX_AXES or not all(type(n) is int and 0 <= n <= _MAX_INT64 for n in numbers):
+            raise self._damage(f"numbers like {[describe(n) for n in numbers[:4]]}", "metadata-malformed")
+        return numbers
 
-    def _damaged(
+    def _damage(
         self, found: str, code: str, expected: str | None = None, fqn: str | None = None
     ) -> DamagedCheckpoint:
         where = self._name if fqn is None else f"{self._name}: {fqn}"
         return DamagedCheckpoint(self._path, found, expected=expected, where=where, code=code)
 
 
-def _state(node: object) -> Mapping[str, Any]:
+def _fields(node: object) -> Mapping[str, Any]:
     """Return the fields of a dataclass."""
     if not isinstance(node, Call) or not isinstance(node.state, dict):
         raise TypeError(f"{describe(node)!s:.60} where an object should be")
     return node.state
 
 
-def _require_mapping(node: object) -> Mapping[Any, Any]:
+def _mapping(node: object) -> Mapping[Any, Any]:
     if not isinstance(node, dict):
         raise TypeError(f"{describe(node)!s:.60} where a dictionary should be")
     return node
-
-
-def _names(node: object) -> str:
-    names = node if isinstance(node, list | tuple) else [node]
-    return ", ".join(f"{describe(name)!s:.60}" for name in names[:4])
 
 
 def _text(node: object) -> str:
@@ -230,10 +218,10 @@ def tree_of(values: list[tuple[Path, object]]) -> dict[str, object]:
 def _with_lists(tree: object) -> object:
     if not isinstance(tree, dict):
         return tree
-    made = {key: _with_lists(value) for key, value in tree.items()}
-    if made and list(made) == list(range(len(made))):
-        return list(made.values())
-    return {str(key): value for key, value in made.items()}
+    values = {key: _with_lists(value) for key, value in tree.items()}
+    if values and list(values) == list(range(len(values))):
+        return list(values.values())
+    return {str(key): value for key, value in values.items()}
 
 
 # Chunks and the tensor that they make ---------------------------------------------------------------
@@ -255,9 +243,9 @@ def check_chunks(path: str, fqn: str, entry: MetadataEntry) -> Iterator[Finding]
     if pair:
         yield error("chunks-wrong", f"chunks {_box(pair[0])} and {_box(pair[1])} overlap", fqn)
         return
-    total, wanted = sum(math.prod(chunk.sizes) for chunk in filled), math.prod(entry.shape)
-    if total != wanted:
-        yield error("chunks-wrong", f"the chunks have {total:,} of {wanted:,} elements", fqn)
+    total, expected = sum(math.prod(chunk.sizes) for chunk in filled), math.prod(entry.shape)
+    if total != expected:
+        yield error("chunks-wrong", f"the chunks have {total:,} of {expected:,} elements", fqn)
 
 
 def _box(chunk: TensorChunk) -> str:
@@ -272,10 +260,10 @@ def _find_overlap(path: str, fqn: str, chunks: list[TensorChunk]) -> tuple[Tenso
     axes = range(len(chunks[0].sizes))
     if not axes:
         return chunks[0], chunks[1]
-    axis = max(axes, key=lambda at: len({chunk.offsets[at] for chunk in chunks}))
+    axis = max(axes, key=lambda axis: len({chunk.offsets[axis] for chunk in chunks}))
     active: list[TensorChunk] = []
     compared = 0
-    for chunk in sorted(chunks, key=lambda one: one.offsets[axis]):
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[axis]):
         active = [other for other in active if other.ends[axis] > chunk.offsets[axis]]
         compared += len(active)
         if compared > MAX_COMPARED:
