@@ -47,7 +47,7 @@ class _Changes:
     def follow(self, rule: TensorRule) -> None:
         """Follow one ``[[tensor]]``."""
         matched = 0
-        for names, targets in self._names.meant(rule, self._is_taken):
+        for names, targets in self._names.find_groups(rule, self._is_taken):
             missing = next((name for name in names if name not in self._tensors), None)
             if missing is not None:
                 raise self._map.wrong(rule.place, f"no tensor is called {missing!r}")
@@ -74,7 +74,7 @@ class _Changes:
     def rename(self, glob: str, name: str) -> None:
         """Follow one line of ``[names]``."""
         place, matched = f'names."{glob}"', 0
-        for own, captured in self._names.called(glob):
+        for own, captured in self._names.find(glob):
             if self._is_taken(own):
                 continue
             tensor, target = self._tensors[own], fill_stars(name, captured)
@@ -87,7 +87,7 @@ class _Changes:
 
     def leave(self, glob: str) -> None:
         """Follow one name of ``drop``."""
-        names = [own for own, _ in self._names.called(glob) if not self._is_taken(own)]
+        names = [own for own, _ in self._names.find(glob) if not self._is_taken(own)]
         if not names:
             raise self._map.wrong("drop", self._none(glob))
         for name in names:
@@ -129,7 +129,7 @@ class _Changes:
         return id(self._tensors[name]) in self._edits
 
     def _none(self, glob: str) -> str:
-        is_taken = any(self._names.called(glob))
+        is_taken = any(self._names.find(glob))
         return f"no {'other ' if is_taken else ''}tensor is called {glob!r}"
 
     def _require_no_state(self, place: str, name: str) -> None:

@@ -217,7 +217,7 @@ class _TemplateTensors:
         parts = sorted(parts, key=lambda part: part[0].b.row or 0)
         pair = parts[0][0]
         try:
-            rows = [one.b.restored(one.a.tensor, at) for one, at in parts]
+            rows = [one.b.to_source(one.a.tensor, at) for one, at in parts]
             made = rows[0] if len(rows) == 1 else concatenate(rows, tensor.path)
         except Unfit as failure:
             raise UsageError(

@@ -11,7 +11,7 @@ Source: AlexanderLutsenko/nobuco ``node_converters/``, huggingface/transformers
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ from ckpttool.pairing.layers import (
     steps_of,
 )
 from ckpttool.pairing.rearrangement import Pattern, Unfit, lengths_of, pattern, rearrange
-from ckpttool.tensor import Tensor
+from ckpttool.tensor import Path, Tensor
 
 Back = Callable[[Tensor, int], Tensor]
 
@@ -53,7 +53,7 @@ class LayoutItem:
     doubt: DoubtReason | None = None
     back: Back | None = field(default=None, compare=False, repr=False)
 
-    def restored(self, given: Tensor, at: int = 0) -> Tensor:
+    def to_source(self, given: Tensor, at: int = 0) -> Tensor:
         """Return source number ``at``, were ``given`` this item: the way back; of a row, a matrix of one row.
 
         Raises:
@@ -184,11 +184,6 @@ RULES: Mapping[str, LayoutRule] = {
 _DIRECTION = re.compile(r"(?P<forward>forward|backward)_.+")
 
 
-def stored_items(checkpoint: Checkpoint) -> list[LayoutItem]:
-    """Return the tensors as they are."""
-    return [stored_item(tensor) for tensor in checkpoint.tensors]
-
-
 def stored_item(tensor: Tensor) -> LayoutItem:
     """Return a tensor as it is."""
     return LayoutItem(tensor.name, tensor, (tensor,))
@@ -200,36 +195,32 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
     biases of an LSTM, are put together by ``fuse_split_parameters`` if the other side has them in one.
     """
-    turned = {id(tensor): items for layer in layers_of(checkpoint) for tensor, items in _layer_items(layer)}
+    converted: dict[int, list[LayoutItem]] = {}
+    for layer in layers_of(checkpoint):
+        rule = RULES.get(layer.kind or "")
+        for name, tensor in layer.variables.items():
+            if rule is not None and (turns := rule.turns.get(name)) is not None:
+                items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
+                converted[id(tensor)] = [one for one in items if one is not None] or [stored_item(tensor)]
+            elif layer.kind is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
+                # What is called alike in both: a numbered bias.
+                converted[id(tensor)] = [_named_item(tensor, path, None)]
     for doubt in layout_doubts(checkpoint):
-        items = turned.get(id(doubt.tensor), [stored_item(doubt.tensor)])
-        turned[id(doubt.tensor)] = [replace(item, doubt=doubt.reason) for item in items]
-    return [item for tensor in checkpoint.tensors for item in turned.get(id(tensor), [stored_item(tensor)])]
+        doubtful = converted.get(id(doubt.tensor), [stored_item(doubt.tensor)])
+        converted[id(doubt.tensor)] = [replace(item, doubt=doubt.reason) for item in doubtful]
+    return [one for tensor in checkpoint.tensors for one in converted.get(id(tensor), [stored_item(tensor)])]
 
 
 def torch_name_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     """Return the tensors as they are stored, by PyTorch's names: enough where both sides hold them alike."""
     first = {id(item.sources[0]): item for item in reversed(torch_layout_items(checkpoint))}
-    return [_as_named(tensor, first[id(tensor)]) for tensor in checkpoint.tensors]
-
-
-def _as_named(tensor: Tensor, item: LayoutItem) -> LayoutItem:
-    return LayoutItem(item.name, replace(tensor, path=item.tensor.path), (tensor,), item.rule)
-
-
-def _layer_items(layer: WeightLayer) -> Iterator[tuple[Tensor, list[LayoutItem]]]:
-    rule = RULES.get(layer.kind or "")
-    for name, tensor in layer.variables.items():
-        if rule is not None and (turns := rule.turns.get(name)) is not None:
-            items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
-            yield tensor, [item for item in items if item is not None] or [stored_item(tensor)]
-        elif layer.kind is not None and steps_of(tensor.path) != (place := _place(layer, name)):
-            yield tensor, [_named_item(tensor, place, None)]  # what is called alike in both: a numbered bias
+    named = ((tensor, first[id(tensor)]) for tensor in checkpoint.tensors)
+    return [_named_item(tensor, item.tensor.path, item.rule, item.name) for tensor, item in named]
 
 
 def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Turn) -> LayoutItem | None:
     """Return what a variable becomes, or None where its shape isn't the rule's."""
-    path = _place(layer, turn.leaf)
+    path = _torch_path(layer, turn.leaf)
     if not turn.ways:
         return _named_item(tensor, path, None if path == steps_of(tensor.path) else rule.text)
     way = turn.ways.get(len(tensor.shape))
@@ -238,30 +229,30 @@ def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Tur
     sizes = {**turn.sizes, **layer.sizes}
     try:
         lengths = lengths_of(tensor.shape, way, sizes)
-        made = rearrange(tensor, way, path, sizes=sizes, row=turn.row)
+        turned = rearrange(tensor, way, path, sizes=sizes, row=turn.row)
     except Unfit:
         return None
 
     def back(given: Tensor, at: int) -> Tensor:
         return rearrange(given, way.inverse(), tensor.path, sizes=lengths)
 
-    return LayoutItem(".".join(path), made, (tensor,), rule.text, turn.row, back=back)
+    return LayoutItem(".".join(path), turned, (tensor,), rule.text, turn.row, back=back)
 
 
-def _named_item(tensor: Tensor, path: Steps, rule: str | None) -> LayoutItem:
-    made = replace(tensor, path=path)
-    return LayoutItem(".".join(path), made, (tensor,), rule)
+def _named_item(tensor: Tensor, path: Path, rule: str | None, name: str | None = None) -> LayoutItem:
+    name = ".".join(map(str, path)) if name is None else name
+    return LayoutItem(name, replace(tensor, path=path), (tensor,), rule)
 
 
-def _place(layer: WeightLayer, leaf: str) -> Steps:
+def _torch_path(layer: WeightLayer, leaf: str) -> Steps:
     """Return the path that PyTorch has, which knows no step for a cell or its direction."""
     place, last = layer.place, tuple(leaf.split("."))
     if layer.kind in ("lstm", "gru", "rnn"):
         if place and CELL.fullmatch(place[-1]):
             place = place[:-1]
-        if len(place) > 1 and (found := _DIRECTION.fullmatch(place[-1])):
+        if len(place) > 1 and (direction := _DIRECTION.fullmatch(place[-1])):
             place = place[:-1]
-            last = (f"{last[0]}_reverse",) if found["forward"] == "backward" else last
+            last = (f"{last[0]}_reverse",) if direction["forward"] == "backward" else last
     if layer.kind in ("attention", "attention output"):
         place = (*place[:-1], ATTENTION[place[-1].lstrip("_")])
     return (*place, *last)

@@ -18,12 +18,10 @@ MAX_BYTES = 1 << 24
 Rule = Literal["as-is", "dense", "conv", "flatten", "transpose", "permute"]
 
 _TABLES = ("names", "tensor", "drop")
-_THERE = "[names], [[tensor]] and drop"
+_KNOWN_TABLES = "[names], [[tensor]] and drop"
 _KEYS = ("from", "to", "rule", "shape", "axes", "inverse", "join", "split", "sizes")
-
-
 _DIRECTED = ("conv", "flatten", "permute")
-_EITHER = ", ".join(f'"{rule}"' for rule in _DIRECTED)
+_DIRECTED_TEXT = ", ".join(f'"{rule}"' for rule in _DIRECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +74,9 @@ class TensorMap:
     tensors: tuple[TensorRule, ...] = ()
     drop: tuple[str, ...] = ()
 
-    def wrong(self, place: str, told: str) -> UsageError:
+    def wrong(self, place: str, problem: str) -> UsageError:
         """Return the error that says what is wrong at a place."""
-        return UsageError(f"{self.path}[{place}]: {told}")
+        return UsageError(f"{self.path}[{place}]: {problem}")
 
 
 def read_map(path: str) -> TensorMap:
@@ -89,7 +87,7 @@ def read_map(path: str) -> TensorMap:
         CheckpointError: It can't be read.
     """
     try:
-        tables = parse_toml(_content(path).decode())
+        tables = parse_toml(_read_bytes(path).decode())
     except ValueError as failure:  # no UTF-8 is one too
         if isinstance(failure, UsageError):
             raise
@@ -97,7 +95,7 @@ def read_map(path: str) -> TensorMap:
     return parse_map(path, tables)
 
 
-def _content(path: str) -> bytes:
+def _read_bytes(path: str) -> bytes:
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
@@ -111,32 +109,32 @@ def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
     """Return what the tables of a map file say; see ``read_map``."""
     unknown = sorted(tables.keys() - set(_TABLES))
     if unknown:
-        raise UsageError(f"{path}: unknown {unknown[0]} (there are {_THERE})")
+        raise UsageError(f"{path}: unknown {unknown[0]} (there are {_KNOWN_TABLES})")
     empty = TensorMap(path)
     names = _names(empty, tables.get("names", {}))
-    told = tables.get("tensor", [])
-    if not isinstance(told, list) or not all(isinstance(one, Mapping) for one in told):
+    rows = tables.get("tensor", [])
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise empty.wrong("tensor", "it is no list of tables (write [[tensor]])")
-    rules = tuple(_rule(empty, f"tensor {number}", table) for number, table in enumerate(told, 1))
-    drop = _several(empty, "drop", tables, "drop") if "drop" in tables else ()
+    rules = tuple(_rule(empty, f"tensor {number}", table) for number, table in enumerate(rows, 1))
+    drop = _name_list(empty, "drop", tables, "drop") if "drop" in tables else ()
     if not names and not rules and not drop:
-        raise UsageError(f"{path}: it maps nothing (there are {_THERE})")
+        raise UsageError(f"{path}: it maps nothing (there are {_KNOWN_TABLES})")
     return TensorMap(path, names, rules, drop)
 
 
-def _names(of: TensorMap, told: object) -> dict[str, str]:
-    if not isinstance(told, Mapping):
-        raise of.wrong("names", f"{told!r:.40} (a table)")
-    found: dict[str, str] = {}
-    for name, to in told.items():
+def _names(of: TensorMap, table: object) -> dict[str, str]:
+    if not isinstance(table, Mapping):
+        raise of.wrong("names", f"{table!r:.40} (a table)")
+    names: dict[str, str] = {}
+    for name, to in table.items():
         place = f'names."{name}"'
         if isinstance(to, Mapping):
             raise of.wrong(f"names.{name}", 'a table (a name with dots is written in quotes: "fc.weight")')
         if not isinstance(to, str) or not to or not name:
             raise of.wrong(place, f"{to!r:.40} (a name)")
         _require_stars(of, place, name, to)
-        found[name] = to
-    return found
+        names[name] = to
+    return names
 
 
 def _require_stars(of: TensorMap, place: str, glob: str, name: str) -> None:
@@ -149,7 +147,7 @@ def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
     unknown = sorted(table.keys() - set(_KEYS))
     if unknown:
         raise of.wrong(place, f"unknown key {unknown[0]} (there are {', '.join(_KEYS)})")
-    sources, targets = (_several(of, place, table, key) for key in ("from", "to"))
+    sources, targets = (_name_list(of, place, table, key) for key in ("from", "to"))
     for name in (*sources[1:], *targets):
         _require_stars(of, place, sources[0], name)
     rule = table.get("rule", "as-is")
@@ -186,30 +184,30 @@ def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
 
 
 def _inverse(of: TensorMap, place: str, table: Mapping[str, Any], rule: str) -> bool | None:
-    told = table.get("inverse")
-    if told is not None and (type(told) is not bool or rule not in _DIRECTED):
-        raise of.wrong(place, f"inverse is {told!r:.40} (true or false, with rule = {_EITHER})")
-    return told
+    value = table.get("inverse")
+    if value is not None and (type(value) is not bool or rule not in _DIRECTED):
+        raise of.wrong(place, f"inverse is {value!r:.40} (true or false, with rule = {_DIRECTED_TEXT})")
+    return value
 
 
-def _several(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _name_list(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if key not in table:
         raise of.wrong(place, f"{key} is missing (a name, or a list of names)")
-    told = table[key]
-    names = [told] if isinstance(told, str) else told
+    value = table[key]
+    names = [value] if isinstance(value, str) else value
     is_right = isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)
     if not is_right:
-        raise of.wrong(place, f"{key} is {told!r:.40} (a name, or a list of names)")
+        raise of.wrong(place, f"{key} is {value!r:.40} (a name, or a list of names)")
     if len(set(names)) != len(names):
         raise of.wrong(place, f"{key} names one tensor twice")
     return tuple(names)
 
 
 def _numbers(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    told = table.get(key, [])
-    if not isinstance(told, list) or not all(type(one) is int and one >= 0 for one in told):
-        raise of.wrong(place, f"{key} is {told!r:.40} (a list of whole numbers)")
-    return tuple(told)
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
+        raise of.wrong(place, f"{key} is {value!r:.40} (a list of whole numbers)")
+    return tuple(value)
 
 
 def _require(
@@ -222,7 +220,7 @@ def _require(
 
 
 def _axis(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> int | None:
-    told = table.get(key)
-    if told is not None and (type(told) is not int or told != 0):
-        raise of.wrong(place, f"{key} is {told!r:.40} (0: the first axis, after the rule)")
-    return told
+    value = table.get(key)
+    if value is not None and (type(value) is not int or value != 0):
+        raise of.wrong(place, f"{key} is {value!r:.40} (0: the first axis, after the rule)")
+    return value

@@ -37,23 +37,23 @@ class SideNames:
     def __contains__(self, name: str) -> bool:
         return name in self._count
 
-    def called(self, glob: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def find(self, glob: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield the names that a glob means, each with what its stars took."""
         if "*" not in glob:
             yield from [(glob, ())] if glob in self._count else []
             return
         stars = re.compile("(.*)".join(map(re.escape, glob.split("*"))), re.DOTALL)
-        for own in self._count:
-            if match := stars.fullmatch(own):
-                yield own, match.groups()
+        for name in self._count:
+            if match := stars.fullmatch(name):
+                yield name, match.groups()
 
-    def meant(
+    def find_groups(
         self, rule: TensorRule, is_taken: Callable[[str], bool]
     ) -> Iterator[tuple[list[str], list[str]]]:
         """Yield the names that a rule takes together and those that it gives; what is taken is left alone."""
-        for own, captured in self.called(rule.sources[0]):
-            if not is_taken(own):
-                names = [own, *(fill_stars(name, captured) for name in rule.sources[1:])]
+        for first, captured in self.find(rule.sources[0]):
+            if not is_taken(first):
+                names = [first, *(fill_stars(name, captured) for name in rule.sources[1:])]
                 yield names, [fill_stars(name, captured) for name in rule.targets]
 
 
@@ -83,10 +83,17 @@ def apply_rule(
     Raises:
         Unfit: The rule doesn't fit the tensors.
     """
-    turned = [_rearranged(tensor, rule, flip) for tensor in tensors]
+    is_backwards = flip and rule.rule in ("conv", "flatten") if rule.inverse is None else rule.inverse
+    axis_lengths = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
+    turned = []
+    for tensor in tensors:
+        way = _pattern_of(rule, len(tensor.shape))
+        if way is not None:
+            way = way.inverse() if is_backwards else way
+            tensor = rearrange(tensor, way, tensor.path, sizes=axis_lengths)
+        turned.append(tensor)
     if rule.split is None:
-        whole = turned[0] if len(turned) == 1 else concatenate(turned, paths[0])
-        return [whole]
+        return [turned[0] if len(turned) == 1 else concatenate(turned, paths[0])]
     (whole,) = turned
     length = whole.shape[0] if whole.shape else 0
     if not rows and not rule.sizes and length % len(paths):
@@ -95,15 +102,6 @@ def apply_rule(
     if not whole.shape or sum(parts) != length or (rows and tuple(rows) != tuple(parts)):
         raise Unfit(f"shape {list(whole.shape)} for {' + '.join(map(str, rows or parts))} rows")
     return [cut(whole, sum(parts[:at]), parts[at], path) for at, path in enumerate(paths)]
-
-
-def _rearranged(tensor: Tensor, rule: TensorRule, flip: bool) -> Tensor:
-    way = _pattern_of(rule, len(tensor.shape))
-    if way is None:
-        return tensor
-    is_backwards = flip and rule.rule in ("conv", "flatten") if rule.inverse is None else rule.inverse
-    sizes = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
-    return rearrange(tensor, way.inverse() if is_backwards else way, tensor.path, sizes=sizes)
 
 
 def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
@@ -122,92 +120,61 @@ def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
     return CONVOLUTIONS[axes]
 
 
+# Pairs ------------------------------------------------------------------------------------------------
+
+
 def apply_map(
-    unpaired: Unpaired, told: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
+    unpaired: Unpaired, tensor_map: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
 ) -> list[LayoutItem]:
     """Pair what a map names; return the tensors that it gives a name which the other side hasn't got.
 
     Args:
         unpaired: Both sides as stored.
-        told: What the map says.
+        tensor_map: What the map says.
         layouts: Of either side, what each stored tensor is in PyTorch's layout.
         flip: Whether rules that lead to PyTorch's layout are followed backwards.
     """
-    pairs = _MapPairs(unpaired, told)
-    for rule in told.tensors:
-        pairs.follow(rule, flip)
-    for glob, name in told.names.items():
-        pairs.rename(glob, name, layouts)
-    for glob in told.drop:
-        pairs.leave(glob)
-    unpaired.take(pairs.found)
-    used_a, used_b = pairs.used
-    ids = used_a | used_b
+    mapped = _MapPairs(unpaired, tensor_map)
+    for rule in tensor_map.tensors:
+        mapped.follow(rule, flip)
+    for glob, name in tensor_map.names.items():
+        mapped.rename(glob, name, layouts)
+    for glob in tensor_map.drop:
+        mapped.drop(glob)
+    unpaired.take(mapped.pairs)
+    ids = mapped.used[0] | mapped.used[1]
     unpaired.drop(
         [item for item in unpaired.a if id(item.tensor) in ids],
         [item for item in unpaired.b if id(item.tensor) in ids],
     )
-    unpaired.drop(pairs.aside, [])
-    return pairs.aside
+    unpaired.drop(mapped.aside, [])
+    return mapped.aside
 
 
 class _MapPairs:
     """The pairs of a map as they come up; each tensor is in one, as a whole."""
 
-    def __init__(self, unpaired: Unpaired, told: TensorMap) -> None:
-        self._map = told
-        self._a, self._b = (_items_by_name(side) for side in (unpaired.a, unpaired.b))
+    def __init__(self, unpaired: Unpaired, tensor_map: TensorMap) -> None:
+        self._map = tensor_map
+        # Of several tensors of one name, the first.
+        self._a, self._b = (
+            {item.tensor.name: item for item in reversed(side)} for side in (unpaired.a, unpaired.b)
+        )
         self._names = [SideNames(item.tensor.name for item in side) for side in (unpaired.a, unpaired.b)]
         self._given: dict[str, str] = {}
-        self.found: list[Pair] = []
+        self.pairs: list[Pair] = []
         self.aside: list[LayoutItem] = []
         self.used: tuple[set[int], set[int]] = (set(), set())
 
-    def rename(self, glob: str, name: str, layouts: tuple[Becomes, Becomes]) -> None:
-        """Follow one line of ``[names]``."""
-        place = f'names."{glob}"'
-        matched = 0
-        for own, captured in self._names[0].called(glob):
-            item = self._a[own]
-            if id(item.tensor) in self.used[0]:
-                continue
-            target = fill_stars(name, captured)
-            self._require_single(place, [own], [target])
-            self._give(place, target, own)
-            other = self._b.get(target)
-            if other is None:
-                self.aside.append(item)
-                self.used[0].add(id(item.tensor))
-                continue
-            matched += 1
-            self._pair(place, _in_torch_layout(item, layouts[0]), _in_torch_layout(other, layouts[1]))
-        if not matched:
-            raise self._map.wrong(place, self._unmatched(glob, name))
-
-    def leave(self, glob: str) -> None:
-        """Follow one name of ``drop``."""
-        left = [self._a[own] for own, _ in self._names[0].called(glob)]
-        left = [item for item in left if id(item.tensor) not in self.used[0]]
-        if not left:
-            raise self._map.wrong("drop", self._none(glob))
-        self.aside += left
-        self.used[0].update(id(item.tensor) for item in left)
-
-    def _unmatched(self, glob: str, name: str) -> str:
-        if any(self._names[0].called(glob)):
-            return f"the second side has no {name!r} (or a line before took what is to be called so)"
-        return self._none(glob)
-
-    def _none(self, glob: str) -> str:
-        is_taken = any(self._names[0].called(glob))
-        return f"nothing {'more ' if is_taken else ''}on the first side is called {glob!r}"
-
     def follow(self, rule: TensorRule, flip: bool) -> None:
         """Follow one ``[[tensor]]``."""
+
+        def is_taken(name: str) -> bool:
+            return id(self._a[name].tensor) in self.used[0]
+
         matched = 0
-        # The first table that means a tensor decides.
-        for names, targets in self._names[0].meant(rule, self._is_taken):
-            own = names[0]
+        for names, targets in self._names[0].find_groups(rule, is_taken):  # the first table decides
+            first = names[0]
             self._require_single(rule.place, names, targets)
             sources = [self._get(rule.place, self._a, name, "first") for name in names]
             taken = next((item for item in sources if id(item.tensor) in self.used[0]), None)
@@ -215,56 +182,85 @@ class _MapPairs:
                 raise self._map.wrong(rule.place, f"a table before took {taken.tensor.name!r}")
             others = [self._get(rule.place, self._b, name, "second") for name in targets]
             for target in targets:
-                self._give(rule.place, target, own)
+                self._give(rule.place, target, first)
             try:
-                made = _mapped_items(sources, others, rule, flip)
+                items = _mapped_items(sources, others, rule, flip)
             except Unfit as failure:
-                raise self._map.wrong(rule.place, f"{own}: {failure} (rule {rule.rule})") from failure
-            for item, other in zip(made, others, strict=True):
-                self._pair(rule.place, item, stored_item(other.tensor))
+                raise self._map.wrong(rule.place, f"{first}: {failure} (rule {rule.rule})") from failure
+            for item, other in zip(items, others, strict=True):
+                self._pair(item, stored_item(other.tensor))
             matched += 1
         if not matched:
             raise self._map.wrong(rule.place, self._none(rule.sources[0]))
 
-    def _is_taken(self, name: str) -> bool:
-        return id(self._a[name].tensor) in self.used[0]
+    def rename(self, glob: str, name: str, layouts: tuple[Becomes, Becomes]) -> None:
+        """Follow one line of ``[names]``."""
+        place = f'names."{glob}"'
+        matched = 0
+        for source, captured in self._names[0].find(glob):
+            item = self._a[source]
+            if id(item.tensor) in self.used[0]:
+                continue
+            target = fill_stars(name, captured)
+            self._require_single(place, [source], [target])
+            self._give(place, target, source)
+            other = self._b.get(target)
+            if other is None:
+                self.aside.append(item)
+                self.used[0].add(id(item.tensor))
+                continue
+            matched += 1
+            self._pair(_torch_item(item, layouts[0]), _torch_item(other, layouts[1]))
+        if not matched and any(self._names[0].find(glob)):
+            problem = f"the second side has no {name!r} (or a line before took what is to be called so)"
+            raise self._map.wrong(place, problem)
+        if not matched:
+            raise self._map.wrong(place, self._none(glob))
+
+    def drop(self, glob: str) -> None:
+        """Follow one name of ``drop``."""
+        items = [self._a[name] for name, _ in self._names[0].find(glob)]
+        items = [item for item in items if id(item.tensor) not in self.used[0]]
+        if not items:
+            raise self._map.wrong("drop", self._none(glob))
+        self.aside += items
+        self.used[0].update(id(item.tensor) for item in items)
+
+    def _none(self, glob: str) -> str:
+        is_taken = any(self._names[0].find(glob))
+        return f"nothing {'more ' if is_taken else ''}on the first side is called {glob!r}"
 
     def _get(self, place: str, side: dict[str, LayoutItem], name: str, which: str) -> LayoutItem:
         if name not in side:
             raise self._map.wrong(place, f"nothing on the {which} side is called {name!r}")
         return side[name]
 
-    def _require_single(self, place: str, names: Sequence[str], targets: Sequence[str]) -> None:
+    def _require_single(self, place: str, sources: Sequence[str], targets: Sequence[str]) -> None:
         """Require that each name is one tensor's alone."""
-        for called, twice, which in (
-            (names, self._names[0].twice, "first"),
-            (targets, self._names[1].twice, "second"),
+        for names, side, which in (
+            (sources, self._names[0], "first"),
+            (targets, self._names[1], "second"),
         ):
-            for name in called:
-                if name in twice:
+            for name in names:
+                if name in side.twice:
                     raise self._map.wrong(place, f"several tensors of the {which} side are called {name!r}")
 
-    def _give(self, place: str, target: str, own: str) -> None:
+    def _give(self, place: str, target: str, source: str) -> None:
         if target in self._given:
-            raise self._map.wrong(place, f"{own!r} becomes {target!r}, and so does {self._given[target]!r}")
-        self._given[target] = own
+            raise self._map.wrong(
+                place, f"{source!r} becomes {target!r}, and so does {self._given[target]!r}"
+            )
+        self._given[target] = source
 
-    def _pair(self, place: str, item: LayoutItem, other: LayoutItem) -> None:
+    def _pair(self, item: LayoutItem, other: LayoutItem) -> None:
         self.used[0].update(id(source) for source in item.sources)
         self.used[1].update(id(source) for source in other.sources)
-        self.found.append(Pair(item, other, "map"))
+        self.pairs.append(Pair(item, other, "map"))
 
 
-def _items_by_name(items: Iterable[LayoutItem]) -> dict[str, LayoutItem]:
-    found: dict[str, LayoutItem] = {}
-    for item in items:
-        found.setdefault(item.tensor.name, item)
-    return found
-
-
-def _in_torch_layout(item: LayoutItem, layouts: Becomes) -> LayoutItem:
-    made = layouts(item)
-    return made[0] if len(made) == 1 else item  # what becomes several tensors is compared as stored
+def _torch_item(item: LayoutItem, layouts: Becomes) -> LayoutItem:
+    converted = layouts(item)
+    return converted[0] if len(converted) == 1 else item  # what becomes several is compared as stored
 
 
 def _mapped_items(
@@ -273,9 +269,10 @@ def _mapped_items(
     """Return what the tensors of the first side become."""
     rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others] if rule.split == 0 else []
     paths = [other.tensor.path for other in others]
-    tensors = [item.tensor for item in sources]
-    made = apply_rule(tensors, rule, paths, flip=flip, rows=rows)
-    told = rule.rule if rule.rule != "as-is" else "join" if rule.join is not None else "split"
-    text = None if rule.is_plain else f"map: {told}"
-    origin = tuple(tensors)
-    return [LayoutItem(other.tensor.name, one, origin, text) for one, other in zip(made, others, strict=True)]
+    origin = tuple(item.tensor for item in sources)
+    results = apply_rule(origin, rule, paths, flip=flip, rows=rows)
+    operation = rule.rule if rule.rule != "as-is" else "join" if rule.join is not None else "split"
+    text = None if rule.is_plain else f"map: {operation}"
+    return [
+        LayoutItem(other.tensor.name, one, origin, text) for one, other in zip(results, others, strict=True)
+    ]

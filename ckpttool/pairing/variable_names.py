@@ -55,7 +55,8 @@ _SEEDED = {"seed_generator_state", "_state", "state", "0"}
 """What Keras calls the state of a layer's random numbers."""
 _SEED_SIZE = 2
 _COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
-Class = tuple[Role, str, tuple[int, ...]]
+VariableClass = tuple[Role, str, tuple[int, ...]]
+"""What variables that may be each other have in common."""
 _RECURRENT_LAYER = re.compile(r"_l\d+")
 _PART = re.compile(
     r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
@@ -76,8 +77,8 @@ class BareName(NamedTuple):
 @lru_cache(maxsize=1 << 12)
 def leaf_of(name: str) -> str:
     """Return what PyTorch calls the variable that a name ends with."""
-    found = _RECURRENT.fullmatch(name)
-    return found[1] + found[2] if found else LEAVES.get(name, name)
+    match = _RECURRENT.fullmatch(name)
+    return match[1] + match[2] if match else LEAVES.get(name, name)
 
 
 def torch_name(tensor: Tensor) -> Steps:
@@ -100,12 +101,12 @@ def bare_name(tensor: Tensor) -> BareName:
 def _bare_name(path: Path, is_optimizer: bool) -> BareName:
     steps = _torch_name(path)
     wrapper = _OPTIMIZER if is_optimizer else _IN_FRONT
-    inner = tuple(step for step in steps[:-1] if step not in INSIDE)
-    at = 0
-    while at < len(inner) and wrapper.fullmatch(inner[at]):
-        at += 1
-    front = [*inner[:at], *(step for step in steps[:-1] if step in INSIDE)]
-    return BareName((*inner[at:], *steps[-1:]), "".join(f"{step}." for step in front))
+    modules = tuple(step for step in steps[:-1] if step not in INSIDE)
+    depth = 0
+    while depth < len(modules) and wrapper.fullmatch(modules[depth]):
+        depth += 1
+    front = [*modules[:depth], *(step for step in steps[:-1] if step in INSIDE)]
+    return BareName((*modules[depth:], *steps[-1:]), "".join(f"{step}." for step in front))
 
 
 def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
@@ -119,13 +120,13 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
     steps = steps_of(tensor.path)
     if not steps or tensor.size > _SEED_SIZE:
         return False
-    family, is_whole = family_of(format), tensor.dtype.kind == "integer"
+    family, is_integer = family_of(format), tensor.dtype.kind == "integer"
     if steps[-1] == "num_batches_tracked":
-        return family == "torch" and is_whole and not tensor.shape
+        return family == "torch" and is_integer and not tensor.shape
     if steps[-1] == "save_counter":
-        return format in _SAVERS and is_whole and not tensor.shape
+        return format in _SAVERS and is_integer and not tensor.shape
     if any(_SEED.fullmatch(step) for step in steps[:-1]):
-        return steps[-1] in _SEEDED and is_whole and (family == "keras" or format in _CONTAINERS)
+        return steps[-1] in _SEEDED and is_integer and (family == "keras" or format in _CONTAINERS)
     if steps[:2] == ("keras_api", "metrics"):
         return format in _SAVERS and tensor.role is Role.OTHER and not tensor.shape
     is_count = tensor.role is Role.OPTIMIZER and tensor.size == 1 and _COUNT.search(steps[-1]) is not None
@@ -142,8 +143,8 @@ def layer_word(item: LayoutItem) -> str | None:
     """Return what the layer of a tensor is called, where that is a word and no number."""
     steps = bare_name(item.tensor).steps
     name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
-    if found := _PART.fullmatch(name):
-        return found.lastgroup
+    if match := _PART.fullmatch(name):
+        return match.lastgroup
     return name if name and not any(map(str.isdecimal, name)) else None
 
 
@@ -152,12 +153,12 @@ class LayerWords:
 
     def __init__(self, unpaired: Unpaired) -> None:
         ours, theirs = ({_class_and_word(item) for item in side} for side in (unpaired.a, unpaired.b))
-        self._known = ours & theirs
+        self._shared = ours & theirs
 
     def of(self, item: LayoutItem) -> str | None:
         """Return what a tensor's layer is called, if the other side has a layer like it that is called so."""
-        found = _class_and_word(item)
-        return found[1] if found in self._known else None
+        key = _class_and_word(item)
+        return key[1] if key in self._shared else None
 
     def contradict(self, a: LayoutItem, b: LayoutItem) -> bool:
         """Tell whether both layers have names that the other side has for another one."""
@@ -165,47 +166,50 @@ class LayerWords:
         return ours is not None and theirs is not None and ours != theirs
 
 
-def _class(item: LayoutItem) -> Class:
+def _class_and_word(item: LayoutItem) -> tuple[VariableClass, str | None]:
+    return _class_of(item), layer_word(item)
+
+
+def _class_of(item: LayoutItem) -> VariableClass:
     return item.tensor.role, leaf_name(item), item.tensor.shape
 
 
-def _class_and_word(item: LayoutItem) -> tuple[Class, str | None]:
-    return _class(item), layer_word(item)
-
-
-def crossed_pairs(pairs: Iterable[Pair], places: tuple[dict[int, int], dict[int, int]]) -> list[Pair]:
+def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[int, int]]) -> list[Pair]:
     """Return the pairs that stand in another order on either side than others of their class.
 
     Args:
         pairs: Those that content alone made.
-        places: Of either side, where each stored tensor stands in its order, by identity.
+        positions: Of either side, where each stored tensor stands in its order, by identity.
     """
     classes: dict[Hashable, list[Pair]] = {}
     for pair in pairs:
         words = {layer_word(pair.a), layer_word(pair.b)}
-        key = (_class(pair.a), _class(pair.b), words.pop() if len(words) == 1 else None)
+        key = (_class_of(pair.a), _class_of(pair.b), words.pop() if len(words) == 1 else None)
         classes.setdefault(key, []).append(pair)
-    found = []
-    for same in classes.values():
-        ours = sorted(same, key=lambda pair: places[0][id(pair.a.sources[0])])
-        theirs = sorted(same, key=lambda pair: places[1][id(pair.b.sources[0])])
-        found += [pair for pair, other in zip(ours, theirs, strict=True) if pair is not other]
-    return found
+    crossed = []
+    for alike in classes.values():
+        ours = sorted(alike, key=lambda pair: positions[0][id(pair.a.sources[0])])
+        theirs = sorted(alike, key=lambda pair: positions[1][id(pair.b.sources[0])])
+        crossed += [pair for pair, other in zip(ours, theirs, strict=True) if pair is not other]
+    return crossed
+
+
+# Layers that have numbers -----------------------------------------------------------------------------
 
 
 def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
     """Return for each place that is a number what the layer there is called, where that is one name."""
-    names = checkpoint.own_names
-    found: dict[Steps, set[Steps]] = {}
-    for tensor in checkpoint.tensors if names else ():
-        steps, own = steps_of(tensor.path), steps_of((names.get(tensor.name, ""),))
+    own_names = checkpoint.own_names
+    candidates: dict[Steps, set[Steps]] = {}
+    for tensor in checkpoint.tensors if own_names else ():
+        steps, own = steps_of(tensor.path), steps_of((own_names.get(tensor.name, ""),))
         depth = _numbered_depth(steps)
         inside = len(steps) - depth
         if depth and len(own) > inside:
-            found.setdefault(steps[:depth], set()).add(own[: len(own) - inside])
-    single = {place: next(iter(told)) for place, told in found.items() if len(told) == 1}
+            candidates.setdefault(steps[:depth], set()).add(own[: len(own) - inside])
+    single = {place: next(iter(names)) for place, names in candidates.items() if len(names) == 1}
     count = Counter(single.values())
-    return {place: told for place, told in single.items() if count[told] == 1}
+    return {place: name for place, name in single.items() if count[name] == 1}
 
 
 def _numbered_depth(steps: Steps) -> int:
@@ -217,16 +221,15 @@ def _numbered_depth(steps: Steps) -> int:
     return 0
 
 
-def under_own_names(items: Iterable[LayoutItem], places: dict[Steps, Steps]) -> list[LayoutItem]:
+def under_own_names(items: Iterable[LayoutItem], own_names: dict[Steps, Steps]) -> list[LayoutItem]:
     """Return items of which those in such a place are called by the layer's own name."""
-    return [_under_own_name(item, places) for item in items]
-
-
-def _under_own_name(item: LayoutItem, places: dict[Steps, Steps]) -> LayoutItem:
-    steps = steps_of(item.tensor.path)
-    depth = _numbered_depth(steps)
-    own = places.get(steps[:depth])
-    if own is None:
-        return item
-    path = (*own, *steps[depth:])
-    return replace(item, name=".".join(path), tensor=replace(item.tensor, path=path))
+    renamed = []
+    for item in items:
+        steps = steps_of(item.tensor.path)
+        depth = _numbered_depth(steps)
+        own = own_names.get(steps[:depth])
+        if own is not None:
+            path = (*own, *steps[depth:])
+            item = replace(item, name=".".join(path), tensor=replace(item.tensor, path=path))
+        renamed.append(item)
+    return renamed

@@ -371,7 +371,7 @@ def require_back(items: list[LayoutItem]) -> None:
     """Require that what each item is made of comes back from it, to the last element."""
     for item in items:
         for at, source in enumerate(item.sources):
-            made = item.restored(item.tensor, at)
+            made = item.to_source(item.tensor, at)
             assert made.path == source.path
             expected = source.array() if item.row is None else source.array()[item.row : item.row + 1]
             assert np.array_equal(made.array(), expected), (item.name, source.name)
@@ -416,15 +416,15 @@ def test_what_was_put_together_comes_back() -> None:
     lstm = {"l.weight_hh_l0": numbers(4, 1), "l.bias_ih_l0": numbers(4), "l.bias_hh_l0": numbers(4, start=2)}
     bias = torch_layout_items(checkpoint({"l.bias_l0": numbers(4)}))
     summed = fuse_split_parameters(torch_layout_items(checkpoint(lstm)), bias)[1]
-    assert np.array_equal(summed.restored(summed.tensor, 0).array(), numbers(4) + numbers(4, start=2))
-    assert np.array_equal(summed.restored(summed.tensor, 1).array(), np.zeros(4, "f4"))
+    assert np.array_equal(summed.to_source(summed.tensor, 0).array(), numbers(4) + numbers(4, start=2))
+    assert np.array_equal(summed.to_source(summed.tensor, 1).array(), np.zeros(4, "f4"))
 
 
 def test_the_way_back_takes_the_shape_of_its_item_alone() -> None:
     (item,) = torch_layout_items(checkpoint({"d.kernel": numbers(3, 5)}, "keras"))
     (other,) = torch_layout_items(checkpoint({"d.weight": numbers(3, 5)}))
     with pytest.raises(Unfit, match=r"shape \[3, 5\], not \[5, 3\]"):
-        item.restored(other.tensor)
+        item.to_source(other.tensor)
 
 
 def test_a_dense_behind_channels_alone() -> None:
