@@ -58,8 +58,8 @@ def role_by_path(
     modules: Collection[Path] = (),
     optimizers: Collection[Path] = (),
 ) -> dict[str, str]:
-    guess = infer_roles(shapes, rest, modules, optimizers)
-    return {".".join(map(str, path)): guess(path, shape).value for path, shape in shapes.items()}
+    roles = infer_roles(list(shapes.items()), rest, modules, optimizers)
+    return {".".join(map(str, path)): role.value for path, role in zip(shapes, roles, strict=True)}
 
 
 def test_roles_beside_the_weights_of_a_plain_dictionary() -> None:

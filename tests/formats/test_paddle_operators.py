@@ -42,7 +42,7 @@ def test_what_is_told_of_an_operator(kind: str, code: str, severity: Severity) -
 
 @pytest.mark.parametrize("kind", ["relu", "conv2d_grad", "while", "c_embedding", "lstm_unit", "load_balance"])
 def test_operators_that_compute(kind: str) -> None:
-    known = kind in OPERATORS.known
+    known = kind in OPERATORS.registered
     assert known is (kind != "load_balance")
     assert [one.code for one in operator_findings({kind: None})] == ([] if known else ["custom-ops"])
 
@@ -52,7 +52,7 @@ def test_each_danger_is_of_a_known_operator() -> None:
     of_others = {"anakin_engine", "cinn_instruction_run", "cinn_launch", "create_recordio_file_reader"}
     of_others |= {"dlnne_engine", "gen_*_id", "lite_engine", "nccl*", "ngraph_engine", "open_files"}
     globs = {glob for _, glob, _ in OPERATORS.dangers}
-    lost = {glob for glob in globs if not any(fnmatchcase(name, glob) for name in OPERATORS.known)}
+    lost = {glob for glob in globs if not any(fnmatchcase(name, glob) for name in OPERATORS.registered)}
     assert lost == of_others
 
 
@@ -63,7 +63,7 @@ def test_all_operators_of_paddle_are_known() -> None:
     from paddle.base.framework import OpProtoHolder
 
     of_json = (name.removesuffix("_") for name in dir(core.pir.ops) if not name.startswith("__"))
-    assert {*core.get_all_op_names(), *of_json} - OPERATORS.known == set()
+    assert {*core.get_all_op_names(), *of_json} - OPERATORS.registered == set()
     settings = {
         (name, one.name)
         for name, proto in OpProtoHolder.instance().op_proto_map.items()

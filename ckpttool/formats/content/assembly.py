@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from ckpttool.training import is_training_scalar, training_state
 
 _OWN = ("weight", "bias")
 """What the tensors of a layer that is a model by itself are called."""
-Guess = Callable[[Path, tuple[int, ...]], Role]
 
 
 def assemble(
@@ -40,9 +39,8 @@ def assemble(
 ) -> Checkpoint:
     """Return the checkpoint that a tree of objects makes.
 
-    Args:
-        tree: Gives all that the file holds as ``Checkpoint.tree``, from the tensors with their names.
-        records: How other records of the archive are told, by name.
+    ``tree`` gives ``Checkpoint.tree`` from the tensors with their names; ``records`` describes the other
+    records of the archive, by name.
     """
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
@@ -66,55 +64,114 @@ def assemble(
 
 
 def name_tensors(
-    found: list[tuple[Path, TensorParts]],
-    rest: object,
+    parts_by_path: list[tuple[Path, TensorParts]],
+    plain: object,
     modules: Collection[Path] = (),
     optimizers: Collection[Path] = (),
 ) -> tuple[Tensor, ...]:
-    """Return the tensors with roles, and with the ties between them.
-
-    Args:
-        found: Tensors by path.
-        rest: What else lies in the checkpoint, as plain data.
-        modules: As ``Flat.modules``.
-        optimizers: As ``Flat.optimizers``.
-    """
-    first: dict[object, str] = {}
+    """Return the tensors with roles, and with the ties between them; see ``Flat`` for the arguments."""
+    of_unknown_role = [(path, parts.shape) for path, parts in parts_by_path if parts.role is None]
+    inferred = iter(infer_roles(of_unknown_role, plain, modules, optimizers))
+    owners: dict[object, str] = {}
     tensors = []
-    shapes = {path: parts.shape for path, parts in found if parts.role is None}
-    guess = infer_roles(shapes, rest, modules, optimizers)
-    for path, parts in found:
-        guessed = guess(path, parts.shape)
+    for path, parts in parts_by_path:
         tensor = Tensor(
             path or ("tensor",),
             parts.dtype,
             parts.shape,
-            parts.role or guessed,
+            next(inferred) if parts.role is None else parts.role,
             parts.values,
             parts.extent,
             parts.storage,
             parts.byteorder,
             shard=parts.shard,
         )
-        name = owner = tensor.name
-        if (view := _view_of(parts)) is not None:
-            owner = first.setdefault(view, name)
-        tensors.append(tensor if owner == name else replace(tensor, shares_with=owner))
+        # What tensors have in common that are one view of the same bytes. An array that lies in a pickle is
+        # the same as another if both are one object.
+        view: object = None
+        if parts.identity is not None:
+            view = parts.identity if parts.storage is not None and parts.storage.nbytes else None
+        elif parts.values is not None and 0 not in parts.shape:
+            view = (id(parts.values), parts.dtype.name, parts.shape)
+        owner = tensor.name if view is None else owners.setdefault(view, tensor.name)
+        tensors.append(tensor if owner == tensor.name else replace(tensor, shares_with=owner))
     return tuple(tensors)
 
 
-def _view_of(parts: TensorParts) -> object:
-    """Return what tensors have in common that are one view of the same bytes; None where they have none.
+def infer_roles(
+    tensors: Sequence[tuple[Path, tuple[int, ...]]],
+    plain: object,
+    modules: Collection[Path] = (),
+    optimizers: Collection[Path] = (),
+) -> list[Role]:
+    """Return the role of each tensor, from its path and shape and from what lies around it.
 
-    An array that lies in a pickle is the same as another where both are one object.
+    Args:
+        tensors: Path and shape of each.
+        plain: What else lies in the checkpoint, as plain data.
+        modules: As ``Flat.modules``: all tensors in these belong to the model, whatever they are called.
+        optimizers: As ``Flat.optimizers``: no tensor below these is a weight.
     """
-    if parts.identity is not None:
-        return parts.identity if parts.storage is not None and parts.storage.nbytes else None
-    return (
-        (id(parts.values), parts.dtype.name, parts.shape)
-        if parts.values is not None and 0 not in parts.shape
-        else None
-    )
+    if isinstance(plain, dict) and "param_groups" in plain:
+        return [Role.OPTIMIZER] * len(tensors)
+    parents = {path[:-1] for path, _ in tensors}
+    module_roles = {path: role_of_module(path) for path in modules if path in parents}
+    has_nothing_else = not isinstance(plain, dict) or not plain
+    if has_nothing_else and () not in module_roles and all(len(path) <= 1 for path, _ in tensors):
+        # A bare state dict: its tensors are weights, whatever they are called.
+        return [
+            Role.TRAINING if path and shape == () and is_training_scalar(path[0]) else Role.WEIGHTS
+            for path, shape in tensors
+        ]
+    layers = _layers(dict(tensors))
+    of_optimizers = {
+        parent for parent in parents if any(parent[:count] in optimizers for count in range(len(parent) + 1))
+    }
+    roles = []
+    for path, shape in tensors:
+        parent = path[:-1]
+        if path and parent in of_optimizers:
+            roles.append(Role.OPTIMIZER)
+        elif path and parent in module_roles:
+            roles.append(module_roles[parent])
+        elif (layer_names := layers.get(parent)) is not None:
+            roles.append(_role_among_layers(path, shape, layer_names))
+        else:
+            roles.append(role_of(path, shape))
+    return roles
+
+
+def _layers(shapes: Mapping[Path, tuple[int, ...]]) -> dict[Path, set[str]]:
+    """Return the places at which plain dictionaries hold the weights of modules, with the modules' names.
+
+    Only where no key around them tells what they serve.
+    """
+    layers: dict[Path, set[str]] = {}
+    for path, shape in shapes.items():
+        key = path[-1] if path else None
+        if not isinstance(key, str) or ("." not in key and key not in _OWN):
+            continue
+        if role_of((key,), shape) is Role.WEIGHTS:
+            layers.setdefault(path[:-1], set()).add(key.partition(".")[0])
+    return {path: names for path, names in layers.items() if role_below(path) is None}
+
+
+def _role_among_layers(path: Path, shape: tuple[int, ...], layer_names: Collection[str]) -> Role:
+    """Return the role of a tensor that lies among the weights of modules."""
+    key = path[-1]
+    if not isinstance(key, str):
+        return role_of(path, shape)
+    role = role_of((key,), shape)
+    if role in (Role.WEIGHTS, Role.OPTIMIZER):
+        return role
+    first, dot, _ = key.partition(".")
+    if first in layer_names:
+        return Role.WEIGHTS
+    if any(WHOLE_WEIGHTS.search(name) for name in layer_names) or is_beside_weights(first):
+        return role_of(path, shape)
+    if not dot and shape == () and is_training_scalar(key):
+        return Role.TRAINING
+    return Role.WEIGHTS
 
 
 def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
@@ -125,78 +182,3 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
         if tensor.size == 1 and tensor.role in (Role.TRAINING, Role.OTHER)
     }
     return training_state(metadata, scalars, name)
-
-
-def infer_roles(
-    shapes: Mapping[Path, tuple[int, ...]],
-    rest: object,
-    modules: Collection[Path] = (),
-    optimizers: Collection[Path] = (),
-) -> Guess:
-    """Return what guesses a tensor's role from its path and shape, knowing the whole.
-
-    Args:
-        shapes: Of all tensors whose roles are to be guessed, by path.
-        rest: What else lies in the checkpoint, as plain data.
-        modules: As ``Flat.modules``: all tensors in these belong to the model, whatever they are called.
-        optimizers: As ``Flat.optimizers``: no tensor below these is a weight.
-    """
-    if isinstance(rest, dict) and "param_groups" in rest:
-        return lambda path, shape: Role.OPTIMIZER
-    inside = {path[:-1] for path in shapes}
-    whole = {keys: role_of_module(keys) for keys in modules if keys in inside}
-    is_bare = not isinstance(rest, dict) or not rest
-    if is_bare and () not in whole and all(len(path) <= 1 for path in shapes):
-        return _role_in_state_dict
-    layers = _layers(shapes)
-    of_optimizers = {
-        around for around in inside if any(around[:count] in optimizers for count in range(len(around) + 1))
-    }
-
-    def guess(path: Path, shape: tuple[int, ...]) -> Role:
-        if path and path[:-1] in of_optimizers:
-            return Role.OPTIMIZER
-        around = path[:-1]
-        if path and around in whole:
-            return whole[around]
-        own = layers.get(around)
-        return role_of(path, shape) if own is None else _role_among(path, shape, own)
-
-    return guess
-
-
-def _role_in_state_dict(path: Path, shape: tuple[int, ...]) -> Role:
-    return Role.TRAINING if path and shape == () and is_training_scalar(path[0]) else Role.WEIGHTS
-
-
-def _layers(shapes: Mapping[Path, tuple[int, ...]]) -> dict[Path, set[str]]:
-    """Return the places at which plain dictionaries hold the weights of modules, with the modules' names.
-
-    Only where no key around them tells what they serve.
-    """
-    found: dict[Path, set[str]] = {}
-    for path, shape in shapes.items():
-        key = path[-1] if path else None
-        if not isinstance(key, str) or ("." not in key and key not in _OWN):
-            continue
-        if role_of((key,), shape) is Role.WEIGHTS:
-            found.setdefault(path[:-1], set()).add(key.partition(".")[0])
-    return {keys: names for keys, names in found.items() if role_below(keys) is None}
-
-
-def _role_among(path: Path, shape: tuple[int, ...], layers: Collection[str]) -> Role:
-    """Return what a tensor serves that lies among the weights of modules."""
-    key = path[-1]
-    if not isinstance(key, str):
-        return role_of(path, shape)
-    told = role_of((key,), shape)
-    if told in (Role.WEIGHTS, Role.OPTIMIZER):
-        return told
-    first, dot, _ = key.partition(".")
-    if first in layers:
-        return Role.WEIGHTS
-    if any(WHOLE_WEIGHTS.search(name) for name in layers) or is_beside_weights(first):
-        return role_of(path, shape)
-    if not dot and shape == () and is_training_scalar(key):
-        return Role.TRAINING
-    return Role.WEIGHTS

@@ -27,7 +27,7 @@ class Tile:
 
     @property
     def end(self) -> tuple[int, ...]:
-        return tuple(at + length for at, length in zip(self.start, self.stored.shape, strict=True))
+        return tuple(first + length for first, length in zip(self.start, self.stored.shape, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Chunked:
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
         """Fill an array with the box of its shape that begins at an index, little-endian."""
-        end = tuple(at + length for at, length in zip(start, into.shape, strict=True))
+        end = tuple(first + length for first, length in zip(start, into.shape, strict=True))
         for piece in self.pieces:
             low = tuple(map(max, start, piece.start))
             high = tuple(map(min, end, piece.end))
             if all(a < b for a, b in zip(low, high, strict=True)):
                 ends = zip(low, high, start, strict=True)
-                place: Any = (*(slice(a - s, b - s) for a, b, s in ends), ...)
-                inside = tuple(at - first for at, first in zip(low, piece.start, strict=True))
-                piece.stored.fill(inside, into[place])
+                overlap: Any = (*(slice(a - s, b - s) for a, b, s in ends), ...)
+                start_in_piece = tuple(a - first for a, first in zip(low, piece.start, strict=True))
+                piece.stored.fill(start_in_piece, into[overlap])
 
     def once(self) -> Chunked:
         return self

@@ -9,12 +9,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.object_parts import (
+    add_under_free_keys,
     is_object_array,
     is_size,
     members,
     merge_slots,
     own_state,
-    with_distinct_keys,
 )
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
 from ckpttool.tensor import Path
@@ -33,7 +33,8 @@ _EMPTY: dict[type, Callable[[], object]] = {dict: dict, set: list, frozenset: li
 """What empty containers become: a hostile file has millions of them."""
 _BRACKETS = 4
 """How many pairs of brackets keys that look alike get before they are counted."""
-_SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
+_SCALARS_PER_VISIT = 8
+"""How many numbers in a list count as one object: they take far less memory and time."""
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class _Flattening(Generic[T]):
                 continue
             self._stack.pop()
             self._entered.discard(id(current.node))
-            form = self._closed(current)
+            form = self._plain_form(current)
             if self._stack:
                 self._stack[-1].twin[current.key] = form
         self._flat.plain = None if form is _NOTHING else form
@@ -152,41 +153,44 @@ class _Flattening(Generic[T]):
             spent.visits += 1
             if spent.visits > MAX_VISITS:
                 raise LimitExceeded(self._where, f"a tree of more than {MAX_VISITS:,} objects")
-            if type(child) in _SCALARS and type(key) is str and self._is_plain(child):
-                twin[key] = self._plain(child)
-                continue
-            form = self._enter(child, (*path, self._path_part(key)), key)
+            if type(key) is str:
+                # Nobody needs the path of a scalar that is no more than it looks.
+                if type(child) in _SCALARS and not self._is_wrapped and self._leaf(child) is None:
+                    twin[key] = self._plain(child)
+                    continue
+                part: str | int = key
+            elif type(key) is int and key.bit_length() <= _MAX_KEY_BITS:
+                part = key
+            else:
+                part = str(self._plain(key))
+            form = self._enter(child, (*path, part), key)
             if len(self._stack) > depth:
                 return True
             twin[key] = form
         return False
 
-    def _is_plain(self, scalar: object) -> bool:
-        """Tell whether a scalar is no more than it looks, so that nobody needs its path."""
-        return not self._is_wrapped and self._leaf(scalar) is None
-
     def _enter(self, node: object, path: Path, key: Any) -> object:
-        """Return the plain form of a node, or open it where it is a container."""
+        """Return the plain form of a node, or open it if it is a container."""
         node = self._unwrap(node) if self._is_wrapped else node
-        found = self._leaf(node)
-        if found is not None:
-            self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
-            self._spent.visits += len(found.tensors) + found.visits
-            return _NOTHING if found.plain is None else found.plain
+        leaf = self._leaf(node)
+        if leaf is not None:
+            self._flat.tensors.extend((path + below, tensor) for below, tensor in leaf.tensors)
+            self._spent.visits += len(leaf.tensors) + leaf.visits
+            return _NOTHING if leaf.plain is None else leaf.plain
         if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
-            self._spent.visits += len(node) // _SCALARS_A_VISIT
+            self._spent.visits += len(node) // _SCALARS_PER_VISIT
             return [self._plain(item) for item in node]
         if not node and (empty := _EMPTY.get(type(node))) is not None:
             return empty()
-        parts = self._children(node)
-        if parts is None:
+        children = self._children(node)
+        if children is None:
             return self._plain(node)
         if id(node) in self._entered:
             return "<a cycle>"
-        self._open(node, path, key, parts)
+        self._open(node, path, key, children)
         return None
 
-    def _open(self, node: object, path: Path, key: Any, parts: Iterator[tuple[Any, Any]]) -> None:
+    def _open(self, node: object, path: Path, key: Any, children: Iterator[tuple[Any, Any]]) -> None:
         if len(self._stack) >= MAX_DEPTH:
             raise LimitExceeded(self._where, f"objects nested more than {MAX_DEPTH} deep")
         self._spent.repeats += id(node) in self._known
@@ -195,21 +199,17 @@ class _Flattening(Generic[T]):
         self._known.add(id(node))
         self._entered.add(id(node))
         if isinstance(node, dict) and len(path) <= _MAX_STATE_DEPTH:
-            if is_of_module(node):
-                self._flat.modules.add(path)
-            elif is_of_optimizer(node):
-                self._flat.optimizers.add(path)
-        self._stack.append(_OpenContainer(path, node, {}, parts, key))
-
-    def _path_part(self, key: Any) -> str | int:
-        if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
-            return str(self._plain(key))
-        return key if type(key) in (str, int) else str(self._plain(key))
+            versions = node.state if isinstance(node, Mapped) else None
+            if isinstance(versions, dict) and isinstance(versions.get("_metadata"), dict):
+                self._flat.modules.add(path)  # what ``Module.state_dict`` returns
+            elif isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict):
+                self._flat.optimizers.add(path)  # what ``Optimizer.state_dict`` returns
+        self._stack.append(_OpenContainer(path, node, {}, children, key))
 
     def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
-        """Return the keyed parts of a container, or None where a node is none."""
+        """Return the keyed parts of a container, or None if a node is none."""
         if isinstance(node, Mapped) and (state := own_state(node.state)):
-            return iter(with_distinct_keys(list(node.items()), [("<state>", state)]))
+            return iter(add_under_free_keys(list(node.items()), [("<state>", state)]))
         if isinstance(node, dict):
             return iter(list(node.items()))
         if isinstance(node, list | tuple):
@@ -217,60 +217,43 @@ class _Flattening(Generic[T]):
         if isinstance(node, set | frozenset):
             return iter(enumerate(stable_order(node)))
         if isinstance(node, Call):
-            return self._call_children(node)
+            is_special = is_object_array(node) or is_size(node)
+            has_members = isinstance(merge_slots(node.state), dict) or bool(node.pairs or node.items)
+            return iter(members(node)) if is_special or has_members or not self._fits_line(node) else None
         return None
 
-    def _call_children(self, call: Call) -> Iterator[tuple[Any, Any]] | None:
-        """Return what an object holds: its state, its items, or the arguments that it is made of."""
-        is_special = is_object_array(call) or is_size(call)
-        is_open = is_special or isinstance(merge_slots(call.state), dict) or bool(call.pairs or call.items)
-        if not is_open and self._is_line(call):
-            return None
-        return iter(members(call))
-
-    def _is_line(self, call: Call) -> bool:
-        """Tell whether an object can be told in a line: it is small, and no tensor can be in it."""
+    def _fits_line(self, call: Call) -> bool:
+        """Tell whether an object can be described in a line: it is small, and no tensor can be in it."""
         parts = small_call_nodes(call)
         return parts is not None and not any(
             isinstance(part, Persistent) or (isinstance(part, Call) and self._leaf(part) is not None)
             for part in parts
         )
 
-    def _closed(self, opened: _OpenContainer) -> object:
+    def _plain_form(self, container: _OpenContainer) -> object:
         """Return the plain form of a container whose children have all been seen."""
-        node, twin = opened.node, opened.twin
-        left = {key: form for key, form in twin.items() if form is not _NOTHING}
-        if len(left) < len(twin) and not left:
+        node, twin = container.node, container.twin
+        remaining = {key: form for key, form in twin.items() if form is not _NOTHING}
+        if len(remaining) < len(twin) and not remaining:
             return _NOTHING
-        if len(left) == len(twin) and isinstance(node, list | tuple | set | frozenset):
-            return list(left.values())
+        if len(remaining) == len(twin) and isinstance(node, list | tuple | set | frozenset):
+            return list(remaining.values())
         if isinstance(node, Call):
             if node.is_of("torch", "Size"):
-                return list(left.values())
-            return {"<class>": str(self._plain(node.function)), **self._with_text_keys(left)}
-        return self._with_text_keys(left)
+                return list(remaining.values())
+            return {"<class>": str(self._plain(node.function)), **self._keys_as_text(remaining)}
+        return self._keys_as_text(remaining)
 
-    def _with_text_keys(self, twin: dict[Any, object]) -> dict[str, object]:
+    def _keys_as_text(self, twin: dict[Any, object]) -> dict[str, object]:
         """Return a mapping with its keys as text; ``[1]`` is the key 1 where there is a key "1", too."""
         if all(type(key) is str for key in twin):
             return twin
-        told: dict[str, object] = {}
-        alike: Counter[str] = Counter()
+        plain: dict[str, object] = {}
+        repetitions: Counter[str] = Counter()
         for key, form in twin.items():
             text = first = key if isinstance(key, str) else KeyText(self._plain(key))
-            while not isinstance(key, str) and (text in told or text in twin):
-                count = alike[first] = alike[first] + 1
+            while not isinstance(key, str) and (text in plain or text in twin):
+                count = repetitions[first] = repetitions[first] + 1
                 text = KeyText(f"[{text}]" if count <= _BRACKETS else f"[{first}] {count}")
-            told[text] = form
-        return told
-
-
-def is_of_module(node: dict[Any, Any]) -> bool:
-    """Tell whether a dictionary is what ``Module.state_dict`` returns."""
-    state = node.state if isinstance(node, Mapped) else None
-    return isinstance(state, dict) and isinstance(state.get("_metadata"), dict)
-
-
-def is_of_optimizer(node: dict[Any, Any]) -> bool:
-    """Tell whether a dictionary is what ``Optimizer.state_dict`` returns."""
-    return isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict)
+            plain[text] = form
+        return plain

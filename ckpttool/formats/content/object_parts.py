@@ -23,21 +23,33 @@ def own_state(state: object) -> object:
     return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
 
 
-def _parts_of(call: Call, state: object) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-    """Return the keyed parts of an object that lie in it, and those that have no keys of their own."""
-    rest: list[tuple[Any, Any]] = []
-    if not isinstance(call.function, Global):
-        rest.append(("<function>", call.function))
-    rest += [("<args>", call.args)] if call.args else []
-    rest += [("<kwargs>", call.kwargs)] if call.kwargs else []
+def members(call: Call) -> list[tuple[Any, Any]]:
+    """Return the parts of an object with the keys under which ``flatten`` finds them."""
+    if is_object_array(call):
+        shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
+        return [*enumerate(call.state[4]), *shape]
+    if is_size(call):
+        return list(enumerate(call.args[0]))
+    state = merge_slots(call.state)
     attributes = list(state.items()) if isinstance(state, dict) else []
-    rest += [("<state>", state)] if state is not None and not isinstance(state, dict) else []
+    # What has no key of its own gets one in angle brackets.
+    keyless: list[tuple[Any, Any]] = []
+    if not isinstance(call.function, Global):
+        keyless.append(("<function>", call.function))
+    if call.args:
+        keyless.append(("<args>", call.args))
+    if call.kwargs:
+        keyless.append(("<kwargs>", call.kwargs))
+    if state is not None and not isinstance(state, dict):
+        keyless.append(("<state>", state))
     keyed = [*attributes, *call.pairs, *enumerate(call.items)]
     if _are_distinct_keys([key for key, _ in keyed]):
-        return keyed, rest
-    rest += [("<items>", call.items)] if call.items else []
-    rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
-    return attributes, rest
+        return add_under_free_keys(keyed, keyless)
+    if call.items:
+        keyless.append(("<items>", call.items))
+    if call.pairs:
+        keyless.append(("<pairs>", [[*pair] for pair in call.pairs]))
+    return add_under_free_keys(attributes, keyless)
 
 
 def _are_distinct_keys(keys: Sequence[object]) -> bool:
@@ -52,24 +64,16 @@ def _are_distinct_keys(keys: Sequence[object]) -> bool:
     return len(set(keys)) == len(keys)
 
 
-def with_distinct_keys(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return all parts, those in angle brackets under keys that no other has."""
+def add_under_free_keys(
+    keyed: list[tuple[Any, Any]], keyless: list[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
+    """Add parts in angle brackets to others, under keys that no other has."""
     taken = {key for key, _ in keyed}
-    for key, part in rest:
+    for key, part in keyless:
         while key in taken:
             key = f"<{key}>"
         keyed.append((key, part))
     return keyed
-
-
-def members(call: Call) -> list[tuple[Any, Any]]:
-    """Return the parts of an object with the keys under which ``flatten`` finds them."""
-    if is_object_array(call):
-        shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
-        return [*enumerate(call.state[4]), *shape]
-    if is_size(call):
-        return list(enumerate(call.args[0]))
-    return with_distinct_keys(*_parts_of(call, merge_slots(call.state)))
 
 
 def is_size(call: Call) -> bool:

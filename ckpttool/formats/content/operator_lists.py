@@ -35,11 +35,7 @@ class OperatorLists:
     ) -> Iterator[Finding]:
         """Yield what calling operators does besides computing.
 
-        Args:
-            names: The operators.
-            where: The place for the findings.
-            verb: How the message begins.
-            files: What to add for an operator: the file that it touches.
+        ``verb`` begins each message; ``files`` has the file that an operator touches.
         """
         foreign: list[str] = []
         for name in sorted(set(names)):
@@ -48,7 +44,7 @@ class OperatorLists:
                 severity, does = danger
                 file = f": {files[name][:_LONGEST]}" if files and name in files else ""
                 yield Finding("unsafe-op", severity, f"{verb} {name[:_LONGEST]}, which {does}{file}", where)
-            elif name not in self.known:
+            elif name not in self.registered:
                 foreign.append(name[:_LONGEST])
         if foreign:
             more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
@@ -57,9 +53,16 @@ class OperatorLists:
                 "custom-ops", f"{verb} operators that only other code registers: {shown}{more}", where
             )
 
+    def danger(self, name: str) -> tuple[Severity, str] | None:
+        """Return how much a call matters, and what it does; None if it only computes, or nobody knows."""
+        if not self._danger_pattern.match(name):
+            return None
+        matches = ((severity, does) for severity, glob, does in self.dangers if fnmatchcase(name, glob))
+        return next(matches, None)
+
     @cached_property
-    def known(self) -> frozenset[str]:
-        """Return the names of all that the framework registers."""
+    def registered(self) -> frozenset[str]:
+        """Return the names of all operators that the framework registers."""
         return frozenset(lines_of(self.directory / f"{self.name}_ops.txt"))
 
     @cached_property
@@ -69,15 +72,8 @@ class OperatorLists:
         parts = (line.split(maxsplit=2) for line in lines)
         return tuple((Severity(severity), glob, does) for severity, glob, does in parts)
 
-    def danger(self, name: str) -> tuple[Severity, str] | None:
-        """Return how much a call matters, and what it does; None where it only computes, or nobody knows."""
-        if not self._dangerous.match(name):
-            return None
-        found = ((severity, does) for severity, glob, does in self.dangers if fnmatchcase(name, glob))
-        return next(found, None)
-
     @cached_property
-    def _dangerous(self) -> re.Pattern[str]:
+    def _danger_pattern(self) -> re.Pattern[str]:
         return re.compile("|".join(translate(glob) for _, glob, _ in self.dangers))
 
 

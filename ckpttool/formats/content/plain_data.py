@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 from ckpttool.report import counted
 from ckpttool.wire.pickled import Call, Global, Payload, Persistent
@@ -21,7 +20,7 @@ from ckpttool.wire.zipped import Archive
 MAX_SUMMED = 1 << 26
 """The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""
 MAX_WORDS = 1 << 20
-"""Of how many parts all that one teller tells in a line may consist; what lies beyond is left out."""
+"""Of how many parts all lines of one renderer may consist; what lies beyond is left out."""
 _MAX_TEXT = 4096
 _MAX_INTEGER_BITS = 4096
 _MAX_LINE = 200
@@ -32,7 +31,7 @@ _SMALL = 256
 _NO_LINE = 64
 """How many parts make an object too large for one line."""
 RECORDS = "other records"
-"""The key under which records of an archive are told that its format says nothing of."""
+"""The key of the records of an archive that its format says nothing of."""
 
 
 class KeyText(str):
@@ -70,7 +69,7 @@ class PlainDataRenderer:
             return self._describe(node)
         known = self._known.get(id(node))
         if known is None:
-            # The node is kept with what it told: an address alone may come to be another's.
+            # The node is kept with its description: an address alone may come to be another's.
             known = self._known[id(node)] = node, self._describe(node)
         return known[1]
 
@@ -158,11 +157,11 @@ class PayloadChecksums:
 
     def describe(self, payload: Payload) -> str:
         """Return what a content is."""
-        found = self.of(payload)
+        checksum = self.of(payload)
         is_text = payload.kind == "text"
-        if found is None:
+        if checksum is None:
             return f"<{payload.nbytes:,} bytes of {'text' if is_text else 'data'}>"
-        return describe_content(*found, what="text of " if is_text else "")
+        return describe_content(*checksum, what="text of " if is_text else "")
 
 
 # Objects in one line --------------------------------------------------------------------------------
@@ -171,113 +170,112 @@ class PayloadChecksums:
 def _pieces(node: object) -> list[object] | None:
     """Return the parts of a node, with what stands between them; None where it has none."""
     if isinstance(node, Call):
-        return _call_pieces(node)
+        kwargs = list(map(list, node.kwargs.items())) if isinstance(node.kwargs, dict) else []
+        pieces: list[object] = [
+            node.function,
+            _Word("("),
+            *_comma_separated([*node.args, *kwargs]),
+            _Word(")"),
+        ]
+        for rest in (node.state, node.items, list(map(list, node.pairs))):
+            if rest is not None and rest != []:
+                pieces += [_Word(" with "), rest]
+        return pieces
     if isinstance(node, dict):
-        return [_Word("{"), *_between(_as_pairs(node.items())), _Word("}")]
+        return [_Word("{"), *_comma_separated(map(list, node.items())), _Word("}")]
     if isinstance(node, list | tuple):
-        return [_Word("["), *_between(node), _Word("]")]
+        return [_Word("["), *_comma_separated(node), _Word("]")]
     if isinstance(node, set | frozenset):
-        return [_Word("{"), *_between(stable_order(node)), _Word("}")]
+        return [_Word("{"), *_comma_separated(stable_order(node)), _Word("}")]
     if isinstance(node, Persistent):
         return [_Word("<a reference to "), node.id, _Word(">")]
     return None
 
 
-def _call_pieces(call: Call) -> list[object]:
-    named = _as_pairs(call.kwargs.items()) if isinstance(call.kwargs, dict) else []
-    told: list[object] = [call.function, _Word("("), *_between([*call.args, *named]), _Word(")")]
-    for rest in (call.state, call.items, _as_pairs(call.pairs)):
-        if rest is not None and rest != []:
-            told += [_Word(" with "), rest]
-    return told
-
-
-def _as_pairs(pairs: Iterable[tuple[Any, Any]]) -> list[object]:
-    return [[key, value] for key, value in pairs]
-
-
-def _between(parts: Iterable[object]) -> Iterator[object]:
-    for at, part in enumerate(parts):
-        if at:
+def _comma_separated(parts: Iterable[object]) -> Iterator[object]:
+    for index, part in enumerate(parts):
+        if index:
             yield _Word(", ")
         yield part
 
 
 def stable_order(items: set[Any] | frozenset[Any]) -> list[Any]:
     """Return the items of a set in an order that is the same in every process, where they are plain."""
-    return sorted(items, key=_order)
+    return sorted(items, key=_order_key)
 
 
-def _order(item: object) -> tuple[str, str]:
+def _order_key(item: object) -> tuple[str, str]:
     if isinstance(item, int):
         return type(item).__name__, hex(item)  # the decimal digits of a long one are refused
     if isinstance(item, str | float | bytes):
         return type(item).__name__, repr(item)
     if isinstance(item, tuple):
-        return "tuple", repr([_order(part) if not isinstance(part, tuple) else "" for part in item])
+        return "tuple", repr([_order_key(part) if not isinstance(part, tuple) else "" for part in item])
     return type(item).__name__, str(item) if isinstance(item, Global) else ""
 
 
-def small_call_nodes(call: Call) -> Iterator[object] | None:
-    """Yield all that a call consists of, at any depth; None where it is too much for one line."""
-    found: list[object] = [call]
-    at = 0
-    while at < len(found):
-        parts = _pieces(found[at]) or ()
-        found += [part for part in parts if not isinstance(part, _Word)]
-        at += 1
-        if len(found) > _NO_LINE:
+def small_call_nodes(call: Call) -> Sequence[object] | None:
+    """Return all that a call consists of, at any depth; None if it is too much for one line."""
+    nodes: list[object] = [call]
+    index = 0
+    while index < len(nodes):
+        pieces = _pieces(nodes[index]) or ()
+        nodes += [piece for piece in pieces if not isinstance(piece, _Word)]
+        index += 1
+        if len(nodes) > _NO_LINE:
             return None
-    return iter(found[1:])
+    return nodes[1:]
+
+
+# Records of archives, and operators of graphs ---------------------------------------------------------
 
 
 def describe_content(nbytes: int, crc: int, *, what: str = "") -> str:
-    """Return how content is told; ``what`` is put before its size."""
+    """Return a description of content by its checksum; ``what`` is put before its size."""
     return f"<{what}{nbytes:,} bytes, CRC-32 {crc:08x}>"
 
 
 def describe_member(member: Member, *, has_checksums: bool = True) -> str:
-    """Return how a record of a zip is told, by what the directory says; its content isn't read."""
+    """Return a description of a record of a zip, by what the directory says; its content isn't read."""
     if not has_checksums:
         return f"<{member.size:,} bytes of a record without a checksum>"
     return describe_content(member.size, member.crc32)
 
 
-def describe_members(archive: Archive, is_told: Callable[[str], bool]) -> dict[str, str]:
-    """Return how the records of an archive are told, but for those that are told elsewhere."""
+def describe_members(archive: Archive, is_known: Callable[[str], bool]) -> dict[str, str]:
+    """Return descriptions of the records of an archive, but for those that its format knows."""
     return {
         member.name: describe_member(member, has_checksums=archive.has_checksums)
         for member in archive.members
-        if not member.name.endswith("/") and not is_told(member.name)
+        if not member.name.endswith("/") and not is_known(member.name)
     }
 
 
-def under_free_key(records: Mapping[str, str], told: Mapping[str, object]) -> dict[str, object]:
-    """Return records under a key that what is told doesn't have yet; nothing where there are none."""
+def under_free_key(records: Mapping[str, str], metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return records under a key that the metadata doesn't have yet; nothing if there are none."""
     key = RECORDS
-    while key in told:
+    while key in metadata:
         key += "'"
     return {key: dict(sorted(records.items()))} if records else {}
+
+
+def describe_operators(operators: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+    """Return how many operators of each kind there are, and a checksum of all that is set for them.
+
+    ``operators`` has each one's kind and what is set, in any order.
+    """
+    kinds: dict[str, Counter[bytes]] = {}
+    for kind, settings in operators:
+        kinds.setdefault(kind, Counter())[settings] += 1
+    return {
+        kind: f"<{counted(count.total(), 'operator')}, CRC-32 {digest(sorted(count.elements())):08x}>"
+        for kind, count in sorted(kinds.items())
+    }
 
 
 def digest(parts: Iterable[bytes]) -> int:
     """Return the CRC-32 of texts, each with its length, so that none can pass for a part of another."""
     crc = 0
     for part in parts:
-        crc = crc32(part, crc32(len(part).to_bytes(8, "little"), crc))
+        crc = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), crc))
     return crc
-
-
-def describe_operators(found: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Return how many operators of each kind there are, and a checksum of all that is set for them.
-
-    Args:
-        found: Each operator's kind, and what is set; their order has no say.
-    """
-    kinds: dict[str, Counter[bytes]] = {}
-    for kind, content in found:
-        kinds.setdefault(kind, Counter())[content] += 1
-    return {
-        kind: f"<{counted(each.total(), 'operator')}, CRC-32 {digest(sorted(each.elements())):08x}>"
-        for kind, each in sorted(kinds.items())
-    }

@@ -7,7 +7,7 @@ whose conventions they go, and either the whole tree or what was said beside the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -21,7 +21,7 @@ from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.formats.content.tree_json import decode_tree
 from ckpttool.formats.content.tree_reading import metadata_of
 from ckpttool.report import Finding, warning
-from ckpttool.tensor import Path, Role, Tensor
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.source import Source
 from ckpttool.wire.zip_directory import Member
@@ -63,70 +63,68 @@ def apply_sidecar(checkpoint: Checkpoint, document: bytes | str, where: str) -> 
     try:
         return _apply_document(checkpoint, document)
     except CheckpointError as failure:
-        return _warned(checkpoint, failure.reason, where)
+        reason = failure.reason
     except (ValueError, TypeError) as failure:
-        return _warned(checkpoint, str(failure), where)
+        reason = str(failure)
+    finding = warning("content-entry", f"the entry {ENTRY} is not used: {reason}", where)
+    return checkpoint.but(findings=(*checkpoint.findings, finding))
 
 
 def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Member | None) -> Checkpoint:
-    """Return a checkpoint with all that a record says of it; with a warning instead where that can't be read.
+    """Return a checkpoint with all that a record says of it; with a warning instead if that can't be read.
 
-    Args:
-        checkpoint: What the format holds; it is not used any more.
-        archive: What the record lies in.
-        member: The record; None where there is none.
+    The checkpoint that was given is not used any more.
     """
     if member is None:
         return checkpoint
     if member.size > MAX_DOCUMENT:
-        return _too_long(checkpoint, member.size, member.name)
+        return _add_unread_warning(checkpoint, _too_long(member.size), member.name)
     try:
         document = archive.read(member)
     except CheckpointError as failure:
-        return _unread(checkpoint, failure.reason, member.name)
+        return _add_unread_warning(checkpoint, failure.reason, member.name)
     if archive.has_checksums and isal_zlib.crc32(document) != member.crc32:
-        return _unread(checkpoint, "its checksum does not match", member.name)
+        return _add_unread_warning(checkpoint, "its checksum does not match", member.name)
     return apply_sidecar(checkpoint, document, member.name)
 
 
 def apply_sidecar_file(checkpoint: Checkpoint, source: Source | None) -> Checkpoint:
-    """Return a checkpoint with all that a file beside it says of it; see ``restored_from_record``."""
+    """Return a checkpoint with all that a file beside it says of it; see ``apply_sidecar_record``."""
     if source is None:
         return checkpoint
     if source.size > MAX_DOCUMENT:
-        return _too_long(checkpoint, source.size, ENTRY)
+        return _add_unread_warning(checkpoint, _too_long(source.size), ENTRY)
     return apply_sidecar(checkpoint, source.read(0, source.size, ENTRY), ENTRY)
 
 
-def _too_long(checkpoint: Checkpoint, nbytes: int, where: str) -> Checkpoint:
-    return _unread(checkpoint, f"{nbytes:,} bytes, and at most {MAX_DOCUMENT:,} are read", where)
-
-
-def _unread(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
-    checkpoint.findings += (warning("content-entry", f"it was not used: {why}", where),)
+def _add_unread_warning(checkpoint: Checkpoint, reason: str, where: str) -> Checkpoint:
+    checkpoint.findings += (warning("content-entry", f"it was not used: {reason}", where),)
     return checkpoint
 
 
-def _warned(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
-    found = warning("content-entry", f"the entry {ENTRY} is not used: {why}", where)
-    return checkpoint.but(findings=(*checkpoint.findings, found))
+def _too_long(nbytes: int) -> str:
+    return f"{nbytes:,} bytes, and at most {MAX_DOCUMENT:,} are read"
 
 
 def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
-    """Return the checkpoint with its entry."""
-    parsed = _parse_document(checkpoint.path, document)
+    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
+    if len(data) > MAX_DOCUMENT:
+        raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
+    parsed = parse_json(checkpoint.path, data, "entry")
+    if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
+        raise ValueError(f"it does not say that it is {SCHEMA}")
     tensors = checkpoint.tensors
-    named = {tensor.name: tensor for tensor in reversed(tensors)}
+    by_name = {tensor.name: tensor for tensor in reversed(tensors)}
     changes: dict[str, Any] = {}
     if parsed.get("tensors") is not None:
-        tensors = _tensors_of_document(parsed.pop("tensors"), named)
-        named = {tensor.name: tensor for tensor in tensors}
+        tensors = _tensors_of_document(parsed.pop("tensors"), by_name)
+        by_name = {tensor.name: tensor for tensor in tensors}
         changes["tree"] = lambda: None
     elif parsed.get("roles") is not None:
-        others = _tensors_with_roles(parsed.pop("roles"), named)
-        tensors = tuple(others.get(id(tensor), tensor) for tensor in tensors)
-        changes["tree"] = lambda: replace_tensors(checkpoint.tree, others)
-    content = decode_tree(parsed.get("content"), parsed.get("shared", []), named.__getitem__)
+        changed = _change_roles(parsed.pop("roles"), by_name)
+        tensors = tuple(changed.get(id(tensor), tensor) for tensor in tensors)
+        changes["tree"] = lambda: replace_tensors(checkpoint.tree, changed)
+    content = decode_tree(parsed.get("content"), parsed.get("shared", []), by_name.__getitem__)
     if not isinstance(content, dict):
         raise ValueError("it has no content")
     tree = content.get("tree")
@@ -136,7 +134,11 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
     if parsed.get("conventions") is not None:
         changes["conventions"], layers = _conventions(parsed)
         changes["layers"] = lambda: layers
-    native = _native(content.get("native", {}))
+    native = content.get("native", {})
+    if not isinstance(native, dict) or not all(
+        isinstance(key, str) and isinstance(part, bytes) for key, part in native.items()
+    ):
+        raise ValueError("the native parts are no bytes by name")
     training = content.get("training", {})
     check_training(training)
     name = checkpoint.path.replace("\\", "/").rpartition("/")[2]
@@ -150,36 +152,23 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
     )
 
 
-def _parse_document(path: str, document: bytes | str) -> dict[str, Any]:
-    """Return a document as JSON has it."""
-    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
-    if len(data) > MAX_DOCUMENT:
-        raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
-    parsed = parse_json(path, data, "entry")
-    if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
-        raise ValueError(f"it does not say that it is {SCHEMA}")
-    return parsed
-
-
 def _metadata(
     content: dict[str, Any], tree: object, tensors: tuple[Tensor, ...], checkpoint: Checkpoint
 ) -> Mapping[str, object]:
-    """Return what is said beside the tensors: by the tree where there is one, or else by the document."""
-    told = content.get("metadata")
-    if told is not None:
-        flatten(told, _require_plain, checkpoint.path)
-        if not isinstance(told, dict):
+    """Return what is said beside the tensors: by the tree if there is one, or else by the document."""
+    metadata = content.get("metadata")
+    if metadata is not None:
+        flatten(metadata, _require_plain, checkpoint.path)
+        if not isinstance(metadata, dict):
             raise ValueError("the metadata is no dictionary")
     if tree is not None:
-        found = metadata_of(tree, tensors, checkpoint.path)
-        if told is not None and json.dumps(told) != json.dumps(found):
+        of_tree = metadata_of(tree, tensors, checkpoint.path)
+        if metadata is not None and json.dumps(metadata) != json.dumps(of_tree):
             raise ValueError("the metadata is not what the tree says")
-        return found
-    return told if told is not None else _without_own(checkpoint.metadata)
-
-
-def _without_own(metadata: Mapping[str, object]) -> Mapping[str, object]:
-    return {name: value for name, value in metadata.items() if name != ENTRY}
+        return of_tree
+    if metadata is None:
+        return {name: value for name, value in checkpoint.metadata.items() if name != ENTRY}
+    return metadata
 
 
 def _require_plain(node: object) -> None:
@@ -204,96 +193,88 @@ def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, str]]:
     return format, layers
 
 
-def _native(told: object) -> Mapping[str, bytes]:
-    if not isinstance(told, dict) or not all(
-        isinstance(name, str) and isinstance(data, bytes) for name, data in told.items()
-    ):
-        raise ValueError("the native parts are no bytes by name")
-    return told
-
-
 # Tensors --------------------------------------------------------------------------------------------
 
 
-def _tensors_of_document(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors that a document tells of, in its order."""
-    if type(told) is not dict:
+def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors that a document describes, in its order."""
+    if type(entries) is not dict:
         raise ValueError(
-            "the tensors are no dictionary" if not isinstance(told, Doubled) else "a tensor twice"
+            "the tensors are no dictionary" if not isinstance(entries, Doubled) else "a tensor twice"
         )
-    found: dict[str, Tensor] = {}
+    described: dict[str, Tensor] = {}
     owners: dict[str, str] = {}
-    for name, one in told.items():
-        if type(one) is not dict:
+    for name, entry in entries.items():
+        if type(entry) is not dict:
             raise ValueError(f"nothing is said of the tensor {name}")
-        path, role = _path(name, one.get("path", [name])), Role(one.get("role", "other"))
-        owner = one.get("shares_with")
+        path = entry.get("path", [name])
+        if not isinstance(path, list) or not all(type(part) in (str, int) for part in path):
+            raise ValueError(f"the path of the tensor {name} is none")
+        if ".".join(map(str, path)) != name:
+            raise ValueError(f"the path of the tensor {name} is another's")
+        role, owner = Role(entry.get("role", "other")), entry.get("shares_with")
         if name in stored:
             first = owners.setdefault(stored[name].shares_with or name, name)
             shares_with = None if first == name else first
-            found[name] = replace(stored[name], path=path, role=role, shares_with=shares_with)
-        elif isinstance(owner, str) and owner in found and found[owner].shares_with is None:
-            found[name] = replace(found[owner], path=path, role=role, shares_with=owner)
+            described[name] = replace(stored[name], path=tuple(path), role=role, shares_with=shares_with)
+        elif isinstance(owner, str) and owner in described and described[owner].shares_with is None:
+            described[name] = replace(described[owner], path=tuple(path), role=role, shares_with=owner)
         else:
             raise ValueError(f"the tensor {name} is not there")
-    left = [tensor for name, tensor in stored.items() if name not in found]
-    if untold := next((tensor for tensor in left if tensor.values is not None), None):
-        raise ValueError(f"it does not tell of the tensor {untold.name}")
-    return (*found.values(), *left)
+    remaining = [tensor for name, tensor in stored.items() if name not in described]
+    if missing := next((tensor for tensor in remaining if tensor.values is not None), None):
+        raise ValueError(f"it does not tell of the tensor {missing.name}")
+    return (*described.values(), *remaining)
 
 
-def _tensors_with_roles(told: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def _change_roles(roles: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """Return the tensors that have other roles than their format knows, by the ``id`` of its own."""
-    if type(told) is not dict:
+    if type(roles) is not dict:
         raise ValueError("the roles are no dictionary")
-    if missing := next((name for name in told if name not in stored), None):
+    if missing := next((name for name in roles if name not in stored), None):
         raise ValueError(f"the tensor {missing} is not there")
-    return {id(stored[name]): replace(stored[name], role=Role(role)) for name, role in told.items()}
+    return {id(stored[name]): replace(stored[name], role=Role(role)) for name, role in roles.items()}
 
 
-def _path(name: str, parts: Any) -> Path:
-    if not isinstance(parts, list) or not all(type(part) in (str, int) for part in parts):
-        raise ValueError(f"the path of the tensor {name} is none")
-    if ".".join(map(str, parts)) != name:
-        raise ValueError(f"the path of the tensor {name} is another's")
-    return tuple(parts)
+# The training state ---------------------------------------------------------------------------------
 
 
 def training_document(state: TrainingState) -> dict[str, object]:
     """Return what is known of a training but its hyper-parameters, which the metadata have."""
-    told = {name: getattr(state, name) for name in (*_NUMBERS, "saved_at")}
-    known: dict[str, object] = {name: value for name, value in told.items() if _is_right(name, value)}
+    fields = {name: getattr(state, name) for name in (*_NUMBERS, "saved_at")}
+    document: dict[str, object] = {name: value for name, value in fields.items() if _is_valid(name, value)}
     if state.metrics:
-        known["metrics"] = dict(state.metrics)
-    if known:
-        known["origin"] = dict(state.origin)
-    return known
+        document["metrics"] = dict(state.metrics)
+    if document:
+        document["origin"] = dict(state.origin)
+    return document
 
 
-def check_training(told: object) -> None:
+def check_training(document: object) -> None:
     """Require what ``training_document`` returns."""
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         raise ValueError("the training state is no dictionary")
-    for name, value in told.items():
-        if not _is_right(name, value):
+    for name, value in document.items():
+        if not _is_valid(name, value):
             raise ValueError(f"the training state has a strange {name!r:.40}")
 
 
-def merge_training(state: TrainingState, told: Mapping[str, Any]) -> TrainingState:
+def merge_training(state: TrainingState, document: Mapping[str, Any]) -> TrainingState:
     """Return a training state in which a sidecar's fields replace those that a format knows."""
-    if not told:
+    if not document:
         return state
-    return replace(state, **{**told, "origin": {**state.origin, **told.get("origin", {})}})
+    return replace(state, **{**document, "origin": {**state.origin, **document.get("origin", {})}})
 
 
-def _is_right(name: object, value: object) -> bool:
+def _is_valid(name: object, value: object) -> bool:
     """Tell whether a field of a training state can have a value; a loss that is NaN is one."""
     if name in _NUMBERS:
         return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)
-    if name == "metrics":
-        return _maps_text(value, _is_number)
-    if name == "origin":
-        return _maps_text(value, lambda item: type(item) is str)
+    if name in ("metrics", "origin"):
+        return isinstance(value, Mapping) and all(
+            type(key) is str and (_is_number(item) if name == "metrics" else type(item) is str)
+            for key, item in value.items()
+        )
     return name == "saved_at" and type(value) is str
 
 
@@ -301,40 +282,31 @@ def _is_number(value: object) -> TypeGuard[float]:
     return type(value) is float or (type(value) is int and value.bit_length() <= _MOST_BITS)
 
 
-def _maps_text(value: object, is_right: Callable[[object], bool]) -> bool:
-    return isinstance(value, Mapping) and all(
-        type(key) is str and is_right(item) for key, item in value.items()
-    )
+# Native parts ---------------------------------------------------------------------------------------
 
 
 def native_safety(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
     """Return what the readers of the formats that native parts come from would say against them.
 
-    Args:
-        native: As ``Checkpoint.native``.
-        where: Where they are carried.
+    ``native`` is as in ``Checkpoint``, and ``where`` the place that carries it.
     """
+    findings: list[Finding] = []
+    for key, data in native.items():
+        place = f"{where}.{key}"
+        try:
+            if key in _MODELS:
+                from ckpttool.formats.keras.config import judge, read_config
+
+                findings += judge(read_config("", data), place)
+            elif key.startswith(_ASSET):
+                findings += _asset_findings(key, data, place)
+        except CheckpointError:
+            message = "it could not be read, so what loading it would run is not known"
+            findings.append(warning("not-scanned", message, place))
     return tuple(
         replace(finding, message=f"of a model that is written from it: {finding.message}")
-        for key, data in native.items()
-        for finding in _native_findings(key, data, f"{where}.{key}")
+        for finding in findings
     )
-
-
-def _native_findings(key: str, data: bytes, where: str) -> Iterator[Finding]:
-    try:
-        if key in _MODELS:
-            yield from _config_findings(data, where)
-        elif key.startswith(_ASSET):
-            yield from _asset_findings(key, data, where)
-    except CheckpointError:
-        yield warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
-
-
-def _config_findings(data: bytes, where: str) -> tuple[Finding, ...]:
-    from ckpttool.formats.keras.config import judge, read_config
-
-    return judge(read_config("", data), where)
 
 
 def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:

@@ -40,6 +40,8 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     Tensor: lambda one, two: one.name == two.name,
 }
 """How nodes are compared that have no parts, and are shared by whoever likes."""
+_DROPPED = object()
+"""Stands for what is left out, while the tree around it is made."""
 
 
 def build_tree(
@@ -61,6 +63,7 @@ def build_tree(
         unwrap: Says what a node stands for, where it merely wraps another.
         arrays: Whether an array of NumPy is told from a tensor.
     """
+    # Most commands open checkpoints without ever asking for the tree.
     from ckpttool.formats.content.tree_building import TreeBuilder
 
     return TreeBuilder(leaf, tensors, path, unwrap, arrays).run(root)
@@ -72,13 +75,9 @@ def mark_none(root: object) -> object:
 
 
 def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
-    """Return a tree in which other tensors stand.
+    """Return a tree with other tensors, given by the ``id`` of those that they replace; the rest stay.
 
-    Args:
-        tree: As ``Checkpoint.tree``.
-        tensors: The new ones, by the ``id`` of those in whose places they go.
-
-    What is shared stays shared. Tensors that are not among them stay.
+    What is shared stays shared.
     """
 
     def expand(node: object) -> object:
@@ -90,11 +89,10 @@ def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
 
 
 def without_opaque(tree: object) -> object:
-    """Return a tree without what is ``Opaque``, which is left out or replaced by what of it can be carried.
+    """Return a tree in which what is ``Opaque`` is left out, or replaced by what of it can be carried."""
 
-    Raises:
-        LimitExceeded: It is nested too deep.
-    """
+    def none_for_dropped(done: list[Any]) -> list[Any]:
+        return [None if part is _DROPPED else part for part in done]
 
     def expand(node: object) -> object:
         if isinstance(node, Opaque):
@@ -103,33 +101,14 @@ def without_opaque(tree: object) -> object:
         if parts is None:
             return node
         if isinstance(node, dict):
-            count = len(node)
-            kept = [at for at, pair in enumerate(node.items()) if not any(map(is_gone, pair))]
-            at_kept = [*kept, *(count + at for at in kept)]
-            state = [node.state, node.factory] if isinstance(node, Mapped) else []
-            chosen = [parts.parts[at] for at in at_kept] + state
-            return NodeParts(
-                chosen, lambda done: _dict_like(node, [_or_none(one) for one in done], len(kept))
-            )
-        return NodeParts(parts.parts, lambda done: parts.make([_or_none(one) for one in done]))
+            pairs = [pair for pair in node.items() if not any(map(is_gone, pair))]
+            remaining = [*(key for key, _ in pairs), *(value for _, value in pairs)]
+            if isinstance(node, Mapped):
+                remaining += [node.state, node.factory]
+            return NodeParts(remaining, lambda done: dict_like(node, none_for_dropped(done), len(pairs)))
+        return NodeParts(parts.parts, lambda done: parts.make(none_for_dropped(done)))
 
-    return _or_none(fold(tree, expand, _no_cycle))
-
-
-class _Dropped:
-    """Stands for what is left out, while the tree around it is made."""
-
-
-_DROPPED = _Dropped()
-
-
-def _or_none(made: object) -> object:
-    return None if made is _DROPPED else made
-
-
-def _dict_like(node: dict[Any, Any], done: list[Any], count: int) -> object:
-    pairs = zip(done[:count], done[count : 2 * count], strict=True)
-    return make_mapped(node.kind, pairs, *done[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
+    return none_for_dropped([fold(tree, expand, _no_cycle)])[0]
 
 
 def walk(tree: object) -> Iterator[tuple[Path, object]]:
@@ -145,15 +124,15 @@ def walk(tree: object) -> Iterator[tuple[Path, object]]:
             continue
         seen.add(id(node))
         yield path, node
-        below = [(path, part) if key is None else ((*path, key), part) for key, part in _keyed_parts(node)]
-        pending += reversed(below)
+        parts = [(path, part) if key is None else ((*path, key), part) for key, part in _keyed_parts(node)]
+        pending += reversed(parts)
 
 
 def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
     """Yield the parts of a node with their keys; without one what lies at the path of the node itself."""
     if isinstance(node, dict):
         yield from ((None, key) for key in node if type(key) not in _ATOMS)
-        yield from ((_text(key), part) for key, part in node.items())
+        yield from ((_path_part(key), part) for key, part in node.items())
         if isinstance(node, Mapped):
             yield from (("<state>", node.state), ("<factory>", node.factory))
     elif isinstance(node, list | tuple | set | frozenset):
@@ -164,12 +143,12 @@ def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
                 (None, part) for part in (*node.args, node.kwargs, node.state, node.items, node.pairs)
             )
         else:
-            yield from ((_text(key), part) for key, part in members(node))
+            yield from ((_path_part(key), part) for key, part in members(node))
     elif isinstance(node, Opaque):
         yield None, node.content
 
 
-def _text(key: object) -> str | int:
+def _path_part(key: object) -> str | int:
     if isinstance(key, str) or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
         return key
     if isinstance(key, Opaque) and isinstance(key.content, str):
@@ -198,8 +177,8 @@ def trees_equal(tree: object, other: object) -> bool:
     that can't be told: of sets, and of what is ``Opaque``.
     """
     # Which node of the other tree stands where a node stands, by address, and the other way round.
-    there: dict[int, int] = {}
-    back: dict[int, int] = {}
+    counterparts: dict[int, int] = {}
+    origins: dict[int, int] = {}
     pending: list[tuple[Any, Any]] = [(tree, other)]
     while pending:
         one, two = pending.pop()
@@ -210,20 +189,20 @@ def trees_equal(tree: object, other: object) -> bool:
             if compare is not None and not compare(one, two):
                 return False
             continue
-        if id(one) in there or id(two) in back:
-            if there.get(id(one)) != id(two) or back.get(id(two)) != id(one):
+        if id(one) in counterparts or id(two) in origins:
+            if counterparts.get(id(one)) != id(two) or origins.get(id(two)) != id(one):
                 return False
             continue
-        there[id(one)], back[id(two)] = id(two), id(one)
-        below = _paired_parts(one, two)
-        if below is None:
+        counterparts[id(one)], origins[id(two)] = id(two), id(one)
+        pairs = _paired_parts(one, two)
+        if pairs is None:
             return False
-        pending += below
+        pending += pairs
     return True
 
 
 def _paired_parts(one: Any, two: Any) -> list[tuple[Any, Any]] | None:
-    """Return the parts of two nodes of one type, in pairs; None where they differ, or it can't be told."""
+    """Return the parts of two nodes of one type, in pairs; None if they differ, or it can't be told."""
     if isinstance(one, list | tuple):
         return list(zip(one, two, strict=True)) if len(one) == len(two) else None
     if isinstance(one, dict):
@@ -234,18 +213,14 @@ def _paired_parts(one: Any, two: Any) -> list[tuple[Any, Any]] | None:
             pairs += [(one.kind, two.kind), (one.state, two.state), (one.factory, two.factory)]
         return pairs
     if isinstance(one, Call):
-        return _paired_call_parts(one, two)
+        if (one.is_new, len(one.items), len(one.pairs)) != (two.is_new, len(two.items), len(two.pairs)):
+            return None
+        pairs = [(getattr(one, part), getattr(two, part)) for part in ("function", "args", "kwargs", "state")]
+        pairs += zip(one.items, two.items, strict=True)
+        for pair, other_pair in zip(one.pairs, two.pairs, strict=True):
+            pairs += zip(pair, other_pair, strict=True)
+        return pairs
     return [] if isinstance(one, bytearray) and one == two else None
-
-
-def _paired_call_parts(one: Call, two: Call) -> list[tuple[Any, Any]] | None:
-    if (one.is_new, len(one.items), len(one.pairs)) != (two.is_new, len(two.items), len(two.pairs)):
-        return None
-    pairs = [(getattr(one, part), getattr(two, part)) for part in ("function", "args", "kwargs", "state")]
-    pairs += zip(one.items, two.items, strict=True)
-    for mine, others in zip(one.pairs, two.pairs, strict=True):
-        pairs += zip(mine, others, strict=True)
-    return pairs
 
 
 class NodeParts(NamedTuple):
@@ -262,7 +237,7 @@ def fold(
 
     Args:
         root: The tree.
-        expand: Says what a node becomes, or its ``Parts`` where these come first.
+        expand: Says what a node becomes, or its ``NodeParts`` if these come first.
         cycle: Says what a node becomes where it is met inside of itself.
         where: The file, for errors.
     """
@@ -275,23 +250,23 @@ def fold(
         frame = stack[-1]
         done = frame.done
         for node in frame.parts:
-            at = id(node)
-            if at in known:
-                done.append(known[at][1])
+            address = id(node)
+            if address in known:
+                done.append(known[address][1])
                 continue
-            if at in entered:
+            if address in entered:
                 done.append(cycle(node))
                 continue
             made = expand(node)
             if type(made) is not NodeParts:
                 done.append(made)
                 if made is not node:
-                    known[at] = node, made
+                    known[address] = node, made
                 continue
             visits += 1 + len(made.parts)
             if len(stack) > MAX_OPEN or visits > MAX_FOLDED:
                 raise LimitExceeded(where, f"objects nested over {MAX_OPEN:,} deep, or over {MAX_FOLDED:,}")
-            entered.add(at)
+            entered.add(address)
             stack.append(_Frame(node, iter(made.parts), made.make))
             break
         else:
@@ -321,13 +296,19 @@ def node_parts(node: object) -> NodeParts | None:
         return NodeParts(list(node), kind)
     if isinstance(node, dict):
         state = [node.state, node.factory] if isinstance(node, Mapped) else []
-        return NodeParts([*node, *node.values(), *state], lambda done: _dict_like(node, done, len(node)))
+        return NodeParts([*node, *node.values(), *state], lambda done: dict_like(node, done, len(node)))
     if isinstance(node, Call):
         parts = [node.function, node.args, node.kwargs, node.state, node.items, node.pairs]
         return NodeParts(parts, lambda done: make_call(*done, is_new=node.is_new))
     if isinstance(node, Opaque) and node.content is not None:
         return NodeParts([node.content], lambda done: Opaque(node.what, done[0]))
     return None
+
+
+def dict_like(node: dict[Any, Any], done: list[Any], count: int) -> object:
+    """Return a dictionary of a node's class, of ``count`` keys, their values, and its state and factory."""
+    pairs = zip(done[:count], done[count : 2 * count], strict=True)
+    return make_mapped(node.kind, pairs, *done[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
 
 
 def make_mapped(

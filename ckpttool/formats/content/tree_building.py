@@ -13,7 +13,7 @@ from typing import Any
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import NodeParts, fold, make_call, make_mapped
+from ckpttool.formats.content.tree import NodeParts, dict_like, fold, make_call
 from ckpttool.formats.torch.modules import is_module
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.calls import is_plain
@@ -59,9 +59,11 @@ class TreeBuilder:
     ) -> None:
         self._leaf, self._path, self._unwrap, self._arrays = leaf, path, unwrap, arrays
         self._tensors = tensors
-        self._by_place: dict[object, Tensor] | None = None
-        self._by_values = {id(one.values): one for one in reversed(tensors) if one.values is not None}
-        self._left = MAX_READ
+        self._by_view: dict[object, Tensor] | None = None
+        self._by_values = {
+            id(tensor.values): tensor for tensor in reversed(tensors) if tensor.values is not None
+        }
+        self._bytes_left = MAX_READ
         # Nodes are kept with what is known of them: an address alone may come to be another's.
         self._known: dict[int, tuple[object, int, str]] = {}
 
@@ -107,30 +109,18 @@ class TreeBuilder:
         return made
 
     def _dict(self, node: dict[Any, Any]) -> NodeParts:
-        keys = list(node)
-
-        def make(done: list[Any]) -> object:
-            told = self._new_keys(keys, done[: len(keys)])
-            return self._remember(
-                dict(zip(told, done[len(keys) :], strict=True)), [*told, *done[len(keys) :]]
-            )
-
-        return NodeParts([*keys, *node.values()], make)
-
-    def _mapping(self, node: Mapped) -> NodeParts:
         keys, count = list(node), len(node)
+        state = [node.state, node.factory] if isinstance(node, Mapped) else []
 
         def make(done: list[Any]) -> object:
-            told = self._new_keys(keys, done[:count])
-            pairs = zip(told, done[count : 2 * count], strict=True)
-            made = make_mapped(node.kind, pairs, *done[2 * count :])
-            return self._remember(made, [*told, *done[count:]])
+            parts = [*self._new_keys(keys, done[:count]), *done[count:]]
+            return self._remember(dict_like(node, parts, count), parts)
 
-        return NodeParts([*keys, *node.values(), node.state, node.factory], make)
+        return NodeParts([*keys, *node.values(), *state], make)
 
     def _payload(self, payload: Payload) -> object:
-        self._left -= payload.nbytes
-        if self._left < 0:
+        self._bytes_left -= payload.nbytes
+        if self._bytes_left < 0:
             return self._opaque(f"{payload.nbytes:,} bytes of text or data, beyond the limit of {MAX_READ:,}")
         data = payload.read()
         return data.decode("utf-8", "surrogatepass") if payload.kind == "text" else data
@@ -153,19 +143,17 @@ class TreeBuilder:
     def _tensor(self, found: Leaf[Any]) -> object:
         """Return the first of the tensors that a node turned out to be, as the checkpoint has it."""
         parts = found.tensors[0][1]
-        tensor = self._by_values.get(id(parts.values)) or self._same_view(parts)
+        if parts.values is None:
+            return self._opaque("a tensor without values")
+        tensor = self._by_values.get(id(parts.values))
         if tensor is None:
-            return self._opaque(
-                "a tensor without values" if parts.values is None else "a tensor without a name"
-            )
+            if self._by_view is None:
+                self._by_view = {_view_key(tensor): tensor for tensor in reversed(self._tensors)}
+            tensor = self._by_view.get(_view_key(parts))
+        if tensor is None:
+            return self._opaque("a tensor without a name")
         self._remember(tensor, (), TENSOR)
         return tensor
-
-    def _same_view(self, parts: Any) -> Tensor | None:
-        """Return a tensor that is the same view of the same bytes."""
-        if self._by_place is None:
-            self._by_place = {_view_key(tensor): tensor for tensor in reversed(self._tensors)}
-        return None if parts.values is None else self._by_place.get(_view_key(parts))
 
     # Objects ------------------------------------------------------------------------------------------
 
@@ -182,11 +170,11 @@ class TreeBuilder:
         if name in _VIEWS:
             return self._view(call, found)
         if function == QUANTIZED:
-            return self._quantized(call, found)
+            return self._quantized_tensor(call, found)
         if function == FROM_TYPE:
             return self._from_type(call, found)
         if function == MASKED or function.name == MASKED.name:
-            return self._masked(call, found)
+            return self._masked_array(call, found)
         if name[0].startswith("numpy.") and name[1] in _RECONSTRUCT:
             return self._array(call, found)
         return self._object(call)
@@ -199,7 +187,7 @@ class TreeBuilder:
             return self._remember(Call(REQUIRES_GRAD, (tensor,)), [tensor])
         return tensor
 
-    def _quantized(self, call: Call, found: Leaf[Any]) -> NodeParts:
+    def _quantized_tensor(self, call: Call, found: Leaf[Any]) -> NodeParts:
         tensor, grad = self._tensor(found), call.args[5] is True
         return NodeParts(
             [call.args[4]], lambda done: self._call_or_opaque(Call(QUANTIZED, (tensor, done[0], grad)), found)
@@ -240,11 +228,11 @@ class TreeBuilder:
             return self._opaque(f"the class {kind} of an array", made)
         return made
 
-    def _masked(self, call: Call, found: Leaf[Any]) -> object:
+    def _masked_array(self, call: Call, found: Leaf[Any]) -> object:
         tensors = {path: self._by_values.get(id(parts.values)) for path, parts in found.tensors}
         values, mask = tensors.get(()), tensors.get(("mask",))
         if values is None or mask is None:
-            return self._opaque("a masked array", nested_tensors(found.tensors, self._by_values))
+            return self._opaque("a masked array", _nested_tensors(found.tensors, self._by_values))
         for tensor in (values, mask):
             self._remember(tensor, (), TENSOR)
         fill = call.state[6] if isinstance(call.state, tuple) and len(call.state) > 6 else None
@@ -253,7 +241,7 @@ class TreeBuilder:
         )
 
     def _module(self, call: Call, found: Leaf[Any]) -> Opaque:
-        content = nested_tensors(found.tensors, self._by_values)
+        content = _nested_tensors(found.tensors, self._by_values)
         self._remember(content, (), TENSOR)
         return self._opaque(
             f"an object of the class {call.function}, of which the state dict is carried", content
@@ -267,16 +255,16 @@ class TreeBuilder:
         return self._opaque_call(call, found, self._reason(call))
 
     def _opaque_call(self, call: Call, found: Leaf[Any], why: str) -> Opaque:
-        content = nested_tensors(found.tensors, self._by_values)
+        content = _nested_tensors(found.tensors, self._by_values)
         self._remember(content, (), TENSOR)
         return self._opaque(f"an object made by {call.function}, which holds {why}", content, why)
 
     def _object(self, call: Call) -> object:
         """Return an object as it is where its class is known as data, and its attributes elsewhere."""
-        number = plain_value(call)
+        number = _plain_value(call)
         if number is not None:
             return number
-        call = without_reconstructor(call)
+        call = _as_new_object(call)
         known = is_data(call)
         parts = [call.args, call.kwargs, call.state, call.items, call.pairs]
         if not isinstance(call.function, Global):
@@ -286,12 +274,12 @@ class TreeBuilder:
             function = call.function if len(done) == 5 else done[5]
             made = make_call(function, *done[:5], is_new=call.is_new)
             self._remember(made, done)
-            is_whole = not self._flags(made) & OPAQUE or is_record(made)
-            return made if known and is_whole else self._parts_of_object(call, made, known)
+            is_complete = not self._flags(made) & OPAQUE or _is_record(made)
+            return made if known and is_complete else self._opaque_object(call, made, known)
 
         return NodeParts(parts, make)
 
-    def _parts_of_object(self, call: Call, made: Call, known: bool) -> Opaque:
+    def _opaque_object(self, call: Call, made: Call, known: bool) -> Opaque:
         """Return what of an object is carried: a dictionary of its parts, if there are tensors among them."""
         name = call.function if isinstance(call.function, Global) else "what is no class"
         why = self._reason(made) if known else ""
@@ -338,7 +326,7 @@ _EXPAND: dict[type, Callable[[TreeBuilder, Any], object]] = {
     set: TreeBuilder._set,
     frozenset: TreeBuilder._set,
     dict: TreeBuilder._dict,
-    Mapped: TreeBuilder._mapping,
+    Mapped: TreeBuilder._dict,
     Payload: TreeBuilder._payload,
     Global: TreeBuilder._global,
     Persistent: TreeBuilder._persistent,
@@ -353,7 +341,7 @@ def _view_key(tensor: Any) -> object:
     return tensor.dtype.name, tensor.shape, where
 
 
-def nested_tensors(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
+def _nested_tensors(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
     """Return dictionaries in which tensors have the paths that they have below a node.
 
     A tensor that is the node itself has the others as its attributes.
@@ -381,12 +369,12 @@ def is_data(call: Call) -> bool:
     return is_plain(call) and not views_memory(call.state)
 
 
-def is_record(call: Call) -> bool:
+def _is_record(call: Call) -> bool:
     function = call.function
     return isinstance(function, Global) and (function.module, function.name) in _RECORDS and not call.args
 
 
-def without_reconstructor(call: Call) -> Call:
+def _as_new_object(call: Call) -> Call:
     """Return an object as newer protocols have it; ``copyreg._reconstructor`` makes an empty one."""
     if not call.is_of("copyreg", "_reconstructor") or len(call.args) != 3:
         return call
@@ -396,7 +384,7 @@ def without_reconstructor(call: Call) -> Call:
     return make_call(kind, (), None, call.state, call.items, call.pairs, is_new=True)
 
 
-def plain_value(call: Call) -> object:
+def _plain_value(call: Call) -> object:
     """Return the number or the bytes that a call makes, or None."""
     if call.kwargs or call.state is not None or call.items or call.pairs:
         return None

@@ -13,6 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from ckpttool.errors import LimitExceeded
@@ -58,15 +59,15 @@ def encode_tree(tree: object) -> tuple[object, list[object]]:
 
     Tensors stand in it by their names.
     """
-    encoding = _Encoding(_met_again(tree))
+    encoding = _Encoding(_shared_addresses(tree))
     return encoding.run(tree), encoding.shared
 
 
 class _Encoding:
     """A tree on its way to JSON; ``depths`` has how deep what was made is nested, by address."""
 
-    def __init__(self, again: set[int]) -> None:
-        self._again = again
+    def __init__(self, shared_addresses: set[int]) -> None:
+        self._shared_addresses = shared_addresses
         self.shared: list[object] = []
         self._depths: dict[int, tuple[object, int]] = {}
 
@@ -79,25 +80,26 @@ class _Encoding:
             raise ValueError(f"a {type(node).__name__} can't be written as JSON")
         parts = encode(node)
         if not isinstance(parts, NodeParts):
-            return parts if type(node) is not bytearray else self._made(node, parts, 1)
-        return NodeParts(
-            parts.parts, lambda done: self._made(node, parts.make(done), self._deepest(done) + 3)
-        )
+            return parts if type(node) is not bytearray else self._place(node, parts, 1)
 
-    def _deepest(self, done: list[Any]) -> int:
-        return max((self._depths.get(id(part), (None, 0))[1] for part in done), default=0)
+        def make(done: list[Any]) -> object:
+            deepest = max((self._depths.get(id(part), (None, 0))[1] for part in done), default=0)
+            return self._place(node, parts.make(done), deepest + 3)
 
-    def _made(self, node: object, form: object, depth: int) -> object:
-        if id(node) in self._again or depth > MAX_NESTED:
+        return NodeParts(parts.parts, make)
+
+    def _place(self, node: object, form: object, depth: int) -> object:
+        """Return what stands for a node in its parent: its form, or a reference to it."""
+        if id(node) in self._shared_addresses or depth > MAX_NESTED:
             self.shared.append(form)
             form, depth = {"$same": len(self.shared) - 1}, 1
         self._depths[id(form)] = form, depth
         return form
 
 
-def _met_again(tree: object) -> set[int]:
+def _shared_addresses(tree: object) -> set[int]:
     """Return the addresses of the objects that are met more than once."""
-    again: set[int] = set()
+    shared: set[int] = set()
     seen: set[int] = set()
     pending = [tree]
     while pending:
@@ -105,31 +107,25 @@ def _met_again(tree: object) -> set[int]:
         if not isinstance(node, _SHAREABLE) or node == ():
             continue
         if id(node) in seen:
-            again.add(id(node))
+            shared.add(id(node))
             continue
         seen.add(id(node))
         pending += _parts_of(node)
-    return again
+    return shared
 
 
 def _parts_of(node: Any) -> list[object]:
     if isinstance(node, Call):
-        return [
-            node.args,
-            node.kwargs,
-            node.state,
-            *node.items,
-            *(part for pair in node.pairs for part in pair),
-        ]
+        return [node.args, node.kwargs, node.state, *node.items, *chain.from_iterable(node.pairs)]
     if isinstance(node, Opaque):
         return [node.content]
     if isinstance(node, dict):
-        own = [node.state, node.factory] if isinstance(node, Mapped) else []
-        return [*node.keys(), *node.values(), *own]
+        state = [node.state, node.factory] if isinstance(node, Mapped) else []
+        return [*node.keys(), *node.values(), *state]
     return [] if isinstance(node, bytearray) else list(node)
 
 
-def _text(text: str) -> object:
+def _encode_text(text: str) -> object:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -141,16 +137,16 @@ def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _float(number: float) -> object:
+def _encode_float(number: float) -> object:
     if math.isfinite(number):
         return number
     packed = struct.pack(">d", number)
     return {"$float": packed.hex() if math.isnan(number) and packed != _NAN else str(number)}
 
 
-def _dict(node: dict[Any, Any]) -> NodeParts:
+def _encode_dict(node: dict[Any, Any]) -> NodeParts:
     keys, count = list(node), len(node)
-    if all(type(key) is str and not key.startswith("$") and type(_text(key)) is str for key in keys):
+    if all(type(key) is str and not key.startswith("$") and type(_encode_text(key)) is str for key in keys):
         return NodeParts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
     return NodeParts([*keys, *node.values()], lambda done: {"$dict": _pairs(done, count)})
 
@@ -159,35 +155,35 @@ def _pairs(done: list[Any], count: int) -> list[list[object]]:
     return [[key, value] for key, value in zip(done[:count], done[count : 2 * count], strict=True)]
 
 
-def _mapped(node: Mapped) -> NodeParts:
-    count, told = len(node), {"state": node.state, "factory": node.factory}
-    own = {name: part for name, part in told.items() if part is not None}
+def _encode_mapping(node: Mapped) -> NodeParts:
+    count, fields = len(node), {"state": node.state, "factory": node.factory}
+    fields = {name: part for name, part in fields.items() if part is not None}
 
     def make(done: list[Any]) -> object:
-        rest = dict(zip(own, done[2 * count :], strict=True))
-        return {"$mapping": [node.kind.module, node.kind.name], "pairs": _pairs(done, count), **rest}
+        encoded = dict(zip(fields, done[2 * count :], strict=True))
+        return {"$mapping": [node.kind.module, node.kind.name], "pairs": _pairs(done, count), **encoded}
 
-    return NodeParts([*node.keys(), *node.values(), *own.values()], make)
+    return NodeParts([*node.keys(), *node.values(), *fields.values()], make)
 
 
-def _call(node: Call) -> NodeParts:
+def _encode_call(node: Call) -> NodeParts:
     if not isinstance(node.function, Global):
         raise ValueError("a call of what is no name")
     if node.kwargs:
         raise ValueError(f"named arguments of {node.function}")
     pairs = [list(pair) for pair in node.pairs]
-    told = {"args": list(node.args), "state": node.state, "items": node.items, "pairs": pairs}
-    own = {name: part for name, part in told.items() if part is not None and part != []}
+    fields = {"args": list(node.args), "state": node.state, "items": node.items, "pairs": pairs}
+    fields = {name: part for name, part in fields.items() if part is not None and part != []}
     head: dict[str, object] = {"$call": [node.function.module, node.function.name]}
     if node.is_new:
         head["new"] = True
-    return NodeParts(list(own.values()), lambda done: {**head, **dict(zip(own, done, strict=True))})
+    return NodeParts(list(fields.values()), lambda done: {**head, **dict(zip(fields, done, strict=True))})
 
 
-def _opaque(node: Opaque) -> object:
+def _encode_opaque(node: Opaque) -> object:
     if node.content is None:
-        return {"$opaque": _text(node.what)}
-    return NodeParts([node.content], lambda done: {"$opaque": _text(node.what), "content": done[0]})
+        return {"$opaque": _encode_text(node.what)}
+    return NodeParts([node.content], lambda done: {"$opaque": _encode_text(node.what), "content": done[0]})
 
 
 def _no_cycle(node: object) -> object:
@@ -198,21 +194,21 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     type(None): lambda node: node,
     bool: lambda node: node,
     int: lambda node: node if -SAFE_INTEGER <= node <= SAFE_INTEGER else {"$int": hex(node)},
-    float: _float,
-    complex: lambda node: {"$complex": [_float(node.real), _float(node.imag)]},
-    str: _text,
-    KeyText: lambda node: _text(str(node)),
+    float: _encode_float,
+    complex: lambda node: {"$complex": [_encode_float(node.real), _encode_float(node.imag)]},
+    str: _encode_text,
+    KeyText: lambda node: _encode_text(str(node)),
     bytes: lambda node: {"$bytes": _base64(node)},
     bytearray: lambda node: {"$bytearray": _base64(node)},
     list: lambda node: NodeParts(node, list),
     tuple: lambda node: NodeParts(node, lambda done: {"$tuple": done}),
     set: lambda node: NodeParts(stable_order(node), lambda done: {"$set": done}),
     frozenset: lambda node: NodeParts(stable_order(node), lambda done: {"$frozenset": done}),
-    dict: _dict,
-    Mapped: _mapped,
+    dict: _encode_dict,
+    Mapped: _encode_mapping,
     Global: lambda node: {"$global": [node.module, node.name]},
-    Call: _call,
-    Opaque: _opaque,
+    Call: _encode_call,
+    Opaque: _encode_opaque,
     Tensor: lambda node: {"$tensor": node.name},
 }
 
@@ -275,13 +271,13 @@ class _Decoding:
         kind = _NAMED[next(iter(form))]
         if kind is tuple:
             return NodeParts(_require_type(list, items), tuple)
-        return NodeParts(_require_type(list, items), lambda done: kind(map(self._key, done)))
+        return NodeParts(_require_type(list, items), lambda done: kind(map(self._hashable, done)))
 
     def _dict(self, pairs: Any, form: dict[str, Any]) -> NodeParts:
-        return NodeParts(_flat(pairs), lambda done: self._paired(done))
+        return NodeParts(_flat(pairs), lambda done: self._make_dict(done))
 
-    def _paired(self, done: list[Any]) -> dict[Any, Any]:
-        made = {self._key(key): value for key, value in zip(done[::2], done[1::2], strict=True)}
+    def _make_dict(self, done: list[Any]) -> dict[Any, Any]:
+        made = {self._hashable(key): value for key, value in zip(done[::2], done[1::2], strict=True)}
         if len(made) * 2 != len(done):
             raise ValueError("a key twice")
         return made
@@ -290,18 +286,14 @@ class _Decoding:
         kind = Global(*_name_parts(name))
         if kind not in MAPPINGS:
             raise ValueError(f"{kind}, which is no known dictionary")
-        pairs = _flat(form.get("pairs", []))
-
-        def make(done: list[Any]) -> object:
-            return make_mapped(kind, self._paired(done[:-2]), *done[-2:])
-
-        return NodeParts([*pairs, form.get("state"), form.get("factory")], make)
+        parts = [*_flat(form.get("pairs", [])), form.get("state"), form.get("factory")]
+        return NodeParts(parts, lambda done: make_mapped(kind, self._make_dict(done[:-2]), *done[-2:]))
 
     def _global(self, name: Any, form: dict[str, Any]) -> Global:
-        found = Global(*_name_parts(name))
-        if trust(found.module, found.name) is not Trust.PLAIN:
-            raise ValueError(f"the name {found}, which is not known to be harmless")
-        return found
+        plain = Global(*_name_parts(name))
+        if trust(plain.module, plain.name) is not Trust.PLAIN:
+            raise ValueError(f"the name {plain}, which is not known to be harmless")
+        return plain
 
     def _call(self, name: Any, form: dict[str, Any]) -> NodeParts:
         function = Global(*_name_parts(name))
@@ -309,7 +301,7 @@ class _Decoding:
             return NodeParts([], lambda done: Call(NOTHING, ()))
         if function not in _OWN and not is_made(function.module, function.name):
             raise ValueError(f"a call of {function}, which is not known to be harmless")
-        pairs = [_pair(pair) for pair in _require_type(list, form.get("pairs", []))]
+        pairs = _flat(form.get("pairs", []))
         parts = [_require_type(list, form.get(key, [])) for key in ("args", "items")]
         if form.get("kwargs") is not None:
             raise ValueError(f"named arguments of {function}")
@@ -326,14 +318,14 @@ class _Decoding:
                 raise ValueError(f"a call of {function} that is not known to be harmless")
             return call
 
-        return NodeParts([*parts, form.get("state"), *(part for pair in pairs for part in pair)], make)
+        return NodeParts([*parts, form.get("state"), *pairs], make)
 
     def _opaque(self, what: Any, form: dict[str, Any]) -> NodeParts:
         return NodeParts(
             [what, form.get("content")], lambda done: Opaque(_require_type(str, done[0]), done[1])
         )
 
-    def _key(self, key: Any) -> Any:
+    def _hashable(self, key: Any) -> Any:
         """Return a key that can be hashed safely and fast."""
         if isinstance(key, str | bytes) or (type(key) is int and abs(key) < SAFE_INTEGER):
             return key
@@ -421,11 +413,10 @@ def _to_int(value: Any) -> int:
     return int(value, 16)
 
 
-def _part_of_complex(value: Any) -> float:
-    if isinstance(value, dict):
-        return _to_float(value.get("$float"))
-    return float(_require_type(float, value))
-
-
 def _to_complex(value: Any) -> complex:
-    return complex(*map(_part_of_complex, _pair(value)))
+    return complex(
+        *(
+            _to_float(part.get("$float")) if isinstance(part, dict) else float(_require_type(float, part))
+            for part in _pair(value)
+        )
+    )

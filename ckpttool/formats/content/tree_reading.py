@@ -26,31 +26,29 @@ def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping
         tensors: All that it is to hold, each in its place.
         path: The file, for errors.
     """
-    flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
-    owners = {id(tensor.values): _owner(tensor) for tensor in reversed(tensors)}
-    left = {tensor.name: _owner(tensor) for tensor in tensors if tensor.values is not None}
-    for place, parts in flat.tensors:
-        name = ".".join(map(str, place or ("tensor",)))
-        if left.pop(name, None) != owners.get(id(parts.values)) and parts.values is not None:
+    flat = flatten(tree, _TreeObjects(path).leaf, path, _content_of_opaque)
+    owners = {id(tensor.values): tensor.shares_with or tensor.name for tensor in reversed(tensors)}
+    missing = {
+        tensor.name: tensor.shares_with or tensor.name for tensor in tensors if tensor.values is not None
+    }
+    for tensor_path, parts in flat.tensors:
+        name = ".".join(map(str, tensor_path or ("tensor",)))
+        if missing.pop(name, None) != owners.get(id(parts.values)) and parts.values is not None:
             raise ValueError(f"the tree has another tensor in the place {name}")
-    if left:
-        raise ValueError(f"the tree does not hold the tensor {next(iter(left))}")
-    return _by_key(flat.plain)
-
-
-def _owner(tensor: Tensor) -> str:
-    return tensor.shares_with or tensor.name
+    if missing:
+        raise ValueError(f"the tree does not hold the tensor {next(iter(missing))}")
+    return _as_mapping(flat.plain)
 
 
 def read_out(tree: object, path: str) -> tuple[tuple[Tensor, ...], TrainingState]:
     """Return the tensors of a tree with their roles, and the training state that it tells."""
-    flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
+    flat = flatten(tree, _TreeObjects(path).leaf, path, _content_of_opaque)
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
-    return tensors, training_of(_by_key(flat.plain), tensors, "")
+    return tensors, training_of(_as_mapping(flat.plain), tensors, "")
 
 
-def _by_key(told: object) -> Mapping[str, object]:
-    return told if isinstance(told, dict) else {} if told is None else {"": told}
+def _as_mapping(plain: object) -> Mapping[str, object]:
+    return plain if isinstance(plain, dict) else {} if plain is None else {"": plain}
 
 
 class _TreeObjects(TorchObjects):
@@ -72,36 +70,35 @@ class _TreeObjects(TorchObjects):
         if not isinstance(node, Call) or not node.args:
             is_none = isinstance(node, Call) and node.function == NOTHING
             return Leaf() if is_none else super().leaf(node)
-        return self._around(node) or super().leaf(node)
+        return self._leaf_of_wrapper(node) or super().leaf(node)
 
-    def _around(self, call: Call) -> Leaf[TensorParts] | None:
-        """Return what stands around a tensor and has no arguments of PyTorch's or NumPy's, None elsewhere."""
+    def _leaf_of_wrapper(self, call: Call) -> Leaf[TensorParts] | None:
+        """Return what wraps a tensor and has no arguments of PyTorch's or NumPy's, None elsewhere."""
         first, function = call.args[0], call.function
         if function == FROM_TYPE and len(call.args) == 3:
             if isinstance(first, Call) and first.function == FROM_TYPE:
                 raise ValueError("a tensor of a class in a class")
-            found = self.leaf(first)
-            return found and with_attributes(found, self._attributes(call.args[2]))
+            inner = self.leaf(first)
+            return inner and with_attributes(inner, self._attributes(call.args[2]))
         if not isinstance(first, Tensor):
             return None
         if function == QUANTIZED:
-            return self._scheme(call, first)
+            return self.quantized(self._tensors_at(first), call.args[1])
         if function == MASKED:
-            return Leaf((*self._of(first), *self._of(call.args[1])), {"fill_value": call.args[2]})
+            return Leaf(
+                (*self._tensors_at(first), *self._tensors_at(call.args[1])), {"fill_value": call.args[2]}
+            )
         is_storage = str(function).endswith("Storage")
-        return Leaf(self._of(first)) if function in (NDARRAY, REQUIRES_GRAD) or is_storage else None
+        return Leaf(self._tensors_at(first)) if function in (NDARRAY, REQUIRES_GRAD) or is_storage else None
 
-    def _of(self, tensor: object) -> tuple[tuple[Path, TensorParts], ...]:
-        found = self.leaf(tensor)
-        return found.tensors if found else ()
-
-    def _scheme(self, call: Call, tensor: Tensor) -> Leaf[TensorParts]:
-        return self.quantized(self._of(tensor), call.args[1])
+    def _tensors_at(self, node: object) -> tuple[tuple[Path, TensorParts], ...]:
+        leaf = self.leaf(node)
+        return leaf.tensors if leaf else ()
 
 
 def _no_storage(persistent_id: Any) -> NoReturn:
     raise TypeError("no storage")
 
 
-def _unwrapped(node: object) -> object:
+def _content_of_opaque(node: object) -> object:
     return node.content if isinstance(node, Opaque) and node.content is not None else node
