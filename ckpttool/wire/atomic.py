@@ -16,9 +16,6 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file's content so that a reader, or a crash, sees all of the old one or all of the new.
 
     Mode and owner of an existing file stay. A symlink is replaced, not followed.
-
-    Raises:
-        OSError: It can't be written; what was there is untouched.
     """
     directory, name = os.path.split(os.fspath(path))
     with OpenDirectory(directory) as place:
@@ -28,11 +25,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 def write_within(place: OpenDirectory, name: str, data: bytes, scratch: OpenDirectory | None = None) -> None:
     """Replace the content of a file in an open directory; see ``write_atomically``.
 
-    Args:
-        place: The directory.
-        name: The file's name there.
-        data: Its new content.
-        scratch: The directory in which the content waits, on the same file system; None for the file's own.
+    ``scratch`` is the directory in which the content waits, on the same file system; None for the file's own.
     """
     scratch = place if scratch is None else scratch
     temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
@@ -61,13 +54,7 @@ def sync_directory(directory: str | os.PathLike[str]) -> None:
 
 
 def adopt(descriptor: int, target: str, directory: int | None = None) -> None:
-    """Give an open file the mode and the owner of the one that it replaces, but no right to run as the owner.
-
-    Args:
-        descriptor: The file.
-        target: The path of the other.
-        directory: An open directory that the path starts at.
-    """
+    """Give an open file mode and owner of the one that it replaces, but no right to run as the owner."""
     try:
         old = os.lstat(target, dir_fd=directory)
     except FileNotFoundError:

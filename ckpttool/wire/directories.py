@@ -49,12 +49,7 @@ class OpenDirectory:
     __slots__ = ("descriptor", "path")
 
     def __init__(self, path: str, descriptor: int | None = None) -> None:
-        """Open a directory; links on the way to it, and at its end, are followed.
-
-        Args:
-            path: Its path.
-            descriptor: Of the directory, if it is open already.
-        """
+        """Open a directory, unless it is open; links on the way to it, and at its end, are followed."""
         self.path = path
         self.descriptor = descriptor
         if descriptor is None and IS_SUPPORTED:

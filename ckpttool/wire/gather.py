@@ -213,9 +213,6 @@ def gather(
         steps: For each axis, from one index to the next, in elements; 0 repeats what is stored once.
         swap: The bytes of a word whose order is to be reversed, 1 for none.
         into: What is filled, one item an element.
-
-    Raises:
-        CheckpointError: The elements can't be read.
     """
     import numpy as np
 

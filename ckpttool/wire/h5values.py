@@ -26,11 +26,7 @@ class Chunk(NamedTuple):
 
 
 def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
-    """Return the stored chunks of a dataset, in the order of the file.
-
-    Raises:
-        DamagedCheckpoint: Where they lie can't be read.
-    """
+    """Return the stored chunks of a dataset, in the order of the file."""
     if dataset.chunk is None or not dataset.stored:
         return ()
     frames = location.ask("chunks", dataset=dataset.raw)
@@ -51,11 +47,6 @@ def summed(location: Location, dataset: Dataset, limit: int) -> Summed | None:
 
     Elements of one size are summed as they are stored; of texts and arrays of any length, each with its
     length; of references, what they lead to.
-
-    Args:
-        location: The file.
-        dataset: Any dataset of it.
-        limit: How many bytes may be read.
     """
     try:
         frames = location.ask("sum", dataset=dataset.raw, limit=limit)
@@ -88,11 +79,7 @@ class Streamed(NamedTuple):
         return self
 
     def read(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
-        """Return the elements of a block as they are stored; nothing where ``silent``.
-
-        Raises:
-            DamagedCheckpoint: It can't be read, or its checksum is wrong.
-        """
+        """Return the elements of a block as they are stored; nothing where ``silent``."""
         request = {"dataset": self.dataset.raw, "start": start, "count": count, "silent": silent}
         try:
             frames = self.location.ask("block", **request)

@@ -54,12 +54,7 @@ class Worker:
         self._owner = os.getpid()
 
     def ask(self, path: str, request: dict[str, Any], inline: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames that answer a request; hold ``lock`` until the last.
-
-        Raises:
-            Crashed: The child died, or said nothing for ``SILENCE`` seconds.
-            MissingPackage: There is no h5py.
-        """
+        """Yield the frames that answer a request; hold ``lock`` until the last."""
         process = self._running(path)
         assert process.stdin is not None and process.stdout is not None  # both are pipes
         timer = _Alarm(process)
@@ -83,20 +78,12 @@ class Worker:
             timer.stop()
 
     def begin(self, path: str) -> None:
-        """Start the child, and don't wait: what is done meanwhile costs nothing.
-
-        Raises:
-            MissingPackage: There is no h5py.
-        """
+        """Start the child, and don't wait: what is done meanwhile costs nothing."""
         with self.lock:
             self._running(path)
 
     def ready(self, path: str) -> int:
-        """Return the generation of a child that runs.
-
-        Raises:
-            MissingPackage: There is no h5py.
-        """
+        """Return the generation of a child that runs."""
         self._running(path)
         return self.generation
 

@@ -59,11 +59,7 @@ class Location:
     death: str | None = None
 
     def ask(self, op: str, **more: Any) -> list[tuple[bytes, bytes]]:
-        """Return the frames that answer a request.
-
-        Raises:
-            DamagedCheckpoint: libhdf5 refuses, or dies of it.
-        """
+        """Return the frames that answer a request."""
         death = self.death or (_hung.get(self._identity()) if _hung else None)
         if death is not None:
             raise DamagedCheckpoint(self.path, death, where=self.where, code="hdf5-crashed")
@@ -192,11 +188,7 @@ class Tree:
 
 
 def walk(location: Location) -> Tree:
-    """Return what lies in a file.
-
-    Raises:
-        DamagedCheckpoint: libhdf5 can't open it, or dies of it.
-    """
+    """Return what lies in a file."""
     tree = Tree()
     for _, payload in location.ask("walk"):
         _add(tree, json.loads(payload))
@@ -272,8 +264,7 @@ def _dataset(path: tuple[str, ...], item: dict[str, Any]) -> Dataset:
 def stated_end(data: bytes) -> int | None:
     """Return the size in bytes that a file states, a user block included; None where it can't be told.
 
-    Args:
-        data: At least 64 bytes from the signature on.
+    ``data`` has at least 64 bytes, from the signature on.
     """
     version, width = data[8], data[13] if data[8] < 2 else data[9]
     at = {0: 24, 1: 28}.get(version, 12)

@@ -39,11 +39,7 @@ class Inflation:
         self._lock = threading.Lock()
 
     def charge(self, nbytes: int, where: str) -> None:
-        """Count bytes that are read as structure.
-
-        Raises:
-            LimitExceeded: They are more than honest files of this size have.
-        """
+        """Count bytes that are read as structure."""
         with self._lock:
             self._spent += nbytes
         if self._spent > self.limit:
@@ -52,11 +48,7 @@ class Inflation:
             raise LimitExceeded(self.source.path, found, expected=expected, where=where)
 
     def skip(self, nbytes: int, where: str) -> None:
-        """Count bytes that are inflated only to be passed over.
-
-        Raises:
-            LimitExceeded: They are too many.
-        """
+        """Count bytes that are inflated only to be passed over."""
         with self._lock:
             self._skipped += nbytes
         if self._skipped > max(MIN_SKIPPED, SKIPPED_A_BYTE * self.source.size):

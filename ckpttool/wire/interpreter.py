@@ -85,13 +85,7 @@ class Interpreter(Window):
         self.frame_is_cut = False
 
     def run(self) -> Pickle:
-        """Return the pickle, once its STOP has been reached.
-
-        Raises:
-            DamagedCheckpoint: It is not a whole pickle.
-            Truncated: It ends before STOP.
-            LimitExceeded: It asks for more than the budgets allow.
-        """
+        """Return the pickle, once its STOP has been reached."""
         operations, most = _OPERATIONS, self.budget.opcodes
         count = 0
         self._refill()

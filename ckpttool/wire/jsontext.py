@@ -57,10 +57,6 @@ def parse_json(
         what: What the text is, for errors and their codes: ``header``, ``index``.
         constants: Whether NaN and Infinity, which Python writes, are accepted.
         surrogates: Whether lone surrogates are, in which Python keeps bytes that are no UTF-8.
-
-    Raises:
-        DamagedCheckpoint: It is not JSON.
-        LimitExceeded: It holds too many values, or is nested too deep.
     """
     try:
         text = data.decode()

@@ -53,9 +53,8 @@ class Judged:
 def read_pickles(source: Readable, offset: int, end: int, where: str | None = None) -> Judged:
     """Interpret all pickles between two offsets, in bytes.
 
-    Raises:
-        DamagedCheckpoint: The first is not a whole pickle; ``safety`` says what was seen before.
-        LimitExceeded: One asks for more than the budgets allow.
+    An error is raised if the first is not a whole pickle, or one asks for more than the budgets allow; its
+    ``safety`` has what was seen before and behind.
     """
     budget = Budget(source, end - offset)
     pickles: list[Pickle] = []
@@ -84,20 +83,12 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
 def read_pickle(
     source: Readable, offset: int, end: int, where: str | None = None, budget: Budget | None = None
 ) -> Pickle:
-    """Interpret the one pickle that starts at an offset, in bytes.
-
-    Raises:
-        DamagedCheckpoint: It is not a whole pickle; ``safety`` says what was seen before and behind.
-    """
+    """Interpret the one pickle that starts at an offset, in bytes."""
     return run(Interpreter(source, offset, end, where, budget), end, where)
 
 
 def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
-    """Run an interpreter, and say what it saw, should it break off.
-
-    Raises:
-        DamagedCheckpoint: It is not a whole pickle; ``safety`` says what was seen before and behind.
-    """
+    """Run an interpreter, and say what it saw, should it break off."""
     try:
         return interpreter.run()
     except DamagedCheckpoint as failure:

@@ -95,9 +95,6 @@ def read_file(source: Readable) -> Stream:
     """Return the one stream that a file is: a LoDTensor or a SelectedRows, up to its last byte.
 
     Both begin alike; what ends exactly with the file is right, a LoDTensor first.
-
-    Raises:
-        Truncated, DamagedCheckpoint: It is neither; the error is that of the more likely one.
     """
     if not source.size:
         raise Truncated(source.path, "an empty file", expected="a tensor")
@@ -114,11 +111,7 @@ def read_file(source: Readable) -> Stream:
 
 
 def read_all(source: Readable) -> Iterator[Stream]:
-    """Yield the LoDTensors that lie one behind the other up to the end of a file.
-
-    Raises:
-        Truncated, DamagedCheckpoint: What lies there is none.
-    """
+    """Yield the LoDTensors that lie one behind the other up to the end of a file."""
     at = count = 0
     while at < source.size:
         stream = read_lod_tensor(source, at, f"tensor #{count:,}")
@@ -144,11 +137,7 @@ def starts_like_stream(source: Readable) -> bool:
 
 
 def read_lod_tensor(source: Readable, at: int = 0, where: str | None = None) -> Stream:
-    """Return the LoDTensor whose header lies at an offset; its data may reach behind the end of the file.
-
-    Raises:
-        Truncated, DamagedCheckpoint: There is none.
-    """
+    """Return the LoDTensor whose header lies at an offset; its data may reach behind the end of the file."""
     at = _version(source, at, where)
     lod, at = _levels(source, at, where)
     return _tensor(source, at, where)._replace(lod=lod)
@@ -158,9 +147,6 @@ def read_selected_rows(source: Readable, *, with_lod: bool = False) -> Stream:
     """Return the SelectedRows that a file begins with.
 
     ``with_lod``: whether its values are a whole LoDTensor, as some releases of 2018 wrote them.
-
-    Raises:
-        Truncated, DamagedCheckpoint: There is none.
     """
     at = _version(source, 0, None)
     (count,) = _number(source, _U64, at, "rows")
@@ -234,11 +220,7 @@ def _tensor(source: Readable, at: int, where: str | None) -> Stream:
 
 
 def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple[DType, tuple[int, ...]]:
-    """Return the type and shape that a ``TensorDesc`` tells; an axis of any length is -1 in programs.
-
-    Raises:
-        DamagedCheckpoint: It tells none that a stored tensor can have.
-    """
+    """Return the type and shape that a ``TensorDesc`` tells; an axis of any length is -1 in programs."""
     number, shape = described(message, path, where)
     if number not in ELEMENTS:
         raise DamagedCheckpoint(path, f"element type {number}", where=where, code="unknown-dtype")
@@ -252,11 +234,7 @@ def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple
 def described(
     message: bytes | memoryview, path: str, where: str | None
 ) -> tuple[int | None, tuple[int, ...]]:
-    """Return the number of the type and the lengths of a ``TensorDesc`` as they stand there.
-
-    Raises:
-        DamagedCheckpoint: It is no such message.
-    """
+    """Return the number of the type and the lengths of a ``TensorDesc`` as they stand there."""
     if len(message) > _MAX_DESCRIPTION:
         raise LimitExceeded(path, f"a description of {len(message):,} bytes", where=where)
     number: int | None = None
@@ -293,11 +271,7 @@ def integers(source: Readable, offset: int, count: int) -> array[int]:
 
 
 def lod_bytes(source: Readable, stream: Stream) -> bytes:
-    """Return the sequences of a tensor as they lie in the file: how many levels, and each with its size.
-
-    Raises:
-        LimitExceeded: They are longer than any honest ones.
-    """
+    """Return the sequences of a tensor as they lie in the file: how many levels, and each with its size."""
     if not stream.lod:
         return bytes(_U64.size)
     start = stream.lod[0][0] - 2 * _U64.size
@@ -340,11 +314,7 @@ def values_header(height: int, dtype: DType, shape: tuple[int, ...]) -> bytes:
 
 
 def tensor_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """Return a version and a ``TensorDesc``, which stand in front of the elements in any stream.
-
-    Raises:
-        KeyError: Paddle has no number for the type.
-    """
+    """Return a version and a ``TensorDesc``, which stand in front of the elements in any stream."""
     axes = b"".join(bytes([_DIMS]) + _varint(length) for length in shape)
     description = bytes([_DATA_TYPE]) + _varint(NUMBERS[dtype.name]) + axes
     return _VERSION + struct.pack("<i", len(description)) + description

@@ -60,13 +60,7 @@ class _Malformed(ValueError):
 
 
 def read_npy_header(source: Readable, start: int, end: int, where: str | None = None) -> Header:
-    """Return the header of the array that begins at ``start``; all offsets are in bytes.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-        Truncated: It ends too early.
-        LimitExceeded: It is too long.
-    """
+    """Return the header of the array that begins at ``start``; all offsets are in bytes."""
     path, found = source.path, f"an array of {end - start:,} bytes"
     if end - start < len(MAGIC) + 4:
         raise Truncated(path, found, expected="a header", where=where)
@@ -192,11 +186,7 @@ def _unescaped(text: str) -> str:
 
 
 def itemsize(descr: Any, depth: int = 0) -> int:
-    """Return the bytes of one element.
-
-    Raises:
-        ValueError: There is no such type.
-    """
+    """Return the bytes of one element."""
     if isinstance(descr, str):
         match = _SIMPLE.fullmatch(descr)
         if match is None:

@@ -74,21 +74,13 @@ def spelled_float(number: float) -> Op:
 
 
 def spelled_text(text: str) -> Op:
-    """Return the opcode that pushes a text.
-
-    Raises:
-        Unsupported: It is too long.
-    """
+    """Return the opcode that pushes a text."""
     data = text.encode("utf-8", "surrogatepass")
     return Op(text_header(len(data)) + data)
 
 
 def text_header(nbytes: int) -> bytes:
-    """Return what stands before a text of so many bytes.
-
-    Raises:
-        Unsupported: It is too long.
-    """
+    """Return what stands before a text of so many bytes."""
     if nbytes > MAX_TEXT:
         found = f"{nbytes:,} bytes of text or of an array"
         raise Unsupported("a pickle", found, expected=f"at most {MAX_TEXT:,}")

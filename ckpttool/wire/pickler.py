@@ -76,25 +76,14 @@ def pickle_into(
 ) -> None:
     """Write the pickle of a tree, in bounded memory: an array of NumPy's lies in the pickle itself.
 
-    Args:
-        write: Takes the bytes, one piece after the other.
-        tree: As ``Checkpoint.tree``.
-        storage_of: Gives the key of the record that holds a tensor's elements, in C order and little-endian.
-
-    Raises:
-        CheckpointError: The elements of an array can't be read.
-        Unsupported: A tensor, an array or a text can't be written so.
-        ValueError: The tree holds what no tree holds, such as a name that is not known to be harmless.
+    ``storage_of`` gives the key of the record that holds a tensor's elements, in C order and little-endian. A
+    tree that holds what no tree holds, such as a name that is not known to be harmless, is a ValueError.
     """
     _Pickling(write, storage_of, _shared(tree)).run(tree)
 
 
 def imported_by(tree: object) -> set[Global]:
-    """Return the names that the pickle of a tree would import; no value is read.
-
-    Raises:
-        Unsupported, ValueError: As ``pickle_into``.
-    """
+    """Return the names that the pickle of a tree would import; no value is read."""
     pickling = _Pickling(lambda data: None, Storages(), _shared(tree))
     pickling.run(tree, reads=False)
     return {Global(name.module, name.name) for name in pickling.names}
@@ -301,11 +290,7 @@ _SPELLED: dict[type, Callable[[_Pickling, Any], list[Any]]] = {
 
 
 def _shared(tree: object) -> set[int]:
-    """Return the addresses of the nodes that are met more than once.
-
-    Raises:
-        ValueError: A node holds itself.
-    """
+    """Return the addresses of the nodes that are met more than once."""
     shared: set[int] = set()
     entered: set[int] = set()
     seen: set[int] = set()

@@ -57,11 +57,7 @@ class Field(NamedTuple):
 
 
 def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned base-128 integer and the offset behind it.
-
-    Raises:
-        ValueError: It doesn't end, or doesn't fit into 64 bits.
-    """
+    """Return an unsigned base-128 integer and the offset behind it."""
     number = shift = 0
     for byte in data[at : at + _MAX_VARINT_BYTES]:
         number |= (byte & 0x7F) << shift
@@ -74,16 +70,7 @@ def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(message: bytes | memoryview, path: str, where: str | None = None) -> Iterator[Field]:
-    """Yield the fields of a message in order; values are views, nothing is copied.
-
-    Args:
-        message: The bytes of the message.
-        path: The file, for errors.
-        where: What the message is, for errors.
-
-    Raises:
-        DamagedCheckpoint: It is no message.
-    """
+    """Yield the fields of a message in order; values are views, nothing is copied."""
     view = memoryview(message)
     at = 0
     try:

@@ -62,12 +62,7 @@ class Crew:
             self._wake.notify()
 
     def settle(self) -> None:
-        """Wait until all is done.
-
-        Raises:
-            CheckpointError: A source can't be read.
-            OSError: A target can't be written.
-        """
+        """Wait until all is done."""
         with self._wake:
             self._wake.wait_for(lambda: not self._busy and (self._error or not self._pending))
             if self._error is not None:
@@ -126,11 +121,7 @@ class Written:
 
     @property
     def checksum(self) -> int:
-        """Return the checksum that ``Sink.put`` was asked for; this waits for all that is on its way.
-
-        Raises:
-            CheckpointError, OSError: See ``Crew.settle``.
-        """
+        """Return the checksum that ``Sink.put`` was asked for; this waits for all that is on its way."""
         if self.own is None:
             self._crew.settle()
         assert self.own is not None  # settled without an error
@@ -214,11 +205,7 @@ class Sink:
         self._crew.settle()
 
     def close(self) -> None:
-        """Make the file durable, and close it; closing twice is allowed.
-
-        Raises:
-            CheckpointError, OSError: What was put could not be copied, or not be made durable.
-        """
+        """Make the file durable, and close it; closing twice is allowed."""
         if self._descriptor < 0:
             return
         self.settle()

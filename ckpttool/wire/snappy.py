@@ -15,19 +15,14 @@ _OFFSET_BYTES = (0, 1, 2, 4)
 
 
 def decompressed_size(data: bytes | memoryview) -> int:
-    """Return how many bytes compressed data says that it makes.
-
-    Raises:
-        ValueError: It doesn't say.
-    """
+    """Return how many bytes compressed data says that it makes."""
     return varint(data, 0)[0]
 
 
 def decompress(data: bytes | memoryview) -> bytes:
     """Return what data holds: never more than it says, nor more than 22 bytes for each of its own.
 
-    Raises:
-        ValueError: It is damaged.
+    Damage is a ValueError.
     """
     size, at = varint(data, 0)
     data, made = bytes(data), bytearray()  # bytes are looked at twice as fast as a view of them
@@ -68,11 +63,7 @@ def first_bytes(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def _copy(made: bytearray, offset: int, length: int) -> None:
-    """Append bytes that lie ``offset`` before the end; they may reach into what is being appended.
-
-    Raises:
-        ValueError: They begin before the first one.
-    """
+    """Append bytes that lie ``offset`` before the end; they may reach into what is being appended."""
     start = len(made) - offset
     if start < 0 or not offset:
         raise ValueError(f"a copy from {offset:,} bytes before byte {len(made):,}")

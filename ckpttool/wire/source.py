@@ -63,11 +63,7 @@ class Source(Readable):
     _called: ClassVar[str] = "file"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a regular file.
-
-        Raises:
-            NotFound, AccessDenied: It can't be opened.
-        """
+        """Open a regular file."""
         self._is_closed = True
         self.path = os.fspath(path)
         self._lock = threading.Lock()
@@ -116,12 +112,7 @@ class Source(Readable):
         return 0
 
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
-        """Have the kernel copy bytes of this file from ``offset`` to the offset ``to`` of another.
-
-        Raises:
-            Truncated: The file became shorter.
-            OSError: The kernel or the file systems can't, or the other file can't be written.
-        """
+        """Have the kernel copy bytes of this file from ``offset`` to the offset ``to`` of another."""
         copy = getattr(os, "copy_file_range", None)
         if copy is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -172,11 +163,7 @@ class Part(Source):
     __slots__ = ("_whole", "base")
 
     def __init__(self, whole: Source, base: int, nbytes: int, where: str | None = None) -> None:
-        """Take the ``nbytes`` bytes from the offset ``base`` on.
-
-        Raises:
-            Truncated: They don't lie inside the file.
-        """
+        """Take the ``nbytes`` bytes from the offset ``base`` on."""
         whole.check(base, nbytes, where)
         self._whole = whole
         self.path = whole.path
@@ -226,10 +213,7 @@ class NotRegular(OSError):
 def regular_descriptor(path: str, *, follows: bool = True, place: int | None = None) -> int:
     """Return a descriptor that reads a regular file; what it is was asked after it was opened.
 
-    Args:
-        path: The file.
-        follows: Whether it may be a symlink.
-        place: An open directory that the path starts at.
+    ``follows``: whether it may be a symlink. ``place`` is an open directory that the path starts at.
     """
     descriptor = os.open(path, _READ if follows else _READ | _FOLLOWS_NOTHING, dir_fd=place)
     try:

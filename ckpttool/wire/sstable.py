@@ -56,12 +56,7 @@ class Table:
     """
 
     def __init__(self, source: Source) -> None:
-        """Read the footer and the index.
-
-        Raises:
-            DamagedCheckpoint: They are wrong, or bytes are left over.
-            Truncated: The file is shorter than a footer.
-        """
+        """Read the footer and the index."""
         self._source = source
         self.path = source.path
         self._decompressed: tuple[Handle, memoryview] | None = None
@@ -117,11 +112,7 @@ class Table:
             raise self._damaged(found, "footer", f"{expected + FOOTER_BYTES:,} for all blocks")
 
     def entries(self) -> Iterator[Entry]:
-        """Yield all keys with their values, in order; every block is checked.
-
-        Raises:
-            DamagedCheckpoint: A block is wrong, or keys are out of order.
-        """
+        """Yield all keys with their values, in order; every block is checked."""
         before = None
         for number, (last, handle) in enumerate(self.blocks):
             for entry in self._entries(handle, f"block {number}", before):
@@ -131,19 +122,11 @@ class Table:
                 raise self._damaged("keys behind the one that the index states", f"block {number}")
 
     def block(self, number: int) -> Iterator[Entry]:
-        """Yield the keys of one block with their values.
-
-        Raises:
-            DamagedCheckpoint: It is wrong.
-        """
+        """Yield the keys of one block with their values."""
         return self._entries(self.blocks[number][1], f"block {number}", None)
 
     def find(self, key: bytes) -> tuple[int, memoryview] | None:
-        """Return the number of the block that holds a key, and its value; None where there is none.
-
-        Raises:
-            DamagedCheckpoint: The block is wrong.
-        """
+        """Return the number of the block that holds a key, and its value; None where there is none."""
         number = self.block_of(key)
         if number is None:
             return None
@@ -205,11 +188,7 @@ class Table:
             at, key = at + length, previous
 
     def _end_of_entries(self, data: memoryview, where: str) -> int:
-        """Return where the entries of a block end and its restart points begin.
-
-        Raises:
-            DamagedCheckpoint: The restart points don't fit into it.
-        """
+        """Return where the entries of a block end and its restart points begin."""
         if len(data) < 8:
             raise self._damaged(f"a block of {len(data)} bytes", where, "at least 8")
         count: int = _U32.unpack_from(data, len(data) - 4)[0]
@@ -227,11 +206,7 @@ class Table:
 
 
 def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return a varint and the offset behind it; a longer spelling than needed is refused.
-
-    Raises:
-        ValueError: It doesn't end, is too large, or is spelled too long.
-    """
+    """Return a varint and the offset behind it; a longer spelling than needed is refused."""
     number, end = varint(data, at)
     if end - at > 1 and data[end - 1] == 0:
         raise ValueError(f"a varint at byte {at:,} that is longer than it has to be")
@@ -244,12 +219,7 @@ def begins_with_empty_key(head: bytes) -> bool:
 
 
 def _decompressed(body: memoryview, path: str, where: str) -> memoryview:
-    """Return a block that Snappy compressed.
-
-    Raises:
-        DamagedCheckpoint: It can't be decompressed.
-        LimitExceeded: It says that it makes more than may be read at once.
-    """
+    """Return a block that Snappy compressed."""
     try:
         size = decompressed_size(body)
         if size > MAX_READ:

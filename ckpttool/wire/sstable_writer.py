@@ -31,11 +31,7 @@ class TableWriter:
         self._last: bytes | None = None
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Append a key with its value.
-
-        Raises:
-            ValueError: The key isn't greater than the one before.
-        """
+        """Append a key with its value."""
         if self._last is not None and key <= self._last:
             raise ValueError(f"key {key!r} behind {self._last!r}")
         if self._block.nbytes >= BLOCK_BYTES:

@@ -51,11 +51,7 @@ class Strided:
         return filled(self.shape, self.itemsize, limit, self.fill, _READ_BYTES)
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
-        """Fill an array with the box of its shape that begins at an index, little-endian.
-
-        Raises:
-            CheckpointError: It can't be read.
-        """
+        """Fill an array with the box of its shape that begins at an index, little-endian."""
         skipped = sum(at * stride for at, stride in zip(start, self.strides, strict=True))
         gather(self.source, self.offset + skipped * self.itemsize, self.strides, self.swap, into)
 

@@ -45,11 +45,7 @@ _STEP = 1 << 20
 
 
 def spelled_tensor(tensor: Tensor, key: str, requires_grad: bool = False) -> list[Any]:
-    """Return the call that rebuilds a tensor as a view of all of its storage.
-
-    Raises:
-        Unsupported: It is quantized, and its parameters are not here.
-    """
+    """Return the call that rebuilds a tensor as a view of all of its storage."""
     if tensor.dtype.kind in ("quantized", "string"):
         raise Unsupported(tensor.name, f"a tensor of {tensor.dtype} needs more than its elements")
     if tensor.dtype.storage in _STORAGES:
@@ -95,11 +91,7 @@ def _no_hooks() -> list[Any]:
 
 
 def spelled_call(call: Call, storage_of: Callable[[Tensor], str]) -> list[Any] | None:
-    """Return what stands for a call whose arguments are not those of the function, None for any other.
-
-    Raises:
-        ValueError: Its arguments make no sense.
-    """
+    """Return what stands for a call whose arguments are not those of the function, None for any other."""
     args = call.args
     if not args or not isinstance(call.function, Global):
         return None
@@ -159,11 +151,7 @@ def _from_type(args: tuple[Any, ...], storage_of: Callable[[Tensor], str]) -> li
 
 
 def spelled_array(tensor: Tensor) -> list[Any]:
-    """Return the call that rebuilds an array; its elements lie in the pickle.
-
-    Raises:
-        Unsupported: NumPy has no such type.
-    """
+    """Return the call that rebuilds an array; its elements lie in the pickle."""
     empty = [Named("numpy", "ndarray"), (0,), b"b", TUPLES[3], REDUCE]
     fields = [spelled_int(1), tensor.shape, *_array_type(tensor), FALSE]
     content = encoded(_latin1(tensor))

@@ -36,16 +36,10 @@ def is_record_head(start: bytes) -> bool:
 
 
 def records(file: BinaryIO, path: str) -> Iterator[Record]:
-    """Yield the records of an open file; memory is bounded by ``MAX_RECORD``.
+    """Yield the records of an open file, from here to its end; memory is bounded by ``MAX_RECORD``.
 
-    Args:
-        file: Where they are read from, from here to its end.
-        path: The file, for errors.
-
-    Raises:
-        Truncated: It ends within a record, as one does that is still written; all before it was yielded.
-        DamagedCheckpoint: A checksum is wrong; behind it nothing can be found any more.
-        CheckpointError: It can't be read.
+    It is ``Truncated`` where it ends within a record, as one does that is still written. Behind a wrong
+    checksum nothing can be found any more.
     """
     from google_crc32c import value as crc
 

@@ -40,9 +40,6 @@ def changed_strings(
         key: A bare key; where the document lacks it, it is added before the first table.
         renamed: New texts of the list by their old ones; what is to go has None.
         added: What comes behind all others.
-
-    Raises:
-        ValueError: The document is no TOML, the key is no list of texts, or none of them can be found in it.
     """
     tables = parse_toml(text)
     old = tables.get(key, [])
@@ -60,11 +57,7 @@ def changed_strings(
 
 
 def quoted(text: str) -> str:
-    """Return a text as TOML's string of one line.
-
-    Raises:
-        ValueError: It isn't Unicode.
-    """
+    """Return a text as TOML's string of one line."""
     import json
 
     text.encode()

@@ -8,11 +8,7 @@ from typing import Any
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return a document's tables.
-
-    Raises:
-        ValueError: It is no TOML, and the text says where not.
-    """
+    """Return a document's tables."""
     # The package has the same words as the standard library's module since Python 3.11.
     loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
     try:

@@ -115,11 +115,7 @@ class Window:
         return offset
 
     def byte(self) -> int:
-        """Return the next byte.
-
-        Raises:
-            IndexError: There is none in the window.
-        """
+        """Return the next byte; an IndexError, which ``Interpreter.run`` expects, if the window has none."""
         number = self.data[self.at]
         self.at += 1
         return number
@@ -135,11 +131,7 @@ class Window:
         return self._base + self.at
 
     def require(self, nbytes: int) -> None:
-        """Require that so many bytes follow.
-
-        Raises:
-            Truncated: They don't.
-        """
+        """Require that so many bytes follow."""
         if nbytes < 0 or self.position + nbytes > self.end:
             found = f"{nbytes:,} bytes announced at byte {self.position:,}"
             available = f"at most {self.end - self.position:,}"

@@ -63,12 +63,7 @@ class Directory(NamedTuple):
 
 
 def find_directory(source: Readable, findings: list[Finding]) -> Directory:
-    """Return where the central directory lies, from the end record and its ZIP64 twin.
-
-    Raises:
-        Truncated: There is no end record.
-        DamagedCheckpoint: The end records contradict each other or the file.
-    """
+    """Return where the central directory lies, from the end record and its ZIP64 twin."""
     tail_offset = max(0, source.size - _MAX_COMMENT - _END.size - _LOCATOR64.size)
     tail = source.read(tail_offset, source.size - tail_offset)
     at = tail.rfind(b"PK\x05\x06")
@@ -134,12 +129,7 @@ def _zip64_directory(
 
 
 def read_directory(source: Readable, directory: Directory) -> list[Member]:
-    """Return the records that the central directory lists, in its order.
-
-    Raises:
-        DamagedCheckpoint: It is not a list of as many records as announced.
-        LimitExceeded: It is longer than any honest one.
-    """
+    """Return the records that the central directory lists, in its order."""
     if directory.records > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
         found = f"a directory of {directory.records:,} records in {directory.nbytes:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_MEMBERS:,}")

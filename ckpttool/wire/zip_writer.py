@@ -81,9 +81,6 @@ class ZipWriter(ABC):
             size: How many bytes there will be.
             crc: Their checksum.
             fill: Writes them by calling what it is given.
-
-        Raises:
-            ValueError: They are more or fewer.
         """
         raw, header = name.encode(), self._offset
         self._sink.write(self._local(raw, header, size))
@@ -119,11 +116,7 @@ class ZipWriter(ABC):
         self._records.clear()
 
     def seal(self) -> None:
-        """Put in the checksums that were not known before; it waits until all tensors are copied.
-
-        Raises:
-            CheckpointError, OSError: What was put could not be copied.
-        """
+        """Put in the checksums that were not known before; it waits until all tensors are copied."""
         for offset, found in self._late:
             number = found if isinstance(found, int) else found.checksum
             self._sink.patch(self._base + offset, _CHECKSUM.pack(number))

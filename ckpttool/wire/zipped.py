@@ -49,12 +49,7 @@ class Archive:
     """
 
     def __init__(self, source: Source) -> None:
-        """Read the directory.
-
-        Raises:
-            Truncated: There is no end-of-central-directory record.
-            DamagedCheckpoint: The directory can't be relied on.
-        """
+        """Read the directory."""
         self.source = source
         self.findings: list[Finding] = []
         self._directory = find_directory(source, self.findings)
@@ -68,11 +63,7 @@ class Archive:
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """Return all records in the order of the file, having compared every local header.
-
-        Raises:
-            DamagedCheckpoint: A record lies outside the file or over another one.
-        """
+        """Return all records in the order of the file, having compared every local header."""
         in_file_order = sorted(self._listed, key=lambda member: member.header)
         return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
 
@@ -92,20 +83,12 @@ class Archive:
         return member.payload if member.method == STORED else 0
 
     def read(self, member: Member) -> bytes:
-        """Return the content of a small member.
-
-        Raises:
-            DamagedCheckpoint: It can't be read or inflated.
-        """
+        """Return the content of a small member."""
         return self.content(member).read(self.offset(member), member.size, member.name)
 
 
 def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
-    """Return the members with their payload offsets, having compared every local header.
-
-    Raises:
-        DamagedCheckpoint: A record lies outside the file or over another one.
-    """
+    """Return the members with their payload offsets, having compared every local header."""
     located: list[Member] = []
     previous: Member | None = None
     boundaries = [*(member.header for member in members), end][1:]
