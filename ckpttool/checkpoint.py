@@ -119,7 +119,7 @@ class CheckpointParts(TypedDict, total=False):
             TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
         tree: All that the checkpoint holds as nested objects; None: the tensors by name are all. It consists
             of plain Python containers and values, of the tensors themselves, and of the nodes of
-            ``ckpttool.wire.pickled`` for what plain Python has no type for. What can't be carried is
+            ``ckpttool.wire.pickle_nodes`` for what plain Python has no type for. What can't be carried is
             ``Opaque``.
         native: What serves the format alone and is needed to write it again, by the format and a name:
             ``tensorflow.object_graph``, ``keras.config``; nothing that a tensor or the metadata tells.

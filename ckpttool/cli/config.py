@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ckpttool.amounts import nbytes
 from ckpttool.errors import UsageError, from_os_error
 from ckpttool.wire.source import open_regular
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming")

@@ -27,7 +27,7 @@ from ckpttool.comparing.workers import (
 )
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Tensor
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.views import Strided
 from ckpttool.work import Advance, default_jobs
 
 __all__ = [

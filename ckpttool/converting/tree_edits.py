@@ -17,7 +17,7 @@ from ckpttool.formats.content.tree import (
 )
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import Call, Mapped
+from ckpttool.wire.pickle_nodes import Call, Mapped
 
 _VERSIONS_KEY = "_metadata"
 """The attribute of a state dict that has, for each module, the version of its layout."""

@@ -14,11 +14,10 @@ from typing import Any, ClassVar, TypeVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
+from ckpttool.wire.directories import walk
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import begins_with_empty_key
-from ckpttool.wire.walk import walk
-from ckpttool.wire.zip_directory import EMPTY_MAGIC, LOCAL_MAGIC
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
 HEAD_BYTES = 4096
 SIDECARS = (".sha256", ".digests.json")

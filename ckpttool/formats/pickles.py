@@ -122,10 +122,10 @@ def _runs(source: Readable, at: int, end: int) -> bool:
     An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
     ordinary text an opcode may find a name, too, but none that is known.
     """
-    from ckpttool.wire.interpreter import Budget, Interpreter
-    from ckpttool.wire.judgement import judge
+    from ckpttool.wire.interpreter import Interpreter, PickleBudget
+    from ckpttool.wire.pickle_safety import judge
 
-    budget = Budget(source, end - at)
+    budget = PickleBudget(source, end - at)
     while at < end:
         interpreter = Interpreter(source, at, end, budget=budget)
         try:

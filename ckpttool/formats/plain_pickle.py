@@ -21,8 +21,8 @@ from ckpttool.formats.torch.legacy import Pickles, read_legacy, safety_in_errors
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span
-from ckpttool.wire.judgement import read_pickles
-from ckpttool.wire.pickled import Call, Payload, Persistent
+from ckpttool.wire.pickle_nodes import Call, Payload, Persistent
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
 

@@ -143,7 +143,7 @@ def may_begin_pickle(head: bytes) -> bool:
 
 def _read_as_pickles(source: Source) -> Iterator[Finding]:
     """Yield what unpickling from the first byte could run; of no pickle, what it would have done before."""
-    from ckpttool.wire.judgement import read_pickles
+    from ckpttool.wire.pickle_safety import read_pickles
 
     where = "read as a pickle"
     try:

@@ -38,7 +38,7 @@ from ckpttool.formats.shard_index import (
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
-from ckpttool.wire.walk import walk
+from ckpttool.wire.directories import walk
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _MOST_EXTRA = 100

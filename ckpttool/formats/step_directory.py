@@ -29,7 +29,7 @@ from ckpttool.naming import NameFields, parse_name
 from ckpttool.report import warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.training import training_state
-from ckpttool.wire.walk import walk
+from ckpttool.wire.directories import walk
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 _DATA = frozenset({"numpy", "hdf5", "pickle"})

@@ -21,7 +21,7 @@ from ckpttool.ops.target_path import check_space, check_target, target_format
 from ckpttool.pairing.families import family_of
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Tensor
-from ckpttool.wire.strided import Strided, reach
+from ckpttool.wire.views import Strided, reach
 from ckpttool.writing import writer_of
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions, Writer

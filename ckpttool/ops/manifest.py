@@ -16,7 +16,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.ops.digests import Digest, Digests, changed_tensors, digests_of_files, read_digests
 from ckpttool.report import Finding, counted, error, warning
-from ckpttool.wire.sums import Manifest, read_manifest
+from ckpttool.wire.manifest import Manifest, read_manifest
 
 SUFFIX = ".sha256"
 DIGESTS_SUFFIX = ".digests.json"

@@ -17,8 +17,8 @@ from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
 from ckpttool.ops.verify import verify
 from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.manifest import Line, dumps_manifest, read_manifest
 from ckpttool.wire.source import Source
-from ckpttool.wire.sums import Line, dumps_manifest, read_manifest
 from ckpttool.work import Advance, default_jobs
 
 Moment = tuple[tuple[str, int, int, int], ...]

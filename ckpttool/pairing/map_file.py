@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from ckpttool.errors import UsageError, from_os_error
 from ckpttool.report import counted
 from ckpttool.wire.source import open_regular
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import parse_toml
 
 MAX_BYTES = 1 << 24
 """Of a map: a program may write it, one line a tensor."""

@@ -14,10 +14,10 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.chunks import Chunked
 from ckpttool.tensor import Path, Tensor, Values
 from ckpttool.wire.gather import BOX_BYTES, boxes, copy, filled
-from ckpttool.wire.h5values import Streamed, slabs
+from ckpttool.wire.hdf5 import Streamed, slabs
 from ckpttool.wire.readable import Contiguous, InMemory, swapped
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.views import Strided
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,7 @@ from ckpttool.formats.content.tree import NodeParts, fold, tensors_in
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.report import error
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque
+from ckpttool.wire.pickle_nodes import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque
 
 _AROUND = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})
 """Calls whose first argument is a tensor, and that say no more of it than how training goes on."""

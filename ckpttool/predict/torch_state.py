@@ -29,7 +29,7 @@ from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, req
 from ckpttool.predict.request import PredictionJob
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import Global
+from ckpttool.wire.pickle_nodes import Global
 
 Content = Mapping[str, Any]
 _WRAPPERS = ("module.", "_orig_mod.")

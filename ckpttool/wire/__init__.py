@@ -17,7 +17,7 @@ What a pickle does
     ``interpreter`` runs nothing. It is a stack machine that builds plain data, and inert nodes (``Global``,
     ``Call``, ``Persistent``) where a real unpickler would import or call. ``calls`` judges each call when
     it is made, ``states`` what is set on objects, by the lists in ``names/`` that ``trust`` reads;
-    ``judgement`` turns what isn't on the lists into findings. Nothing recurses, and what is built has a
+    ``pickle_safety`` turns what isn't on the lists into findings. Nothing recurses, and what is built has a
     budget in bytes.
 
 How files appear

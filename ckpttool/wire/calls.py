@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeGuard
 
-from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
+from ckpttool.wire.pickle_nodes import Call, Global, Mapped, Payload, Persistent
 from ckpttool.wire.states import Charge, fits, free, has_plain_attributes, is_open_dtype
 from ckpttool.wire.trust import UNVETTED, Trust, is_dunder, is_made, kind_of, stranger
 

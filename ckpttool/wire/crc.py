@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
 
 _MASK_DELTA = 0xA282EAD8
 _ALL = 0xFFFFFFFF
@@ -64,3 +68,54 @@ def unmasked(stored: int) -> int:
     """Return the checksum that was stored in its masked form."""
     turned = (stored - _MASK_DELTA) & _ALL
     return (turned >> 17 | turned << 15) & _ALL
+
+
+_CRC32_POLYNOMIAL = 0xEDB88320
+
+
+_CRC32C_POLYNOMIAL = 0x82F63B78
+
+
+_POLYNOMIALS = {"crc32": _CRC32_POLYNOMIAL, "crc32c": _CRC32C_POLYNOMIAL}
+
+
+def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
+    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second."""
+    return combined_crc32(first, second, nbytes, _POLYNOMIALS[algorithm]) if first else second
+
+
+def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
+    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second.
+
+    Appending a zero byte is a linear map of the checksum's bits; it is applied ``nbytes`` times by squaring.
+
+    Source: zlib ``crc32.c``, ``crc32_combine``.
+    """
+    exponent = 3  # eight zero bits are a zero byte
+    while nbytes:
+        if nbytes & 1:
+            first = _image(_zero_bits(polynomial, exponent), first)
+        nbytes >>= 1
+        exponent += 1
+    return first ^ second
+
+
+@cache
+def _zero_bits(polynomial: int, exponent: int) -> list[int]:
+    """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
+    if exponent == 0:
+        return [polynomial] + [1 << bit for bit in range(31)]
+    return _squared(_zero_bits(polynomial, exponent - 1))
+
+
+def _image(rows: list[int], bits: int) -> int:
+    image = 0
+    for row in rows:
+        if bits & 1:
+            image ^= row
+        bits >>= 1
+    return image
+
+
+def _squared(rows: list[int]) -> list[int]:
+    return [_image(rows, row) for row in rows]

@@ -1,8 +1,8 @@
-"""Directories that are held open: what is done in one is done there, whatever its path has come to mean.
+"""Directories: walked by path, or held open, so that what is done in one is done there.
 
 Whoever may write in the directory around another can put a symlink in its place between any two calls. So a
-directory is opened once, without following a link, right after it was made, and all else goes by its
-descriptor. Where the system can't work that way (Windows), paths are used.
+directory in which something is changed is opened once, without following a link, right after it was made,
+and all else goes by its descriptor. Where the system can't work that way (Windows), paths are used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 
@@ -257,3 +258,34 @@ def _owner_of_new(place: OpenDirectory) -> int:
     finally:
         os.close(descriptor)
         place.unlink(_PROBE)
+
+
+def walk(
+    top: str, on_error: Callable[[OSError], object] = lambda error: None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each directory with the names of the directories and of the other entries in it, from above.
+
+    Links to directories are listed among these, and not followed. What is taken from the list of directories
+    is not entered. It is what ``os.walk`` yields, which recurses before Python 3.12.
+    """
+    pending = [top]
+    while pending:
+        directory = pending.pop()
+        subdirectories: list[str] = []
+        others: list[str] = []
+        links: set[str] = set()
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    try:
+                        is_directory = entry.is_dir()
+                    except OSError:  # as os.walk has it: what can't be told is none
+                        is_directory = False
+                    (subdirectories if is_directory else others).append(entry.name)
+                    if entry.is_symlink():
+                        links.add(entry.name)
+        except OSError as error:
+            on_error(error)
+            continue
+        yield directory, subdirectories, others
+        pending += [os.path.join(directory, name) for name in reversed(subdirectories) if name not in links]

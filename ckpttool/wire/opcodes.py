@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.pickled import ENTRY, Call, Global, Payload, Persistent
+from ckpttool.wire.pickle_nodes import ENTRY, Call, Global, Payload, Persistent
 from ckpttool.wire.trust import NEVER_AN_ARGUMENT
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _constant(code: int, value: object) -> None:
 
 def _integer(code: int, layout: struct.Struct) -> None:
     def push(vm: Interpreter) -> None:
-        vm.stack.append(vm.fixed(layout))
+        vm.stack.append(vm.unpack(layout))
 
     TABLE[code] = push
 
@@ -76,7 +76,7 @@ def _binint1(vm: Interpreter) -> None:
 
 @_opcode(0x47)  # G
 def _binfloat(vm: Interpreter) -> None:
-    vm.stack.append(vm.fixed(_DOUBLE))
+    vm.stack.append(vm.unpack(_DOUBLE))
 
 
 @_opcode(0x49)  # I
@@ -98,11 +98,11 @@ def _long(vm: Interpreter) -> None:
 def integer(vm: Interpreter, line: bytes, base: int = 10) -> int:
     """Return the number that a line spells."""
     if len(line) > _MAX_DIGITS:
-        raise vm.damaged(f"an integer of {len(line):,} digits")
+        raise vm.damage(f"an integer of {len(line):,} digits")
     try:
         return int(line, base)
     except ValueError:
-        raise vm.damaged(f"{line[:40]!r} is no integer") from None
+        raise vm.damage(f"{line[:40]!r} is no integer") from None
 
 
 @_opcode(0x46)  # F
@@ -111,24 +111,24 @@ def _float(vm: Interpreter) -> None:
     try:
         vm.stack.append(float(line[:1000]))
     except ValueError:
-        raise vm.damaged(f"{line[:40]!r} is no number") from None
+        raise vm.damage(f"{line[:40]!r} is no number") from None
 
 
 def _little_endian(vm: Interpreter, nbytes: int) -> None:
     if nbytes < 0:
-        raise vm.damaged(f"an integer of {nbytes:,} bytes")
+        raise vm.damage(f"an integer of {nbytes:,} bytes")
     vm.push_text(vm.take(nbytes))
     vm.stack[-1] = int.from_bytes(vm.stack[-1], "little", signed=True)
 
 
 @_opcode(0x8A)
 def _long1(vm: Interpreter) -> None:
-    _little_endian(vm, vm.fixed(U1))
+    _little_endian(vm, vm.unpack(U1))
 
 
 @_opcode(0x8B)
 def _long4(vm: Interpreter) -> None:
-    _little_endian(vm, vm.fixed(_I4))
+    _little_endian(vm, vm.unpack(_I4))
 
 
 # Text and bytes -----------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _string(code: int, layout: struct.Struct, kind: str) -> Operation:
     codec = "utf-8" if kind == "text" else "latin-1"
 
     def push(vm: Interpreter) -> None:
-        nbytes = vm.fixed(layout)
+        nbytes = vm.unpack(layout)
         if nbytes > PAYLOAD_BYTES:
             vm.push_payload(nbytes, kind)
             return
@@ -150,7 +150,7 @@ def _string(code: int, layout: struct.Struct, kind: str) -> Operation:
         try:
             vm.push_text(data.decode(codec, "surrogatepass"))
         except UnicodeDecodeError:
-            raise vm.damaged(f"{data[:20]!r} is not UTF-8") from None
+            raise vm.damage(f"{data[:20]!r} is not UTF-8") from None
 
     TABLE[code] = push
     return push
@@ -170,7 +170,7 @@ _bytes8 = _string(0x96, U8, "bytes")
 @_opcode(0x96)
 def _bytearray8(vm: Interpreter) -> None:
     _bytes8(vm)
-    vm.grow(Call(_BYTEARRAY, (vm.stack.pop(),)))
+    vm.push(Call(_BYTEARRAY, (vm.stack.pop(),)))
 
 
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)
@@ -193,7 +193,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 def _quoted(vm: Interpreter) -> None:
     line = vm.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
-        raise vm.damaged(f"{line[:40]!r} is no quoted string")
+        raise vm.damage(f"{line[:40]!r} is no quoted string")
     vm.push_text(_ESCAPE.sub(_unescaped, line[1:-1]).decode("latin-1"))
 
 
@@ -203,7 +203,7 @@ def _unicode_line(vm: Interpreter) -> None:
     try:
         vm.push_text(line.decode("raw-unicode-escape"))
     except UnicodeDecodeError:
-        raise vm.damaged(f"{line[:40]!r} is no text") from None
+        raise vm.damage(f"{line[:40]!r} is no text") from None
 
 
 # Containers ---------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _unicode_line(vm: Interpreter) -> None:
 
 def _empty(code: int, make: Callable[[], object]) -> None:
     def push(vm: Interpreter) -> None:
-        vm.grow(make())
+        vm.push(make())
 
     TABLE[code] = push
 
@@ -225,12 +225,12 @@ def _tuple_of(code: int, length: int) -> None:
     def push(vm: Interpreter) -> None:
         stack = vm.stack
         if len(stack) < length:
-            raise vm.damaged(f"a tuple of {length} from a stack of {len(stack)}")
+            raise vm.damage(f"a tuple of {length} from a stack of {len(stack)}")
         items = tuple(stack[-length:])
         del stack[-length:]
         if vm.callers:
-            vm.keep(items, NEVER_AN_ARGUMENT)
-        vm.grow(items)
+            vm.check_kept(items, NEVER_AN_ARGUMENT)
+        vm.push(items)
 
     TABLE[code] = push
 
@@ -249,36 +249,36 @@ def _mark(vm: Interpreter) -> None:
 
 @_opcode(0x74)  # t
 def _tuple(vm: Interpreter) -> None:
-    vm.grow(tuple(vm.to_mark(NEVER_AN_ARGUMENT)))
+    vm.push(tuple(vm.pop_to_mark(NEVER_AN_ARGUMENT)))
 
 
 @_opcode(0x6C)  # l
 def _list(vm: Interpreter) -> None:
-    vm.grow(vm.to_mark())
+    vm.push(vm.pop_to_mark())
 
 
 @_opcode(0x64)  # d
 def _dict(vm: Interpreter) -> None:
-    items = vm.to_mark()
-    vm.grow({})
+    items = vm.pop_to_mark()
+    vm.push({})
     _set_all(vm, items)
 
 
 @_opcode(0x91)
 def _frozenset(vm: Interpreter) -> None:
-    vm.grow(frozenset(map(vm.hashable, vm.to_mark())))
+    vm.push(frozenset(map(vm.hashable, vm.pop_to_mark())))
 
 
 @_opcode(0x61)  # a
 def _append(vm: Interpreter) -> None:
     item = vm.stack.pop()
-    vm.keep((item,))
+    vm.check_kept((item,))
     vm.extend(vm.stack[-1], [item])
 
 
 @_opcode(0x65)  # e
 def _appends(vm: Interpreter) -> None:
-    items = vm.to_mark()
+    items = vm.pop_to_mark()
     vm.extend(vm.stack[-1], items)
 
 
@@ -288,18 +288,18 @@ TABLE[0x90] = _appends  # ADDITEMS, for sets
 @_opcode(0x73)  # s
 def _setitem(vm: Interpreter) -> None:
     value, key = vm.stack.pop(), vm.stack.pop()
-    vm.keep((value, key))
+    vm.check_kept((value, key))
     vm.set_items(vm.stack[-1], ((key, value),))
 
 
 @_opcode(0x75)  # u
 def _setitems(vm: Interpreter) -> None:
-    _set_all(vm, vm.to_mark())
+    _set_all(vm, vm.pop_to_mark())
 
 
 def _set_all(vm: Interpreter, items: list[Any]) -> None:
     if len(items) % 2:
-        raise vm.damaged("a key without a value")
+        raise vm.damage("a key without a value")
     vm.set_items(vm.stack[-1], list(zip(items[::2], items[1::2], strict=True)))
 
 
@@ -309,7 +309,7 @@ def _set_all(vm: Interpreter, items: list[Any]) -> None:
 @_opcode(0x2E)  # .
 def _stop(vm: Interpreter) -> bool:
     if not vm.stack:
-        raise vm.damaged("STOP with nothing on the stack")
+        raise vm.damage("STOP with nothing on the stack")
     return True
 
 
@@ -318,12 +318,12 @@ def _pop(vm: Interpreter) -> None:
     if vm.stack:
         vm.stack.pop()
     else:
-        vm.to_mark()
+        vm.pop_to_mark()
 
 
 @_opcode(0x31)  # 1
 def _pop_mark(vm: Interpreter) -> None:
-    vm.to_mark()
+    vm.pop_to_mark()
 
 
 @_opcode(0x32)  # 2
@@ -373,7 +373,7 @@ def _binget(vm: Interpreter) -> None:
 
 @_opcode(0x6A)  # j
 def _long_binget(vm: Interpreter) -> None:
-    vm.recall(vm.fixed(U4))
+    vm.recall(vm.unpack(U4))
 
 
 @_opcode(0x67)  # g
@@ -399,8 +399,8 @@ def _stack_global(vm: Interpreter) -> None:
     name, module = vm.stack.pop(), vm.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
         for part in (module, name):
-            vm.asked(part, "module and name to import")
-        raise vm.damaged("a name to import that is no text")
+            vm.note_computed(part, "module and name to import")
+        raise vm.damage("a name to import that is no text")
     vm.import_name(module, name)
 
 
@@ -410,14 +410,14 @@ def _inst(vm: Interpreter) -> None:
     name = _name(vm.line())
     vm.import_name(module, name)
     function = vm.stack.pop()
-    vm.call(function, tuple(vm.to_mark()))
+    vm.call(function, tuple(vm.pop_to_mark()))
 
 
 @_opcode(0x6F)  # o
 def _obj(vm: Interpreter) -> None:
-    items = vm.to_mark()
+    items = vm.pop_to_mark()
     if not items:
-        raise vm.damaged("OBJ without a class")
+        raise vm.damage("OBJ without a class")
     vm.call(items[0], tuple(items[1:]))
 
 
@@ -442,20 +442,20 @@ def _newobj_ex(vm: Interpreter) -> None:
 @_opcode(0x62)  # b
 def _build(vm: Interpreter) -> None:
     state = vm.stack.pop()
-    vm.keep((state,))
+    vm.check_kept((state,))
     vm.set_state(vm.stack[-1], state)
 
 
 @_opcode(0x51)  # Q
 def _binpersid(vm: Interpreter) -> None:
     persistent_id = vm.stack.pop()
-    vm.keep((persistent_id,))
-    vm.grow(Persistent(persistent_id))
+    vm.check_kept((persistent_id,))
+    vm.push(Persistent(persistent_id))
 
 
 @_opcode(0x50)  # P
 def _persid(vm: Interpreter) -> None:
-    vm.grow(Persistent(_name(vm.line())))
+    vm.push(Persistent(_name(vm.line())))
 
 
 # Framing and what no checkpoint uses --------------------------------------------------------------
@@ -465,36 +465,41 @@ def _persid(vm: Interpreter) -> None:
 def _proto(vm: Interpreter) -> None:
     protocol = vm.byte()
     if protocol > _NEWEST_PROTOCOL:
-        raise vm.damaged(f"pickle protocol {protocol}; the newest is {_NEWEST_PROTOCOL}")
+        raise vm.damage(f"pickle protocol {protocol}; the newest is {_NEWEST_PROTOCOL}")
     vm.pickle.protocol = max(vm.pickle.protocol, protocol)
 
 
 @_opcode(0x95)
 def _frame(vm: Interpreter) -> None:
-    nbytes = vm.fixed(U8)
+    nbytes = vm.unpack(U8)
     # CPython's unpickler in C stops where fewer bytes follow; the one in Python goes on. Of an argument that
     # reaches over a frame's end, C forgets what lies within; and what follows STOP in a frame both do.
     if not vm.begin_frame(nbytes):
-        vm.misused("a frame begins within another")
+        vm.note_misuse("a frame begins within another")
     if vm.position + nbytes > vm.end:
         vm.frame_is_cut = True
 
 
-def _unused(code: int, what: str) -> None:
+def _refusal(reason: str) -> Operation:
     def refuse(vm: Interpreter) -> None:
-        raise vm.damaged(f"{what}, which no checkpoint holds")
+        raise vm.damage(reason)
 
-    TABLE[code] = refuse
+    return refuse
 
 
-_unused(0x82, "an extension code")
-_unused(0x83, "an extension code")
-_unused(0x84, "an extension code")
-_unused(0x97, "an out-of-band buffer")
+for _code in (0x82, 0x83, 0x84):
+    TABLE[_code] = _refusal("an extension code, which no checkpoint holds")
+TABLE[0x97] = _refusal("an out-of-band buffer, which no checkpoint holds")
 
 
 @_opcode(0x98)
 def _readonly_buffer(vm: Interpreter) -> None:
     """Leave bytes as they are, as CPython does; a view of anything else no checkpoint asks for."""
     if not isinstance(vm.stack[-1], bytes | Payload):
-        raise vm.damaged("a view of what is no bytes")
+        raise vm.damage("a view of what is no bytes")
+
+
+OPERATIONS: list[Operation] = [
+    operation or _refusal(f"0x{code:02x} is no pickle opcode") for code, operation in enumerate(TABLE)
+]
+"""What each byte does, those that are no opcode included."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
@@ -17,7 +16,7 @@ from isal import isal_zlib
 from ckpttool.dtypes import DType, FloatCode
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Span, Values
-from ckpttool.wire.crc import crc32c
+from ckpttool.wire.crc import _POLYNOMIALS, combined_crc32, crc32c
 from ckpttool.wire.readable import aligned
 
 if TYPE_CHECKING:
@@ -27,10 +26,7 @@ PIECE_BYTES = 1 << 25
 CHUNK_BYTES = 1 << 18
 """What is read, summed and tested at once: it has to stay in a processor's own cache."""
 
-_CRC32_POLYNOMIAL = 0xEDB88320
-_CRC32C_POLYNOMIAL = 0x82F63B78
 _CHECKSUMS: dict[str, Callable[[memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
-_POLYNOMIALS = {"crc32": _CRC32_POLYNOMIAL, "crc32c": _CRC32C_POLYNOMIAL}
 
 
 @dataclass(slots=True)
@@ -223,48 +219,6 @@ def _combine(pieces: list[_Piece]) -> None:
         elif scanned.crc32 is not None:
             polynomial = _POLYNOMIALS[scanned.span.algorithm]
             scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes, polynomial)
-
-
-def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
-    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second."""
-    return combined_crc32(first, second, nbytes, _POLYNOMIALS[algorithm]) if first else second
-
-
-def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
-    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second.
-
-    Appending a zero byte is a linear map of the checksum's bits; it is applied ``nbytes`` times by squaring.
-
-    Source: zlib ``crc32.c``, ``crc32_combine``.
-    """
-    exponent = 3  # eight zero bits are a zero byte
-    while nbytes:
-        if nbytes & 1:
-            first = _image(_zero_bits(polynomial, exponent), first)
-        nbytes >>= 1
-        exponent += 1
-    return first ^ second
-
-
-@cache
-def _zero_bits(polynomial: int, exponent: int) -> list[int]:
-    """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
-    if exponent == 0:
-        return [polynomial] + [1 << bit for bit in range(31)]
-    return _squared(_zero_bits(polynomial, exponent - 1))
-
-
-def _image(rows: list[int], bits: int) -> int:
-    image = 0
-    for row in rows:
-        if bits & 1:
-            image ^= row
-        bits >>= 1
-    return image
-
-
-def _squared(rows: list[int]) -> list[int]:
-    return [_image(rows, row) for row in rows]
 
 
 class Repetition:

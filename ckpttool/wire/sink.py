@@ -13,10 +13,9 @@ from isal import isal_zlib
 
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.tensor import Tensor
-from ckpttool.wire.crc import crc32c
+from ckpttool.wire.crc import combined_crc, crc32c
 from ckpttool.wire.directories import CREATE, OpenDirectory
 from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.scan import combined_crc
 from ckpttool.wire.source import Source
 from ckpttool.work import Advance
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ckpttool.wire.pickled import Call, Global, Payload, Persistent
+from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
 from ckpttool.wire.trust import is_dunder, kind_of
 
 Charge = Callable[[int], None]

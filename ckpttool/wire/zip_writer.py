@@ -18,7 +18,7 @@ from isal import isal_zlib
 
 from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink, Written
-from ckpttool.wire.zip_directory import LOCAL_MAGIC, SATURATED32, ZIP64_EXTRA
+from ckpttool.wire.zip_reader import LOCAL_MAGIC, SATURATED32, ZIP64_EXTRA
 
 ALIGNMENT = 64
 """What the offset of each record's content is a multiple of, in PyTorch's zips."""

@@ -13,7 +13,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.npy import MAGIC
 from ckpttool.wire.npy import MAX_AXES as _READ_AXES
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.wire.zip_directory import MAX_DIRECTORY, MAX_MEMBERS
+from ckpttool.wire.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document

@@ -20,7 +20,7 @@ from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.tensor import Role
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import parse_toml
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
 from tests.support.contents import arrays, content_of
 from tests.support.tensors import Array

@@ -20,7 +20,7 @@ from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.pickled import NDARRAY, NOTHING, Call, Global, Mapped
+from ckpttool.wire.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
 
 FLOAT = BY_NAME["float32"]

@@ -23,9 +23,8 @@ from ckpttool.ops.verdict import Safety, Status
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.wire import h5worker
-from ckpttool.wire.h5values import slabs
 from ckpttool.wire.h5worker import WORKER
-from ckpttool.wire.hdf5 import Location, walk
+from ckpttool.wire.hdf5 import Location, slabs, walk
 
 HOSTILE = {
     "external_link.h5": ("hdf5-external-link", "unsafe", True),

@@ -14,7 +14,7 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.tree import make_call, make_mapped, trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Tensor
-from ckpttool.wire.pickled import Call, Global, Opaque
+from ckpttool.wire.pickle_nodes import Call, Global, Opaque
 
 A, B = (Tensor((name,), BY_NAME["float32"], (2,)) for name in "ab")
 SIZE = Global("torch", "Size")

@@ -22,7 +22,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors_in, walk
 from ckpttool.tensor import Tensor
-from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
+from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from tests.formats.torch_trees import SHARED, VALUES, differences, write_zip

@@ -25,7 +25,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content import flattening, plain_data
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer
-from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.source import Buffer
 
 

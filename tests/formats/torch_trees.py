@@ -17,13 +17,13 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 
-from ckpttool.wire.pickler import Storages, pickled
+from ckpttool.wire.pickler import Storages, dumps
 
 
 def write_zip(tree: object, path: Path) -> Path:
     """Write an archive of PyTorch around the pickle of a tree."""
     storages = Storages()
-    data = pickled(tree, storages)
+    data = dumps(tree, storages)
     with ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", data)
         archive.writestr("archive/byteorder", "little")

@@ -23,7 +23,7 @@ from ckpttool.ops import manifest_writing
 from ckpttool.ops.manifest_writing import SealResult, verify_and_seal
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.ops.verify import verify
-from ckpttool.wire.sums import MAX_NAME, Line, dumps_manifest, parse_manifest
+from ckpttool.wire.manifest import MAX_NAME, Line, dumps_manifest, parse_manifest
 
 ZERO = "0" * 64
 

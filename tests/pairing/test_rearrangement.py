@@ -32,7 +32,7 @@ from ckpttool.pairing.rearrangement import (
 )
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.views import Strided
 from tests.support.checkpoints import Sequential, numbers, tensor
 from tests.support.tensors import Array, tensor_of
 

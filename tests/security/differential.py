@@ -17,7 +17,7 @@ from typing import Any
 
 from ckpttool.errors import CheckpointError
 from ckpttool.wire.interpreter import Interpreter
-from ckpttool.wire.pickled import Call, Global, Payload, Persistent
+from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import modern
 from tests.security.pickle_streams import mutated, stream

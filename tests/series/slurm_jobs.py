@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import parse_toml
 from tests.series.fork_server import client
 
 ROOT = Path(__file__).parents[2]

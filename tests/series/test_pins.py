@@ -22,7 +22,7 @@ from ckpttool.series.pointers.pins import pin, pins_below, rename_pins, unpin
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import parse_toml
 
 PINS = ".ckpttool.toml"
 KEEP_1 = Policy(keep_last=1)

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from ckpttool.wire import gather as gathering
 from ckpttool.wire.gather import boxes, copy, filled, gather
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.strided import Strided, reach
+from ckpttool.wire.views import Strided, reach
 
 SHAPES = st.lists(st.integers(0, 9), max_size=5)
 TUNING = st.fixed_dictionaries(

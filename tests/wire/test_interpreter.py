@@ -19,11 +19,10 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, T
 from ckpttool.formats.content import flattening
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.wire import interpreter as under_test
-from ckpttool.wire import window
 from ckpttool.wire.interpreter import Interpreter
-from ckpttool.wire.judgement import judge, read_pickle, read_pickles
 from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
-from ckpttool.wire.pickled import Call, Global, Payload, Pickle
+from ckpttool.wire.pickle_nodes import Call, Global, Payload, Pickle
+from ckpttool.wire.pickle_safety import judge, read_pickle, read_pickles
 from ckpttool.wire.source import Buffer
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -393,12 +392,12 @@ def test_long_integers_as_bytes() -> None:
     ],
 )
 def test_budgets(monkeypatch: pytest.MonkeyPatch, budget: str, value: int, pickled: bytes) -> None:
-    monkeypatch.setattr(window if budget == "MAX_STREAM" else under_test, budget, value)
+    monkeypatch.setattr(under_test, budget, value)
     assert isinstance(refusal(pickled), LimitExceeded)
 
 
 def test_payloads_that_stay_in_the_file_count_for_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "MAX_STREAM", PAYLOAD_BYTES)
+    monkeypatch.setattr(under_test, "MAX_STREAM", PAYLOAD_BYTES)
     monkeypatch.setattr(under_test, "MAX_MADE", PAYLOAD_BYTES)
     content = bytes(PAYLOAD_BYTES + 1)
     found = root(pickle.dumps([content] * 3 + [bytes([n]) * (PAYLOAD_BYTES + 1) for n in range(60)], 4))

@@ -15,11 +15,20 @@ from hypothesis import strategies as st
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Unsupported
 from ckpttool.tensor import Tensor
-from ckpttool.wire import opcode_text
-from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global, Mapped, Opaque
-from ckpttool.wire.pickler import Storages, pickle_into, pickled
+from ckpttool.wire import pickler
+from ckpttool.wire.pickle_nodes import (
+    FROM_TYPE,
+    MASKED,
+    NDARRAY,
+    QUANTIZED,
+    REQUIRES_GRAD,
+    Call,
+    Global,
+    Mapped,
+    Opaque,
+)
+from ckpttool.wire.pickler import Storages, dumps, pickle_into
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
 
 # What PyTorch's weights_only unpickler knows: torch/_weights_only_unpickler.py.
 ACCEPTED = set(
@@ -108,7 +117,7 @@ def spelled(value: Any) -> object:
 
 @given(PLAIN)
 def test_python_loads_what_it_would_have_pickled(value: object) -> None:
-    data = pickled(value, Storages())
+    data = dumps(value, Storages())
     made = pickle.loads(data)
     assert spelled(made) == spelled(value)
     assert opcodes_in(data) <= ACCEPTED
@@ -117,41 +126,41 @@ def test_python_loads_what_it_would_have_pickled(value: object) -> None:
 def test_integers_of_every_size() -> None:
     edges = [1 << bits for bits in (0, 7, 8, 15, 16, 31, 32, 63, 64, 2039, 2040, 9000)]
     numbers = [sign * edge + off for edge in edges for sign in (1, -1) for off in (-1, 0, 1)]
-    assert pickle.loads(pickled(numbers, Storages())) == numbers
+    assert pickle.loads(dumps(numbers, Storages())) == numbers
 
 
 def test_many_objects_have_wide_places_in_the_memo() -> None:
     lists = [[at] for at in range(300)]
-    made = pickle.loads(pickled(lists + lists, Storages()))
+    made = pickle.loads(dumps(lists + lists, Storages()))
     assert all(made[at] is made[at + 300] for at in range(300))
-    assert "LONG_BINPUT" in opcodes_in(pickled(lists + lists, Storages()))
+    assert "LONG_BINPUT" in opcodes_in(dumps(lists + lists, Storages()))
 
 
 def test_deep_trees_do_not_recurse() -> None:
     deep: Any = []
     for _ in range(50_000):
         deep = (deep,)
-    assert opcodes_in(pickled(deep, Storages())) <= ACCEPTED
+    assert opcodes_in(dumps(deep, Storages())) <= ACCEPTED
 
 
 def test_a_dictionary_of_another_class_keeps_what_hangs_on_it() -> None:
     mapped = Mapped(Global("collections", "OrderedDict"))
     mapped.update({"b": 1, "a": 2})
     mapped.state = {"_metadata": {"": 1}}
-    made = pickle.loads(pickled(mapped, Storages()))
+    made = pickle.loads(dumps(mapped, Storages()))
     assert (made, type(made), made._metadata) == (mapped, collections.OrderedDict, {"": 1})
 
 
 def test_what_is_not_carried_is_left_out() -> None:
     gone, text = Opaque("a class"), Opaque("a key", "key")
     tree = {"gone": gone, "list": [1, gone], "tuple": (gone, 2), "part": Opaque("a class", {"x": 1}), text: 3}
-    made = pickle.loads(pickled(tree, Storages()))
+    made = pickle.loads(dumps(tree, Storages()))
     assert made == {"list": [1, None], "tuple": (None, 2), "part": {"x": 1}, "key": 3}
 
 
 def test_what_stands_for_something_twice_is_one_object() -> None:
     part = Opaque("a class", {"x": 1})
-    first, second = pickle.loads(pickled([part, part], Storages()))
+    first, second = pickle.loads(dumps([part, part], Storages()))
     assert first is second
 
 
@@ -167,7 +176,7 @@ def test_no_name_gets_in_that_is_not_known_to_be_harmless(name: tuple[str, str])
     trees: list[object] = [found, Call(found, ("x",)), {found: 1}, [Call(Global("torch", "Size"), (found,))]]
     for tree in trees:
         with pytest.raises(ValueError, match="not known to be harmless"):
-            pickled(tree, Storages())
+            dumps(tree, Storages())
 
 
 def test_what_no_tree_holds_is_refused() -> None:
@@ -183,7 +192,7 @@ def test_what_no_tree_holds_is_refused() -> None:
     ]
     for tree in trees:
         with pytest.raises(ValueError):
-            pickled(tree, Storages())
+            dumps(tree, Storages())
 
 
 # Tensors --------------------------------------------------------------------------------------------
@@ -193,7 +202,7 @@ def test_storages_are_numbered_in_the_order_of_their_use() -> None:
     one, two = tensor(np.ones(2, np.float32), "one"), tensor(np.zeros(3, np.int64), "two")
     tied = tensor(np.ones(2, np.float32), "three", shares_with="one")
     storages = Storages()
-    data = pickled({"b": two, "a": one, "c": tied}, storages)
+    data = dumps({"b": two, "a": one, "c": tied}, storages)
     assert [found.name for found in storages.tensors] == ["two", "one"]
     assert storages(tied) == storages(one) == "1"
     assert opcodes_in(data) <= ACCEPTED
@@ -206,7 +215,7 @@ def test_storages_are_numbered_in_the_order_of_their_use() -> None:
 
 
 def test_types_without_a_class_of_storages_lie_in_bytes() -> None:
-    names = names_in(pickled(tensor(np.ones(2, np.uint8), dtype="float8_e5m2"), Storages()))
+    names = names_in(dumps(tensor(np.ones(2, np.uint8), dtype="float8_e5m2"), Storages()))
     assert {"torch._utils _rebuild_tensor_v3", "torch.storage UntypedStorage", "torch float8_e5m2"} <= names
 
 
@@ -218,17 +227,17 @@ def test_elements_alone_make_no_quantized_tensor() -> None:
         Call(NDARRAY, (tensor(np.ones(4, np.uint8), dtype="complex32"),)),
     ):
         with pytest.raises(Unsupported, match=r"^t: "):
-            pickled(tree, Storages())
-    assert pickled(Call(QUANTIZED, (held, (Global("torch", "per_tensor_affine"), 0.1, 0), False)), Storages())
+            dumps(tree, Storages())
+    assert dumps(Call(QUANTIZED, (held, (Global("torch", "per_tensor_affine"), 0.1, 0), False)), Storages())
 
 
 def test_a_tensor_of_a_class_needs_a_tensor() -> None:
     kind = Global("torch", "Tensor")
     with pytest.raises(ValueError, match="made of no tensor"):
-        pickled(Call(FROM_TYPE, ({}, kind, None)), Storages())
+        dumps(Call(FROM_TYPE, ({}, kind, None)), Storages())
     inner = Call(FROM_TYPE, (tensor(np.ones(1)), kind, None))
     with pytest.raises(ValueError, match="made of no tensor"):
-        pickled(Call(FROM_TYPE, (inner, kind, None)), Storages())
+        dumps(Call(FROM_TYPE, (inner, kind, None)), Storages())
 
 
 # Arrays ---------------------------------------------------------------------------------------------
@@ -240,7 +249,7 @@ def test_a_tensor_of_a_class_needs_a_tensor() -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 0, 3), (3, 4)])
 def test_numpy_loads_arrays(dtype: str, shape: tuple[int, ...]) -> None:
     array = (np.arange(int(np.prod(shape))) * 37 - 5).astype(dtype).reshape(shape)
-    data = pickled(Call(NDARRAY, (tensor(array),)), Storages())
+    data = dumps(Call(NDARRAY, (tensor(array),)), Storages())
     made = pickle.loads(data)
     assert (made.dtype, made.shape, made.tobytes()) == (array.dtype, shape, array.tobytes())
     assert opcodes_in(data) <= ACCEPTED
@@ -249,7 +258,7 @@ def test_numpy_loads_arrays(dtype: str, shape: tuple[int, ...]) -> None:
 def test_a_masked_array_keeps_its_mask() -> None:
     array = np.ma.array([1.0, 2.0], mask=[False, True], fill_value=7.0)
     call = Call(MASKED, (tensor(array.data), tensor(np.asarray(array.mask)), None))
-    made = pickle.loads(pickled(call, Storages()))
+    made = pickle.loads(dumps(call, Storages()))
     assert isinstance(made, np.ma.MaskedArray)
     assert (made.data.tolist(), made.mask.tolist()) == ([1.0, 2.0], [False, True])
 
@@ -269,10 +278,10 @@ def test_an_array_is_written_in_pieces() -> None:
 
 
 def test_a_text_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opcode_text, "MAX_TEXT", 10)
+    monkeypatch.setattr(pickler, "MAX_TEXT", 10)
     for tree in ("x" * 11, Call(NDARRAY, (tensor(np.full(6, 255, np.uint8)),))):
         with pytest.raises(Unsupported, match=r"\d+ bytes of text"):
-            pickled(tree, Storages())
+            dumps(tree, Storages())
 
 
 def test_no_call_gets_in_that_is_not_known_to_be_harmless() -> None:
@@ -284,4 +293,4 @@ def test_no_call_gets_in_that_is_not_known_to_be_harmless() -> None:
         Call(Global("numpy.random._pickle", "__generator_ctor"), ("x", evaluate)),
     ):
         with pytest.raises(ValueError, match="not known to be harmless"):
-            pickled(call, Storages())
+            dumps(call, Storages())

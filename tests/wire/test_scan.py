@@ -15,8 +15,9 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import Truncated
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire import scan as under_test
+from ckpttool.wire.crc import combined_crc32
 from ckpttool.wire.readable import InMemory, reader_from
-from ckpttool.wire.scan import combined_crc32, count_specials, scan
+from ckpttool.wire.scan import count_specials, scan
 from ckpttool.wire.source import Buffer
 
 NARROW = [dtype for dtype in BY_NAME.values() if dtype.float_code is not None and dtype.word_bytes <= 2]

@@ -18,8 +18,7 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.wire.crc import crc32c, masked, unmasked
-from ckpttool.wire.scan import combined_crc32
+from ckpttool.wire.crc import combined_crc32, crc32c, masked, unmasked
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table, begins_with_empty_key
 from tests.support.commands import Run

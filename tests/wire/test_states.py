@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.source import Buffer
 from tests.security.assembler import Build, Call, Code, Name, PersistentId, call, pickled, spelled
 

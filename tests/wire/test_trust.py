@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ckpttool.report import has_errors
 from ckpttool.wire import trust as under_test
 from ckpttool.wire.calls import judge
-from ckpttool.wire.judgement import read_pickles
-from ckpttool.wire.pickled import Call, Global, Mapped
+from ckpttool.wire.pickle_nodes import Call, Global, Mapped
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import CALLED_ONLY, UNVETTED, Trust, kind_of, modern, trust
 

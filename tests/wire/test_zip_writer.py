@@ -20,8 +20,8 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.wire.source import Source
+from ckpttool.wire.zip_reader import Archive
 from ckpttool.wire.zip_writer import NumpyZip, TorchZip, ZipWriter
-from ckpttool.wire.zipped import Archive
 
 torch = pytest.importorskip("torch")
 

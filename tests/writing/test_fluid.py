@@ -21,7 +21,7 @@ from ckpttool.formats.discovery import discover
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.pickled import Global, Mapped
+from ckpttool.wire.pickle_nodes import Global, Mapped
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content

@@ -22,7 +22,7 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.views import Strided
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import Hdf5
 from tests.writing.contents import OPTIONS, content_of, require_same, tensor, write

@@ -22,7 +22,7 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.views import Strided
 from ckpttool.writing import numpy_zip
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions

@@ -24,7 +24,7 @@ from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.pickled import Call, Global
+from ckpttool.wire.pickle_nodes import Call, Global
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch

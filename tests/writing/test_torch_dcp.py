@@ -19,7 +19,7 @@ from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.pickler import pickled
+from ckpttool.wire.pickler import dumps
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
@@ -225,7 +225,7 @@ def test_a_root_that_is_no_dictionary_is_tensors_by_name(tmp_path: Path) -> None
 def test_none_and_nothing_else_comes_back(tmp_path: Path) -> None:
     target = rewritten(None, tmp_path)
     with open_checkpoint(target) as opened:
-        assert pickle.loads(pickled(opened.tree, lambda one: "0")) is None
+        assert pickle.loads(dumps(opened.tree, lambda one: "0")) is None
 
 
 def test_arrays_that_are_one_object_are_stored_once(tmp_path: Path) -> None:

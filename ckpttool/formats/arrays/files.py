@@ -25,14 +25,13 @@ from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, Severity, error, note, warning
 from ckpttool.roles import role_of
 from ckpttool.tensor import Extent, Path, Role, Span, Values
-from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
-from ckpttool.wire.pickled import Payload
+from ckpttool.wire.pickle_nodes import Payload
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
 from ckpttool.wire.source import Source
-from ckpttool.wire.strided import Strided, is_contiguous
-from ckpttool.wire.zip_directory import EMPTY_MAGIC, STORED, Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.views import Strided, is_contiguous
+from ckpttool.wire.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}

@@ -18,10 +18,10 @@ from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.tensor import Extent, Values
-from ckpttool.wire.pickled import Call, Global, Payload
+from ckpttool.wire.pickle_nodes import Call, Global, Payload
 from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
 from ckpttool.wire.source import Source
-from ckpttool.wire.strided import Strided, is_contiguous
+from ckpttool.wire.views import Strided, is_contiguous
 
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.tensor import Extent, Tensor, Values
 from ckpttool.wire.gather import filled
 from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.views import Strided
 
 if TYPE_CHECKING:
     import numpy as np

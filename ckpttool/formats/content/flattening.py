@@ -18,7 +18,7 @@ from ckpttool.formats.content.object_parts import (
 )
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
 from ckpttool.tensor import Path
-from ckpttool.wire.pickled import Call, Mapped, Persistent
+from ckpttool.wire.pickle_nodes import Call, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
 MAX_DEPTH = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
+from ckpttool.wire.pickle_nodes import Call, Global, Mapped, Persistent
 
 
 def merge_slots(state: object) -> object:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.report import counted
-from ckpttool.wire.pickled import Call, Global, Payload, Persistent
-from ckpttool.wire.zip_directory import Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
+from ckpttool.wire.zip_reader import Archive, Member
 
 MAX_SUMMED = 1 << 26
 """The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""

@@ -24,8 +24,7 @@ from ckpttool.report import Finding, warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.source import Source
-from ckpttool.wire.zip_directory import Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import Archive, Member
 
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""
@@ -319,7 +318,7 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
 
     content = Buffer("", data)
     if is_pickle(content, 0, content.size):
-        from ckpttool.wire.judgement import read_pickles
+        from ckpttool.wire.pickle_safety import read_pickles
 
         return tuple(read_pickles(content, 0, content.size, where).safety)
     from ckpttool.formats.keras.native import is_own_asset

@@ -1,7 +1,7 @@
 """The content of a checkpoint as one tree, ``Checkpoint.tree``: how it is made, changed, walked and compared.
 
 A tree consists of plain Python containers and values, of ``Tensor`` objects, and of the inert nodes of
-``ckpttool.wire.pickled``:
+``ckpttool.wire.pickle_nodes``:
 
 - ``Mapped``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
 - ``Global``: a name that stands for itself, such as ``torch.float32``.
@@ -26,7 +26,7 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import NOTHING, Call, Global, Mapped, Opaque, is_gone
+from ckpttool.wire.pickle_nodes import NOTHING, Call, Global, Mapped, Opaque, is_gone
 
 _MAX_KEY_BITS = 64
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})

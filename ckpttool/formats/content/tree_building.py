@@ -17,8 +17,11 @@ from ckpttool.formats.content.tree import NodeParts, dict_like, fold, make_call
 from ckpttool.formats.torch.modules import is_module
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.calls import is_plain
-from ckpttool.wire.pickled import (
+from ckpttool.wire.pickle_nodes import (
+    FROM_TYPE,
+    MASKED,
     NDARRAY,
+    QUANTIZED,
     REQUIRES_GRAD,
     Call,
     Global,
@@ -30,9 +33,8 @@ from ckpttool.wire.pickled import (
     views_memory,
 )
 from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.strided import Strided
-from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
 from ckpttool.wire.trust import Trust, trust
+from ckpttool.wire.views import Strided
 
 MAX_READ = 1 << 26
 """The most bytes of texts and byte strings that are taken out of a pickle into a tree."""

@@ -21,7 +21,7 @@ from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold, make_call, make_mapped
 from ckpttool.tensor import Tensor
 from ckpttool.wire.calls import is_plain
-from ckpttool.wire.pickled import (
+from ckpttool.wire.pickle_nodes import (
     MAPPINGS,
     NDARRAY,
     NOTHING,
@@ -32,7 +32,7 @@ from ckpttool.wire.pickled import (
     Opaque,
     views_memory,
 )
-from ckpttool.wire.tensor_pickling import is_rewritten
+from ckpttool.wire.pickler import is_rewritten
 from ckpttool.wire.trust import Trust, is_made, trust
 
 MAX_NESTED = 40

@@ -14,8 +14,17 @@ from ckpttool.formats.content.flattening import Leaf, flatten
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects, with_attributes
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Opaque
-from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
+from ckpttool.wire.pickle_nodes import (
+    FROM_TYPE,
+    MASKED,
+    NDARRAY,
+    NOTHING,
+    QUANTIZED,
+    REQUIRES_GRAD,
+    Call,
+    Global,
+    Opaque,
+)
 
 
 def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping[str, object]:

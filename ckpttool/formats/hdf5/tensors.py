@@ -15,17 +15,20 @@ from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.sidecar import is_text, reader_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
-from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks, summed
 from ckpttool.wire.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,
     Attributes,
+    Chunk,
     Dataset,
     Kind,
     Location,
+    Streamed,
     Tree,
     stated_end,
+    stored_chunks,
+    summed,
     walk,
 )
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width

@@ -23,11 +23,10 @@ from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.hdf5 import Location
-from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer, Part
-from ckpttool.wire.zip_directory import STORED, Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import STORED, Archive, Member
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
 

@@ -21,8 +21,8 @@ from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
 from ckpttool.formats.parts import with_part_name
 from ckpttool.report import error, warning
-from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.lodtensor import read_file, starts_like_stream
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.source import Source
 
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"

@@ -24,8 +24,8 @@ from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
-from ckpttool.wire.judgement import read_pickles
-from ckpttool.wire.pickled import Call
+from ckpttool.wire.pickle_nodes import Call
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 

@@ -41,8 +41,8 @@ from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Span, Tensor
+from ckpttool.wire.directories import walk
 from ckpttool.wire.source import Source
-from ckpttool.wire.walk import walk
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""

@@ -14,11 +14,10 @@ from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor
-from ckpttool.wire.judgement import Judged, keeping, read_pickles
+from ckpttool.wire.pickle_safety import Judged, keeping, read_pickles
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Part, Source
-from ckpttool.wire.zip_directory import STORED
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import STORED, Archive
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096
 _MAX_TEMPLATE = 1 << 16  # bytes around the values; torch writes 1,500

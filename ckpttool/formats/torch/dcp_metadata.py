@@ -19,8 +19,8 @@ from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Path
-from ckpttool.wire.judgement import keeping, read_pickles
-from ckpttool.wire.pickled import Call
+from ckpttool.wire.pickle_nodes import Call
+from ckpttool.wire.pickle_safety import keeping, read_pickles
 from ckpttool.wire.source import Source
 
 MAX_ITEMS = 1_000_000

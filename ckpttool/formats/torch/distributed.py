@@ -22,7 +22,7 @@ from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error, note
 from ckpttool.tensor import Extent, Path, Range, Shard, Tensor
-from ckpttool.wire.pickled import Call, Global
+from ckpttool.wire.pickle_nodes import Call, Global
 from ckpttool.wire.readable import InMemory
 
 if TYPE_CHECKING:

@@ -35,10 +35,9 @@ from ckpttool.formats.torch.zip import Records
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span
 from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
-from ckpttool.wire.zip_directory import LOCAL_MAGIC, STORED, Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import LOCAL_MAGIC, STORED, Archive, Member
 
 MAX_JSON = 1 << 27
 """The most bytes of one program that are parsed."""

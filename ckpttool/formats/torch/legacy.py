@@ -28,9 +28,9 @@ from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.zip import element_types, parse_persistent_id, unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
-from ckpttool.wire.interpreter import Budget, Interpreter
-from ckpttool.wire.judgement import judge, run
-from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle
+from ckpttool.wire.interpreter import Interpreter, PickleBudget
+from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle
+from ckpttool.wire.pickle_safety import judge, run
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 
@@ -78,7 +78,12 @@ class ContainerInterpreter(Interpreter):
     """
 
     def __init__(
-        self, source: Readable, offset: int, end: int, where: str | None = None, budget: Budget | None = None
+        self,
+        source: Readable,
+        offset: int,
+        end: int,
+        where: str | None = None,
+        budget: PickleBudget | None = None,
     ) -> None:
         super().__init__(source, offset, end, where, budget)
         self.sources: dict[str, str] = {}
@@ -109,7 +114,7 @@ class Pickles:
 
     def __init__(self, source: Readable) -> None:
         self.source = source
-        self._budget: Budget | None = None
+        self._budget: PickleBudget | None = None
         self.found: dict[Finding, None] = {}
         self.sources: dict[str, str] = {}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.formats.content.flattening import Leaf, flatten
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.tensor import Path, Role
-from ckpttool.wire.pickled import Call
+from ckpttool.wire.pickle_nodes import Call
 
 if TYPE_CHECKING:
     from ckpttool.formats.torch.objects import TensorParts, TorchObjects

@@ -21,10 +21,9 @@ from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
 from ckpttool.tensor import Extent, Path, Role, Shard, Values
-from ckpttool.wire.pickled import Call, Global, Persistent
+from ckpttool.wire.pickle_nodes import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
-from ckpttool.wire.signs import SignFlipped
-from ckpttool.wire.strided import Strided, is_contiguous, reach
+from ckpttool.wire.views import LazyConjNeg, Strided, is_contiguous, reach
 
 MAX_AXES = 64
 MAX_NESTING = 50
@@ -351,6 +350,6 @@ def resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
     ((path, parts),) = found.tensors
     if parts.values is None:
         return found
-    values = SignFlipped(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
+    values = LazyConjNeg(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
     identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
     return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))

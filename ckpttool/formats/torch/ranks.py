@@ -29,8 +29,8 @@ from ckpttool.formats.torch.rank_files import METADATA, RankFile
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Path, Role, Shard, Tensor, Values
 from ckpttool.training import training_state
-from ckpttool.wire.pickled import Mapped
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.pickle_nodes import Mapped
+from ckpttool.wire.views import Strided
 
 VARIANT = "ranks"
 MAX_RANKS = 100_000

@@ -21,11 +21,10 @@ from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.zip_directory import STORED, Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import STORED, Archive, Member
 
 SETTINGS, VERSION = "data", "_stable_baselines3_version"
 

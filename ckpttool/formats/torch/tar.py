@@ -32,7 +32,7 @@ from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.formats.torch.zip import unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent
-from ckpttool.wire.pickled import Persistent
+from ckpttool.wire.pickle_nodes import Persistent
 from ckpttool.wire.source import Source
 
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")

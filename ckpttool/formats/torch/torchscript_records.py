@@ -34,9 +34,9 @@ from ckpttool.formats.torch.torchscript_code import (
 from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Path, Role
-from ckpttool.wire.judgement import Judged, judge
-from ckpttool.wire.pickled import Call, Global, Pickle
-from ckpttool.wire.zip_directory import Member
+from ckpttool.wire.pickle_nodes import Call, Global, Pickle
+from ckpttool.wire.pickle_safety import Judged, judge
+from ckpttool.wire.zip_reader import Member
 
 _OWN_PREFIX = "__torch__"
 _WRAPPERS = frozenset(

@@ -23,11 +23,10 @@ from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span
-from ckpttool.wire.judgement import Judged, keeping, read_pickles
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
+from ckpttool.wire.pickle_safety import Judged, keeping, read_pickles
 from ckpttool.wire.readable import reader_from
-from ckpttool.wire.zip_directory import STORED, Member
-from ckpttool.wire.zipped import Archive
+from ckpttool.wire.zip_reader import STORED, Archive, Member
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
 VERSIONS = range(1, 11)

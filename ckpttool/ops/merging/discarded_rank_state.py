@@ -14,7 +14,7 @@ from ckpttool.formats.torch.ranks import is_of_a_rank
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
-from ckpttool.wire.pickled import Mapped
+from ckpttool.wire.pickle_nodes import Mapped
 
 OF_PARTITIONS = frozenset(
     {

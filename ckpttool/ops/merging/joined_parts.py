@@ -17,7 +17,7 @@ from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.parts import with_part_name
 from ckpttool.report import counted
 from ckpttool.tensor import Span, Tensor
-from ckpttool.wire.pickled import Mapped
+from ckpttool.wire.pickle_nodes import Mapped
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)

@@ -33,7 +33,7 @@ from ckpttool.ops.merging.zero_partitions import (
 )
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
-from ckpttool.wire.pickled import Call, Global
+from ckpttool.wire.pickle_nodes import Call, Global
 
 MODULE, OPTIMIZER = "module", "optimizer"
 

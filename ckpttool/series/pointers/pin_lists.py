@@ -20,8 +20,7 @@ from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.series.surveying.path_resolution import resolve_checkpoint
 from ckpttool.wire.atomic import write_atomically
 from ckpttool.wire.source import NotRegular, open_regular
-from ckpttool.wire.tomledit import changed_strings
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import changed_strings, parse_toml
 
 if TYPE_CHECKING:
     from ckpttool.series.members.order import Group

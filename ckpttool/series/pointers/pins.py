@@ -36,8 +36,8 @@ from ckpttool.series.pointers.pin_lists import (
 )
 from ckpttool.series.pointers.readers import PINS
 from ckpttool.series.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
-from ckpttool.wire.tomledit import changed_strings, quoted
-from ckpttool.wire.walk import walk
+from ckpttool.wire.directories import walk
+from ckpttool.wire.toml import changed_strings, quoted
 
 PATIENCE = 10.0
 """Seconds for which a lock is tried: another pin takes moments."""

@@ -167,7 +167,7 @@ class _Collector:
 
     def _pin_renames(self, text: str, directory: str) -> Mapping[str, str]:
         """Return new paths by old ones, as a list of pins in a directory may name them."""
-        from ckpttool.wire.tomltext import parse_toml
+        from ckpttool.wire.toml import parse_toml
 
         pinned = parse_toml(text).get("pinned", [])
         names = [name for name in pinned if isinstance(name, str)] if isinstance(pinned, list) else []

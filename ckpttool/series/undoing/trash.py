@@ -49,7 +49,7 @@ from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
 from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Problem
-from ckpttool.wire.walk import walk
+from ckpttool.wire.directories import walk
 
 PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""

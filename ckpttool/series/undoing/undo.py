@@ -40,7 +40,7 @@ from ckpttool.series.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.reasons import NotUndone, Problem
 from ckpttool.series.undoing.record_undo import RecordUndo, undo_record
-from ckpttool.wire.walk import walk
+from ckpttool.wire.directories import walk
 
 LEVELS_BELOW = 3
 """So far below is looked for something to take back, where a directory itself has nothing."""

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.wire.tomledit import changed_strings, quoted
-from ckpttool.wire.tomltext import parse_toml
+from ckpttool.wire.toml import changed_strings, parse_toml, quoted
 
 TEXT = 't = """\npinned = ["a"]"""\n'
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -161,3 +161,12 @@ class Pickle:
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
     calls: int = 0
+
+
+QUANTIZED = Global("torch._utils", "_rebuild_qtensor")
+
+
+FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
+
+
+MASKED = Global("numpy.ma.core", "_mareconstruct")

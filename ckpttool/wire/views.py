@@ -1,19 +1,19 @@
-"""Elements that don't lie in C order: transposed, sliced and expanded views of stored bytes."""
+"""Views of stored elements: transposed, sliced, expanded; lazily conjugated or negated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.dtypes import DType
+from ckpttool.tensor import Values
 from ckpttool.wire.gather import BOX_BYTES, filled, gather
 from ckpttool.wire.readable import Contiguous, Readable
 
 if TYPE_CHECKING:
     import numpy as np
-
-_READ_BYTES = BOX_BYTES
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -48,7 +48,7 @@ class Strided:
     swap: int = 1
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        return filled(self.shape, self.itemsize, limit, self.fill, _READ_BYTES)
+        return filled(self.shape, self.itemsize, limit, self.fill, BOX_BYTES)
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
         """Fill an array with the box of its shape that begins at an index, little-endian."""
@@ -63,3 +63,29 @@ class Strided:
         if is_contiguous(shape, strides):
             return Contiguous(self.source, self.offset, math.prod(shape) * self.itemsize, self.swap)
         return Strided(self.source, self.offset, self.itemsize, shape, strides, self.swap)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyConjNeg:
+    """Elements of a tensor with PyTorch's conj or neg bit: their signs are flipped as they are read."""
+
+    values: Values
+    dtype: DType
+    conjugated: bool
+    negated: bool
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        import numpy as np
+
+        width = self.dtype.word_bytes
+        for block in self.values.blocks(limit):
+            words = np.frombuffer(block, f"<u{width}").copy()
+            sign = words.dtype.type(1 << (8 * width - 1))
+            if self.negated:
+                words ^= sign
+            if self.conjugated:
+                words[1::2] ^= sign
+            yield memoryview(words.view(np.uint8).data)
+
+    def once(self) -> LazyConjNeg:
+        return replace(self, values=self.values.once())

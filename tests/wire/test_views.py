@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ckpttool.wire import strided as under_test
+from ckpttool.wire import views as under_test
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.strided import Strided, is_contiguous, reach
+from ckpttool.wire.views import Strided, is_contiguous, reach
 
 AXES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), max_size=5)
 ITEMS = st.sampled_from([1, 2, 4, 8, 16])
@@ -71,7 +71,7 @@ def test_boxes_of_any_size_make_the_same_bytes(axes: list[tuple[int, int]], item
     """Make what is read at once so small that views are cut into many boxes."""
     view, expected, _ = view_and_truth(axes, itemsize, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(under_test, "_READ_BYTES", 32)
+        patch.setattr(under_test, "BOX_BYTES", 32)
         assert gathered(view, 32) == expected
 
 

@@ -11,8 +11,8 @@ from itertools import chain, islice, pairwise
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.report import Finding, error, warning
-from ckpttool.wire.interpreter import Budget, Interpreter
-from ckpttool.wire.pickled import Call, Global, Payload, Pickle
+from ckpttool.wire.interpreter import Interpreter, PickleBudget
+from ckpttool.wire.pickle_nodes import Call, Global, Payload, Pickle
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import UNVETTED, Trust, kind_of, modern, stranger
@@ -56,7 +56,7 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
     An error is raised if the first is not a whole pickle, or one asks for more than the budgets allow; its
     ``safety`` has what was seen before and behind.
     """
-    budget = Budget(source, end - offset)
+    budget = PickleBudget(source, end - offset)
     pickles: list[Pickle] = []
     safety: dict[Finding, None] = {}
     at = offset
@@ -81,7 +81,7 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
 
 
 def read_pickle(
-    source: Readable, offset: int, end: int, where: str | None = None, budget: Budget | None = None
+    source: Readable, offset: int, end: int, where: str | None = None, budget: PickleBudget | None = None
 ) -> Pickle:
     """Interpret the one pickle that starts at an offset, in bytes."""
     return run(Interpreter(source, offset, end, where, budget), end, where)
@@ -178,7 +178,7 @@ def _is_storage(content: bytes | Payload) -> bool:
         inner, at, end = content.source, content.offset, content.offset + content.nbytes
     if content_is_other(inner, at, end):
         return False
-    budget = Budget(inner, end - at)
+    budget = PickleBudget(inner, end - at)
     try:
         for _ in range(_PICKLES_OF_A_STORAGE):
             pickle = Interpreter(inner, at, end, budget=budget).run()

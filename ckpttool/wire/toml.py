@@ -1,17 +1,29 @@
-"""A list of texts in a TOML document: changed in its place, with every other byte of the document kept."""
+"""TOML documents: read, and a list of texts in one changed in its place, with every other byte kept."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from ckpttool.wire.tomltext import parse_toml
+from importlib import import_module
+from typing import Any
 
 _STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'', re.DOTALL)
 _COMMENT = re.compile(r"#[^\n]*")
 _ASSIGNED = re.compile(r"""(?P<key>(?:"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\n"'=#])+)=[ \t]*""")
 _INDENT = "  "
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return a document's tables; what is no TOML is a ValueError, whose text says where."""
+    # The package has the same words as the standard library's module since Python 3.11.
+    loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
+    try:
+        tables: dict[str, Any] = loads(text)
+    except RecursionError as failure:
+        raise ValueError("it is nested too deeply") from failure
+    return tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ import pytest
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.zip_directory import Member
-from ckpttool.wire.zipped import Archive, states_the_same
+from ckpttool.wire.zip_reader import Archive, Member, states_the_same
 
 LOCAL, CENTRAL, END = 30, 46, 22
 CONTENT = {"r/data.pkl": b"\x80\2}.", "r/data/0": bytes(range(64)), "r/version": b"3\n"}
