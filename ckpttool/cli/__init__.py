@@ -15,11 +15,10 @@ import typer
 import typer.main
 
 from ckpttool.cli.commands import Commands
-from ckpttool.cli.output import say_error
+from ckpttool.cli.output import COULD_NOT, FOUND_SOMETHING, INTERRUPTED, say_error
 from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.errors import CheckpointError, UsageError
 
-FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
 _CLICK_ERROR: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
@@ -85,7 +84,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except _CLICK_ERROR as error:
         return _misused(error)
     except Exception as error:  # noqa: BLE001 - the last resort: a bug of ours is one line too
-        return _failed(error, _told(error))
+        return _failed(error, _unforeseen_text(error))
 
 
 def _failed(error: Exception, text: str | None = None) -> int:
@@ -95,19 +94,13 @@ def _failed(error: Exception, text: str | None = None) -> int:
     return COULD_NOT
 
 
-def _told(error: Exception) -> str:
-    """Return what to say of an error that nobody foresaw."""
-    if isinstance(error, FileNotFoundError) and not _has_directory():
-        return "the working directory is not there any more"
+def _unforeseen_text(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except OSError:
+            return "the working directory is not there any more"
     return f"internal error: {type(error).__name__}: {error} (CKPTTOOL_DEBUG=1 shows where)"
-
-
-def _has_directory() -> bool:
-    try:
-        os.getcwd()
-    except OSError:
-        return False
-    return True
 
 
 def _misused(error: Exception) -> int:

@@ -31,9 +31,9 @@ class ConfigDocument(NamedTuple):
     prefix: str
     tables: Mapping[str, Any]
 
-    def wrong(self, place: str, told: str) -> UsageError:
+    def wrong(self, place: str, problem: str) -> UsageError:
         """Return the error that says what is wrong at a place."""
-        return UsageError(f"{self.path}[{self.prefix}{place}]: {told}")
+        return UsageError(f"{self.path}[{self.prefix}{place}]: {problem}")
 
 
 # Finding --------------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     names = {one.strip("[]").rpartition(".")[2]: one for one in known}
-    if found := get_close_matches(key.replace("_", "-").lower(), names, n=1, cutoff=0.8):
-        return f"did you mean {names[found[0]]}?"
+    if close := get_close_matches(key.replace("_", "-").lower(), names, n=1, cutoff=0.8):
+        return f"did you mean {names[close[0]]}?"
     return f"there are {', '.join(known)}"
 
 
@@ -166,10 +166,10 @@ def _is_private(group: int, user: int) -> bool:
     import pwd
 
     try:
-        found, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
+        entry, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
     except KeyError:  # nobody has told the system their names
         return False
-    return found.gr_name == name and not set(found.gr_mem) - {name}
+    return entry.gr_name == name and not set(entry.gr_mem) - {name}
 
 
 def code_ownership_doubt(reference: str) -> str | None:
@@ -178,7 +178,7 @@ def code_ownership_doubt(reference: str) -> str | None:
     Args:
         reference: ``file.py:Name`` or ``package.module:Name``. What is installed is not asked.
     """
-    for path in _places_of_code(reference.rpartition(":")[0]):
+    for path in _code_paths(reference.rpartition(":")[0]):
         try:
             doubt = ownership_doubt(os.lstat(path)) or ownership_doubt(os.stat(path))
         except OSError:  # it is not there, which whoever imports it says better
@@ -188,11 +188,11 @@ def code_ownership_doubt(reference: str) -> str | None:
     return None
 
 
-def _places_of_code(place: str) -> list[str]:
-    """Return the files that are run for a reference, and the directories whose others they may import."""
-    if place.endswith(".py"):
-        return [place, os.path.dirname(place), os.path.dirname(os.path.realpath(place))]
-    parts = place.split(".")
+def _code_paths(module: str) -> list[str]:
+    """Return the files that are run for a module, and the directories whose others they may import."""
+    if module.endswith(".py"):
+        return [module, os.path.dirname(module), os.path.dirname(os.path.realpath(module))]
+    parts = module.split(".")
     packages = [os.path.join(*parts[:count]) for count in range(1, len(parts) + 1)]
     files = [os.path.join(one, "__init__.py") for one in packages] + [f"{one}.py" for one in packages]
     # The current directory is where modules are looked for that are not installed.
@@ -207,12 +207,9 @@ class WrongValue(ValueError):
     """A value is none that its key can have; the text names the key, the value and what is allowed."""
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(f"{key} is {_shortened_repr(value)} ({allowed})")
-
-
-def _shortened_repr(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        shortened = text if len(text) <= 60 else f"{text[:59]}…"
+        super().__init__(f"{key} is {shortened} ({allowed})")
 
 
 def glob_below(value: object) -> str:
@@ -272,9 +269,9 @@ def parse_bytes(value: object, key: str) -> int:
     if not isinstance(value, str) or not value.endswith("B"):
         raise wrong
     try:
-        found = nbytes(value)
+        size = nbytes(value)
     except UsageError as failure:
         raise wrong from failure
-    if not found:
+    if not size:
         raise wrong
-    return found
+    return size

@@ -41,20 +41,20 @@ class Consent:
         """Return whether somebody agrees; who is asked has seen what is meant."""
         if self.is_given:
             return True
-        answer = _typed(question) if self.asks else _piped()
+        answer = _ask_terminal(question) if self.asks else _piped_answer()
         if answer is None:  # nobody says anything: after an answer to the question before, that is none
             return not self._has_answered
         self._has_answered = True
         word = answer.strip().lower()
         if not self.asks and word not in ("y", "yes", "n", "no", ""):
-            told = f"stdin says {word!r:.40}, which is no answer; nothing was changed"
-            say_error(f"{told} (y or n; --yes leaves stdin alone)")
+            problem = f"stdin says {word!r:.40}, which is no answer; nothing was changed"
+            say_error(f"{problem} (y or n; --yes leaves stdin alone)")
         return word in ("y", "yes")
 
 
-def _typed(question: str) -> str:
+def _ask_terminal(question: str) -> str:
     """Ask on a terminal; whoever ends the input says no."""
-    with _terminal() as stream:
+    with _terminal_of_question() as stream:
         print(f"{question} [y/N] ", end="", file=stream, flush=True)
     try:
         answer = sys.stdin.readline()
@@ -67,7 +67,7 @@ def _typed(question: str) -> str:
 
 
 @contextmanager
-def _terminal() -> Iterator[TextIO]:
+def _terminal_of_question() -> Iterator[TextIO]:
     """Open where a question is seen: stderr, or where that leads elsewhere, the terminal that is typed on."""
     if sys.stderr.isatty():
         yield sys.stderr
@@ -81,7 +81,7 @@ def _terminal() -> Iterator[TextIO]:
         yield stream
 
 
-def _piped() -> str | None:
+def _piped_answer() -> str | None:
     """Return the line that stands in stdin; None where nothing does.
 
     It is read byte by byte: what follows it is for whoever reads next.

@@ -16,7 +16,7 @@ from ckpttool.cli.output import has_colour, print_json, progress, say_error, say
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
-    from ckpttool.ops.conversion import Converted, ConvertWishes
+    from ckpttool.ops.conversion import ConvertWishes
     from ckpttool.ops.conversion_plan import ConversionPlan
 
 
@@ -193,12 +193,12 @@ def _parse_shard_size(text: str) -> int:
     from ckpttool.errors import UsageError
 
     try:
-        found = nbytes(text, is_lenient=True)
+        size = nbytes(text, is_lenient=True)
     except UsageError as failure:
         raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)") from failure
-    if not found:
+    if not size:
         raise UsageError(f"--shard-size {text}: nothing fits into that")
-    return found
+    return size
 
 
 def _plan_and_convert(
@@ -224,11 +224,6 @@ def _plan_and_convert(
     for finding in converted.safety:
         place = f"{target}[{finding.where}]" if finding.where else target
         say_warning(f"{place}: {finding.message}")
-    _print_conversion(converted, json=json, quiet=quiet)
-    return int(bool(converted.mismatches))
-
-
-def _print_conversion(converted: Converted, *, json: bool, quiet: bool) -> None:
     if json:
         from ckpttool.render.json import convert_document
 
@@ -240,3 +235,4 @@ def _print_conversion(converted: Converted, *, json: bool, quiet: bool) -> None:
         from ckpttool.render.text_convert import convert_text
 
         print(convert_text(converted, colour=has_colour(sys.stdout)))
+    return int(bool(converted.mismatches))

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection
-from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, width
+from ckpttool.cli.output import COULD_NOT, has_colour, print_json, progress, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.reports import check_plot, write_report
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
     from ckpttool.ops.diff import DiffWishes
     from ckpttool.ops.difference import Difference
-    from ckpttool.ops.drift import Drift
     from ckpttool.series.members.entry import Entry
 
 _NO_FILE = ("/dev/null", os.devnull)
@@ -115,8 +114,7 @@ def diff(
 
     given = [str(path) for path in paths]
     output = DiffOutput(json, all, stat, name_only, quiet, plot)
-    _check_options(given, output)
-    _check_tolerance(rtol, atol, bitwise=bitwise)
+    _check_options(given, output, {"--rtol": rtol, "--atol": atol}, bitwise=bitwise)
     if plot is not None:
         check_plot(plot, [*given, *([map] if map is not None else [])])
     wishes = DiffWishes(
@@ -135,7 +133,10 @@ def diff(
     return compare([single_checkpoint(path) for path in given], wishes, output)
 
 
-def _check_options(paths: Sequence[str], output: DiffOutput) -> None:
+def _check_options(
+    paths: Sequence[str], output: DiffOutput, limits: Mapping[str, float | None], *, bitwise: bool
+) -> None:
+    """Require one view, and a tolerance that leaves something to compare, or none if bits are compared."""
     from ckpttool.errors import UsageError
 
     if len(paths) < 2:
@@ -146,13 +147,7 @@ def _check_options(paths: Sequence[str], output: DiffOutput) -> None:
         raise UsageError(f"{flags[0]} and {flags[1]} exclude each other")
     if len(paths) > 2 and views and not output.json:
         raise UsageError(f"{flags[0]} goes with two checkpoints")
-
-
-def _check_tolerance(rtol: float | None, atol: float | None, *, bitwise: bool) -> None:
-    """Require a tolerance that leaves something to compare, and none if bits are compared."""
-    from ckpttool.errors import UsageError
-
-    for flag, value in (("--rtol", rtol), ("--atol", atol)):
+    for flag, value in limits.items():
         if value is not None and bitwise:
             raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
         if value is not None and not math.isfinite(value):
@@ -232,7 +227,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.drift import drift
 
-    if (ordered := _in_training_order(paths)) != [*paths]:
+    if (ordered := _training_order(paths)) != [*paths]:
         paths = ordered
         if not output.quiet:
             say("compared in the order of training: the names sort in another")
@@ -241,18 +236,24 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
         with open_checkpoint(path) as checkpoint:
             sizes.append(checkpoint.nbytes)
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
-        found = drift(paths, wishes, advance=advance)
+        series = drift(paths, wishes, advance=advance)
     if output.plot is not None:
         from ckpttool.render.plot import kind_of
         from ckpttool.render.plot_diff import drift_picture
 
-        write_report(output.plot, drift_picture(kind_of(output.plot), found))
-    if not output.quiet:
-        _print_drift(found, output)
-    return _status([step.difference for step in found.steps])
+        write_report(output.plot, drift_picture(kind_of(output.plot), series))
+    if output.json and not output.quiet:
+        from ckpttool.render.json import drift_document
+
+        print_json(drift_document(series))
+    elif not output.quiet:
+        from ckpttool.render.text_drift import drift_text
+
+        print(drift_text(series, colour=has_colour(sys.stdout), width=width(sys.stdout)))
+    return _status([step.difference for step in series.steps])
 
 
-def _in_training_order(paths: Sequence[str]) -> list[str]:
+def _training_order(paths: Sequence[str]) -> list[str]:
     """Return the paths in the order of training if they come as a shell sorts ``DIR/*``.
 
     A shell sorts epoch 10 before epoch 2. Any other order is the user's own, and stays; so does one for which
@@ -267,27 +268,16 @@ def _in_training_order(paths: Sequence[str]) -> list[str]:
     bare = [_UNSORTED.sub("", path) for path in folded]
     if not any(names == sorted(names) for names in (given, folded, bare)):
         return given
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for path in paths:
         unit = unit_at(path)
         entry = look_at(unit) if unit is not None else None
         if entry is None:
             return given
-        found[path] = entry
-    ordered = order_by_numbers([*found.values()]) if len(found) == len(given) else None
-    places = {id(entry): place for place, entry in enumerate(ordered or ())}
-    return sorted(given, key=lambda path: places[id(found[path])]) if ordered else given
-
-
-def _print_drift(drift: Drift, output: DiffOutput) -> None:
-    if output.json:
-        from ckpttool.render.json import drift_document
-
-        print_json(drift_document(drift))
-    else:
-        from ckpttool.render.text_drift import drift_text
-
-        print(drift_text(drift, colour=has_colour(sys.stdout), width=width(sys.stdout)))
+        entries[path] = entry
+    ordered = order_by_numbers([*entries.values()]) if len(entries) == len(given) else None
+    positions = {id(entry): position for position, entry in enumerate(ordered or ())}
+    return sorted(given, key=lambda path: positions[id(entries[path])]) if ordered else given
 
 
 # The exit status ------------------------------------------------------------------------------------
@@ -300,5 +290,5 @@ def _status(differences: Sequence[Difference]) -> int:
             path = (difference.a if one.side == "a" else difference.b).path
             say_error(f"{path}[{one.name}]: {one.why}" if one.name != path else f"{path}: {one.why}")
     if any(difference.broken for difference in differences):
-        return 2
+        return COULD_NOT
     return int(not all(difference.equal for difference in differences))

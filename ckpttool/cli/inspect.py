@@ -50,7 +50,7 @@ def inspect(
     from ckpttool.ops.inspect import inspect as inspect_one
     from ckpttool.report import has_errors
 
-    inspections = [inspect_one(_one(str(path)), filter=filter, stats=stats) for path in paths]
+    inspections = [inspect_one(_newest_in(str(path)), filter=filter, stats=stats) for path in paths]
     if not quiet:
         _print(inspections, field, json, all)
     return int(any(has_errors(inspection.findings) for inspection in inspections))
@@ -74,7 +74,7 @@ def _print(inspections: list[Inspection], field: str | None, json: bool, all_ten
         print("\n\n".join(shown))
 
 
-def _one(path: str) -> str:
+def _newest_in(path: str) -> str:
     """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
     if not os.path.isdir(path):
         return path

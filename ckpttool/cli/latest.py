@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.options import Depth, Directory, Exclude, Jobs, Json, MaxDepth, Mode, Null, Quiet, Recursive
-from ckpttool.cli.output import grouped_messages, print_json, progress, say, say_error, say_warning
+from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, progress, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_journals
 from ckpttool.cli.streams import discard
 from ckpttool.errors import UsageError
@@ -18,10 +18,7 @@ from ckpttool.render.terminal import printable
 if TYPE_CHECKING:
     from ckpttool.series.resuming.latest import Latest
 
-COULD_NOT = 2
-
 _MAX_NAMED = 3
-
 
 Verify = Annotated[
     Depth,
@@ -96,15 +93,23 @@ def latest(
         best=best,
         mode=None if mode is None else mode.value,
         metrics=metrics,
-        before=_step(before),
+        before=_parse_step(before),
         allow_unsafe=allow_unsafe,
         wait=seconds(wait, is_lenient=True),
-        tell=_tell_nobody if quiet else _tell,
+        tell=(lambda text: None) if quiet else _tell,
         jobs=jobs,
         progress=no_progress if quiet else progress,
     )
     if not quiet:
-        _say(found)
+        if found.waited_for:
+            names = ", ".join(found.waited_for[:_MAX_NAMED])
+            more = ", …" if len(found.waited_for) > _MAX_NAMED else ""
+            _tell(f"waited {found.waited:.1f} s for {names}{more}")
+        say_journals(found.journals)
+        for path, message in grouped_messages(found.passed_over):
+            say_warning(f"{path}: passed over: {message}")
+        for warning in found.warnings:
+            say_warning(warning)
     try:
         _print(found, json=json, null=null, quiet=quiet)
         sys.stdout.flush()
@@ -116,7 +121,7 @@ def latest(
     return int(found.entry is None)
 
 
-def _step(text: str | None) -> int | None:
+def _parse_step(text: str | None) -> int | None:
     """Return the step that is given; a round one may be written as ``1e5``.
 
     Raises:
@@ -136,21 +141,6 @@ def _step(text: str | None) -> int | None:
 def _tell(text: str) -> None:
     say(f"ckpttool: {printable(text)}")
     sys.stderr.flush()
-
-
-def _tell_nobody(text: str) -> None:
-    pass
-
-
-def _say(found: Latest) -> None:
-    if found.waited_for:
-        names = ", ".join(found.waited_for[:_MAX_NAMED]) + (", …" if found.waited_for[_MAX_NAMED:] else "")
-        _tell(f"waited {found.waited:.1f} s for {names}")
-    say_journals(found.journals)
-    for path, told in grouped_messages(found.passed_over):
-        say_warning(f"{path}: passed over: {told}")
-    for warning in found.warnings:
-        say_warning(warning)
 
 
 def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:

@@ -24,7 +24,16 @@ from ckpttool.cli.options import (
     Null,
     Quiet,
 )
-from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
+from ckpttool.cli.output import (
+    COULD_NOT,
+    has_colour,
+    print_json,
+    progress,
+    say,
+    say_error,
+    say_warning,
+    width,
+)
 from ckpttool.cli.paths import print_paths, say_empty, say_journals, with_directory
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.render.terminal import printable
@@ -125,7 +134,6 @@ Config = Annotated[
         rich_help_panel=RULES,
     ),
 ]
-COULD_NOT = 2
 _MOST_PROBLEMS = 10
 """More than that push the list itself off the screen."""
 
@@ -214,10 +222,10 @@ def list_checkpoints(
         from ckpttool.cli.reports import check_plot
 
         check_plot(output.plot, [*paths, *options.request_options.get("metrics", ())])
-    places, wrong = _places_to_list(options, parameters["verify"])
-    looked = _looked_at(places)
+    places, problems = _places_to_list(options, parameters["verify"])
+    previews = _preview(places)
     listing = listing_of(
-        list(looked.values()),
+        list(previews.values()),
         sort=parameters["sort"],
         reverse=parameters["reverse"],
         best=parameters["metric"],
@@ -226,14 +234,21 @@ def list_checkpoints(
         jobs=parameters["jobs"],
         progress=progress,
     )
-    listing = replace(listing, problems=(*wrong, *listing.problems))
+    listing = replace(listing, problems=(*problems, *listing.problems))
     if not output.quiet:
-        _say_read(options, config)
-        _say(listing, everything=output.long or not sys.stderr.isatty())
+        if options.config is not None and config is None:
+            hint = "ckpttool list . lists all that lies here"
+            say(f"{printable(options.config)} says what is listed, as it does for prune ({hint})")
+        _warn(listing, everything=output.long or not sys.stderr.isatty())
     if output.plot is not None and listing.checkpoints:
-        _draw(output.plot, paths[0] if len(paths) == 1 else os.curdir, listing)
-    _show(listing, [place for place in places if place.directory in looked], output)
-    return COULD_NOT if len(looked) < len(places) else int(bool(listing.problems))
+        from ckpttool.cli.reports import write_report
+        from ckpttool.render.plot import kind_of
+        from ckpttool.render.plot_series import series_picture
+
+        title = paths[0] if len(paths) == 1 else os.curdir
+        write_report(output.plot, series_picture(kind_of(output.plot), title, listing))
+    _show(listing, [place for place in places if place.directory in previews], output)
+    return COULD_NOT if len(previews) < len(places) else int(bool(listing.problems))
 
 
 def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
@@ -242,39 +257,32 @@ def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDir
     from ckpttool.series.listing import ListedDirectory
     from ckpttool.series.surveying.survey import Scope
 
-    looks = {"recursive": options.config is None, **options.request_options}
-    scope = Scope(**{one.name: looks[one.name] for one in fields(Scope) if one.name in looks})
+    values = {"recursive": options.config is None, **options.request_options}
+    scope = Scope(**{one.name: values[one.name] for one in fields(Scope) if one.name in values})
     if options.policies is None and options.request_options.get("failed") is None:
         return [ListedDirectory(path, scope) for path in options.directories()], []
-    requests = replace(options, request_options={**looks, "depth": depth}).requests()
-    if wrong := unmatched_rules(options, requests):
-        return [ListedDirectory(one.directory, scope) for one in requests], wrong
+    requests = replace(options, request_options={**values, "depth": depth}).requests()
+    if problems := unmatched_rules(options, requests):
+        return [ListedDirectory(one.directory, scope) for one in requests], problems
     return [ListedDirectory(one.directory, scope, one) for one in requests], []
 
 
-def _looked_at(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
+def _preview(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
     """Return what lies in directories, by their paths; an error in one of several is printed."""
     from ckpttool.series.listing import preview_directory
 
-    looked = {}
+    previews = {}
     for place in places:
         try:
-            looked[place.directory] = preview_directory(place, progress)
+            previews[place.directory] = preview_directory(place, progress)
         except (CheckpointError, UsageError) as failure:
             if len(places) == 1:
                 raise
             say_error(with_directory(failure, place.directory))
-    return looked
+    return previews
 
 
-def _say_read(options: PruneOptions, config: str | None) -> None:
-    """Say which configuration says what is listed, where nobody named one."""
-    if options.config is not None and config is None:
-        hint = "ckpttool list . lists all that lies here"
-        say(f"{printable(options.config)} says what is listed, as it does for prune ({hint})")
-
-
-def _say(listing: Listing, *, everything: bool) -> None:
+def _warn(listing: Listing, *, everything: bool) -> None:
     """Say on stderr what must not be missed; of many problems the first, where people read them."""
     say_journals(listing.journals)
     for warning in listing.warnings:
@@ -284,14 +292,6 @@ def _say(listing: Listing, *, everything: bool) -> None:
         say_warning(f"{problem.path}: {problem.message}")
     if left := len(listing.problems) - len(shown):
         say_warning(f"{left:,} more are not sound, or can't be looked at (-v shows all)")
-
-
-def _draw(path: str, directory: str, listing: Listing) -> None:
-    from ckpttool.cli.reports import write_report
-    from ckpttool.render.plot import kind_of
-    from ckpttool.render.plot_series import series_picture
-
-    write_report(path, series_picture(kind_of(path), directory, listing))
 
 
 def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutput) -> None:
@@ -317,7 +317,7 @@ def _print(listing: Listing, output: ListOutput) -> None:
     from ckpttool.render.text_list import ListStyle, flat_text, list_text
 
     is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
-    look = ListStyle(
+    style = ListStyle(
         now=time.time(),
         width=width(sys.stdout) if is_terminal else None,
         long=output.long,
@@ -325,4 +325,4 @@ def _print(listing: Listing, output: ListOutput) -> None:
         wanted=tuple(name for name in output.wanted if name is not None),
     )
     is_flat = not is_terminal if output.flat is None else output.flat
-    print(flat_text(listing, look) if is_flat else list_text(listing, look))
+    print(flat_text(listing, style) if is_flat else list_text(listing, style))

@@ -1,4 +1,4 @@
-"""What goes to stdout and to stderr, and in what colour."""
+"""What goes to stdout and to stderr, in what colour, and the exit statuses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.render.terminal import printable
+
+FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
+"""Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C."""
 
 if TYPE_CHECKING:
     from ckpttool.series.reasons import Problem

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.options import Json, Null, Quiet
-from ckpttool.cli.output import print_json, say_error, say_warning
+from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.errors import UsageError
 from ckpttool.render.terminal import printable
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpttool.errors import CheckpointError
-    from ckpttool.series.pointers.pin_lists import Pin
     from ckpttool.series.pointers.pins import Pinning
-
-COULD_NOT = 2
 
 Paths = Annotated[
     list[Path] | None,
@@ -48,7 +45,7 @@ def pin(
         return _list(paths or [Path()], json=json, null=null, quiet=quiet)
     if null:
         raise UsageError("-0 goes with --list")
-    done = carry_out(_required(paths))
+    done = carry_out(_require_paths(paths))
     _print(done, "pinned", "is pinned already", json=json, quiet=quiet)
     return 0
 
@@ -57,20 +54,20 @@ def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
     """Take pins back, also those of checkpoints that have gone."""
     from ckpttool.series.pointers.pins import unpin as carry_out
 
-    done = carry_out(_required(paths))
+    done = carry_out(_require_paths(paths))
     _print(done, "unpinned", "is not pinned", json=json, quiet=quiet)
     return 0
 
 
-def _required(paths: Sequence[Path] | None) -> Sequence[Path]:
+def _require_paths(paths: Sequence[Path] | None) -> Sequence[Path]:
     if not paths:
         raise UsageError("name a PATH")
     return paths
 
 
 def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> None:
-    for told in done.settled if not quiet else ():
-        say_warning(told)
+    for message in done.settled if not quiet else ():
+        say_warning(message)
     if json:
         from ckpttool.render.json import pin_document
 
@@ -88,12 +85,17 @@ def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     from ckpttool.series.pointers.pins import pins_below
 
     errors: list[CheckpointError] = []
-    found = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
-    gone = [one for one in found.values() if one.name and not one.is_there]
-    faults = [(one, fault) for one in found.values() if one not in gone and (fault := pin_fault(one))]
+    listed = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
+    gone = [one for one in listed.values() if one.name and not one.is_there]
+    faults = [(one, fault) for one in listed.values() if one not in gone and (fault := pin_fault(one))]
     void = {(one.path, one.name) for one, _ in faults}
-    pins = {one.path: one for key, one in found.items() if key not in void}
-    _show(list(pins.values()), faults, json=json, null=null, quiet=quiet)
+    pins = {one.path: one for key, one in listed.items() if key not in void}
+    if json:
+        from ckpttool.render.json import pin_document
+
+        print_json(pin_document([*pins.values()], void=faults))
+    elif pins and not quiet:
+        print_paths([pinned.path for pinned in pins.values()], null=null)
     for pinned in gone if not quiet else ():
         say_warning(f"{pinned.path}: it is pinned, and {absence_message(pinned)}")
     for pinned, fault in faults if not quiet else ():
@@ -101,14 +103,3 @@ def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     for error in errors:
         say_error(str(error))
     return COULD_NOT if errors else int(bool(gone or faults))
-
-
-def _show(
-    pins: Sequence[Pin], faults: Sequence[tuple[Pin, str]], *, json: bool, null: bool, quiet: bool
-) -> None:
-    if json:
-        from ckpttool.render.json import pin_document
-
-        print_json(pin_document(pins, void=faults))
-    elif pins and not quiet:
-        print_paths([pinned.path for pinned in pins], null=null)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
 from ckpttool.cli.consent import Consent
 from ckpttool.cli.output import (
+    COULD_NOT,
     grouped_messages,
     has_colour,
     print_json,
@@ -66,8 +67,8 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
 
     requests = options.requests()
     _say_unread(options, output)
-    if wrong := unmatched_rules(options, requests):
-        return _report_wrong_rules(options, wrong, output)
+    if problems := unmatched_rules(options, requests):
+        return _report_wrong_rules(options, problems, output)
     trash = new_identity() if options.trash else None
     outcomes: list[Pruned] = []
     failures = 0
@@ -87,6 +88,19 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
     return _report(outcomes, output, failed=bool(failures))
 
 
+def _prune_directory(request: Request, trash: str | None, output: OutputOptions) -> Pruned:
+    from ckpttool.series.pruning.prune import prune
+
+    def confirm(planned: PrunePlan) -> bool:
+        _print_plan(planned, trash, output)
+        return output.consent.to("Remove them?" if trash is None else "Move them to the trash?")
+
+    outcome = prune(request, dry_run=output.dry_run, confirm=confirm, progress=progress, trash=trash or False)
+    if outcome.declined:
+        return _keep_all(outcome)
+    return _preview_trash(outcome) if output.dry_run and trash is not None else outcome
+
+
 def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOptions) -> Pruned:
     """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
     from ckpttool.series.reasons import Problem
@@ -100,43 +114,7 @@ def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOption
     return outcome
 
 
-def _say_unread(options: PruneOptions, output: OutputOptions) -> None:
-    """Say which configuration is not read, and why."""
-    if options.unread_config is not None and not output.quiet:
-        why = "since a directory or a rule was given (--config reads it)"
-        say(f"{printable(options.unread_config)} is not read, {why}")
-
-
-def _report_wrong_rules(options: PruneOptions, wrong: Sequence[Problem], output: OutputOptions) -> int:
-    """Print what is wrong with the rules and return the exit status; nothing is removed."""
-    from ckpttool.series.pruning.prune import Pruned
-    from ckpttool.series.retention.plan import RetentionPlan
-    from ckpttool.series.retention.policy import Policies
-
-    plan = RetentionPlan(options.policies or Policies(), ())
-    outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(wrong))
-    _say(outcome, quiet=output.quiet)
-    if output.json:
-        from ckpttool.render.json import prune_document
-
-        print_json(prune_document(outcome))
-    return 1
-
-
-def _prune_directory(request: Request, trash: str | None, output: OutputOptions) -> Pruned:
-    from ckpttool.series.pruning.prune import prune
-
-    def confirm(planned: PrunePlan) -> bool:
-        _print_plan(planned, trash, output)
-        return output.consent.to("Remove them?" if trash is None else "Move them to the trash?")
-
-    done = prune(request, dry_run=output.dry_run, confirm=confirm, progress=progress, trash=trash or False)
-    if done.declined:
-        return _with_removals_kept(done)
-    return _as_trashed(done) if output.dry_run and trash is not None else done
-
-
-def _with_removals_kept(declined: Pruned) -> Pruned:
+def _keep_all(declined: Pruned) -> Pruned:
     """Return the outcome of a plan that was declined: every checkpoint is kept."""
     from ckpttool.series.retention.plan import KeptEntry
 
@@ -147,9 +125,32 @@ def _with_removals_kept(declined: Pruned) -> Pruned:
     return replace(declined, plan=replace(declined.plan, groups=groups))
 
 
-def _as_trashed(preview: Pruned) -> Pruned:
+def _preview_trash(preview: Pruned) -> Pruned:
     """Return a preview in which checkpoints go to the trash, so that no bytes are freed."""
     return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
+
+
+def _say_unread(options: PruneOptions, output: OutputOptions) -> None:
+    """Say which configuration is not read, and why."""
+    if options.unread_config is not None and not output.quiet:
+        why = "since a directory or a rule was given (--config reads it)"
+        say(f"{printable(options.unread_config)} is not read, {why}")
+
+
+def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], output: OutputOptions) -> int:
+    """Print what is wrong with the rules and return the exit status; nothing is removed."""
+    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.retention.plan import RetentionPlan
+    from ckpttool.series.retention.policy import Policies
+
+    plan = RetentionPlan(options.policies or Policies(), ())
+    outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(problems))
+    _say(outcome, quiet=output.quiet)
+    if output.json:
+        from ckpttool.render.json import prune_document
+
+        print_json(prune_document(outcome))
+    return 1
 
 
 # What several directories came to -------------------------------------------------------------------
@@ -189,20 +190,15 @@ def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
     for one in outcomes:
         places = {entry.directory for group in one.plan.groups for entry in _entries_of(group)}
         real = {place: os.path.realpath(place) for place in places}
-        groups = [_without_seen(group, seen, real) for group in one.plan.groups]
+        groups = []
+        for group in one.plan.groups:
+            keep = tuple(kept for kept in group.keep if _real_path(kept.entry, real) not in seen)
+            remove = tuple(entry for entry in group.remove if _real_path(entry, real) not in seen)
+            if keep or remove:
+                groups.append(replace(group, keep=keep, remove=remove))
         seen |= {_real_path(entry, real) for group in one.plan.groups for entry in _entries_of(group)}
-        kept = tuple(group for group in groups if group.keep or group.remove)
-        distinct.append(replace(one, plan=replace(one.plan, groups=kept)))
+        distinct.append(replace(one, plan=replace(one.plan, groups=tuple(groups))))
     return distinct
-
-
-def _without_seen(group: GroupPlan, seen: Set[str], real: Mapping[str, str]) -> GroupPlan:
-    if not seen:
-        return group
-    keep = tuple(kept for kept in group.keep if _real_path(kept.entry, real) not in seen)
-    return replace(
-        group, keep=keep, remove=tuple(entry for entry in group.remove if _real_path(entry, real) not in seen)
-    )
 
 
 def _entries_of(group: GroupPlan) -> Iterator[Entry]:
@@ -220,13 +216,13 @@ def _real_path(entry: Entry, real: Mapping[str, str]) -> str:
 def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) -> int:
     """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
     if not outcomes:
-        return 2
+        return COULD_NOT
     outcomes = _without_duplicates(outcomes)
     outcome = _combined(outcomes)
     _say(outcome, quiet=output.quiet)
     if failed:
         _print(outcomes, output, sys.stderr)
-        return 2
+        return COULD_NOT
     if output.json:
         from ckpttool.render.json import prune_document
 
@@ -270,7 +266,7 @@ def _print_plan(planned: PrunePlan, trash: str | None, output: OutputOptions) ->
 
         stream = sys.stderr if output.json else sys.stdout
         preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
-        total = total_line(preview if trash is None else _as_trashed(preview))
+        total = total_line(preview if trash is None else _preview_trash(preview))
         print(_text(planned.plan.groups, output, stream), total, sep="\n\n", file=stream, flush=True)
     elif not (output.json or output.quiet):
         print(_text(planned.plan.groups, output, sys.stdout), end="\n\n", flush=True)
@@ -300,7 +296,7 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
 
     request = _request_around(options, path)
     _say_unread(options, output)
-    wrong = unmatched_rules(options, options.requests())
+    problems = unmatched_rules(options, options.requests())
     planned = make_plan(request, progress)
     explanation = explain(planned, path)
     if output.json:
@@ -311,9 +307,9 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
         from ckpttool.render.text_prune import explain_text
 
         print(explain_text(explanation, colour=has_colour(sys.stdout)))
-    for problem in wrong:
+    for problem in problems:
         say_error(f"{problem.path}: {problem.message}")
-    return int(bool(wrong))
+    return int(bool(problems))
 
 
 def _request_around(options: PruneOptions, path: str) -> Request:
@@ -349,12 +345,11 @@ def empty_trashes(options: PruneOptions, output: OutputOptions) -> int:
     if not output.consent.is_given:
         preview, _ = _empty_each(options, dry_run=True)
         if any(one.removed for one in preview) and not _agrees_to_empty(preview, output):
-            _print_declined(preview, output)
             return 1
-    found, failures = _empty_each(options, dry_run=output.dry_run)
+    emptied, failures = _empty_each(options, dry_run=output.dry_run)
     for failure in failures:
         say_error(failure)
-    return _report_emptied(found, output, failed=bool(failures))
+    return _report_emptied(emptied, output, failed=bool(failures))
 
 
 def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTrash], list[str]]:
@@ -366,57 +361,49 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
     from ckpttool.series.undoing.trash import empty
     from ckpttool.series.undoing.undo import directories_with_trash
 
-    found: list[EmptiedTrash] = []
+    emptied: list[EmptiedTrash] = []
     failures: list[str] = []
     for path in options.paths or (os.curdir,):
         try:
             root = require_directory(path)
             for place in directories_with_trash(root) if options.recursive else [root]:
-                found.append(empty(place, options.older_than, dry_run=dry_run))
+                emptied.append(empty(place, options.older_than, dry_run=dry_run))
         except CheckpointError as failure:
             if len(options.paths) <= 1:
                 raise
             failures.append(with_directory(failure, path))
-    return found, failures
+    return emptied, failures
 
 
 def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
+    """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
+    from ckpttool.render.json import empty_document
+    from ckpttool.render.text_prune import empty_text
+
     if output.consent.asks:
-        from ckpttool.render.text_prune import empty_text
-
         print(empty_text(preview), file=sys.stderr if output.json else sys.stdout, flush=True)
-    return output.consent.to("Remove them for good?")
+    agrees = output.consent.to("Remove them for good?")
+    if not agrees and output.json:
+        print_json(empty_document(preview))
+    elif not (agrees or output.quiet or output.consent.asks):
+        print(empty_text(preview))
+    return agrees
 
 
-def _report_emptied(found: Sequence[EmptiedTrash], output: OutputOptions, *, failed: bool) -> int:
+def _report_emptied(emptied: Sequence[EmptiedTrash], output: OutputOptions, *, failed: bool) -> int:
     """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
-    problems = [problem for one in found for problem in one.problems]
-    if not output.quiet:
-        for warning in (warning for one in found for warning in one.warnings):
-            say_warning(warning)
+    problems = [problem for one in emptied for problem in one.problems]
+    for warning in (warning for one in emptied for warning in one.warnings if not output.quiet):
+        say_warning(warning)
     for problem in problems:
         say_error(f"{problem.path}: {problem.message}")
     if output.json and not failed:
-        _print_emptied(found)
+        from ckpttool.render.json import empty_document
+
+        print_json(empty_document(emptied))
     elif not output.quiet:
         from ckpttool.render.text_prune import empty_text
 
-        print(empty_text(found), file=sys.stderr if failed else sys.stdout)
-    would_go = output.check and any(one.removed for one in found)
-    return 2 if failed else int(bool(problems) or would_go)
-
-
-def _print_declined(preview: Sequence[EmptiedTrash], output: OutputOptions) -> None:
-    """Print what would have been removed; on a terminal it was printed with the question."""
-    if output.json:
-        _print_emptied(preview)
-    elif not (output.quiet or output.consent.asks):
-        from ckpttool.render.text_prune import empty_text
-
-        print(empty_text(preview))
-
-
-def _print_emptied(found: Sequence[EmptiedTrash]) -> None:
-    from ckpttool.render.json import empty_document
-
-    print_json(empty_document(found))
+        print(empty_text(emptied), file=sys.stderr if failed else sys.stdout)
+    would_go = output.check and any(one.removed for one in emptied)
+    return COULD_NOT if failed else int(bool(problems) or would_go)

@@ -215,11 +215,11 @@ def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
     unseen = []
     for request in requests:
         try:
-            found = survey_directory(request.directory, replace(request, metrics=()))
+            survey = survey_directory(request.directory, replace(request, metrics=()))
         except CheckpointError:  # pruning it raises the same
             unseen.append(os.path.realpath(request.directory))
         else:
-            groups += found.groups
+            groups += survey.groups
     return groups, unseen
 
 

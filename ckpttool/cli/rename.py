@@ -11,19 +11,15 @@ import typer
 
 from ckpttool.cli.consent import Consent
 from ckpttool.cli.options import Directory, Exclude, Json, MaxDepth, Quiet, Recursive
-from ckpttool.cli.output import grouped_messages, print_json, say_error, say_warning
+from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say_error, say_warning
 from ckpttool.cli.paths import say_empty, say_journals
 from ckpttool.cli.retention_options import Metrics, Series
 from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
     from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.plan import PlannedNames
     from ckpttool.series.renaming.rename import RenameResult
-
-COULD_NOT = 2
 
 TemplateText = Annotated[
     str | None,
@@ -66,7 +62,9 @@ def rename(
     plan). Some trainers find checkpoints by their own names alone; a warning says which. ckpttool undo takes
     a rename back.
     """
+    from ckpttool.render.text_moves import rename_text, rename_total_line
     from ckpttool.series.renaming.plan import RenameRequest
+    from ckpttool.series.renaming.rename import RenameResult
     from ckpttool.series.renaming.rename import rename as carry_out
 
     request = RenameRequest(
@@ -83,17 +81,28 @@ def rename(
     asks = consent.asks
 
     def confirm(planned: PlannedNames) -> bool:
-        if asks:
-            _print_plan(planned, sys.stderr if json else sys.stdout, quiet=quiet)
+        if asks:  # who is asked must see the plan first
+            pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
+            text = rename_text(RenameResult(planned, pairs, dry_run=True))
+            print(text, file=sys.stderr if json else sys.stdout, flush=True)
+            if not quiet:
+                _warn(planned)
+            _say_problems(planned.problems)
         return consent.to("Rename them?")
 
     renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
     was_asked = asks and bool(renamed.planned.plan.renamings) and not renamed.is_refused
-    _say(renamed, quiet=quiet, was_warned=was_asked)
+    _say_outcome(renamed, quiet=quiet, was_warned=was_asked)
     if renamed.is_refused:
         say_error(f"{directory}: nothing was renamed (--exclude passes over what can't have a name)")
         return COULD_NOT
-    _print(renamed, json=json, quiet=quiet, was_shown=asks)
+    if json:
+        from ckpttool.render.json import rename_document
+
+        print_json(rename_document(renamed))
+    elif not quiet and renamed.planned.plan.count:
+        was_shown = asks and renamed.planned.plan.renamings
+        print(rename_total_line(renamed) if was_shown else rename_text(renamed))
     is_void = not renamed.planned.plan.count and say_empty(
         str(directory), recursive=recursive, quiet=quiet or json, checks=check
     )
@@ -116,30 +125,18 @@ def _template(given: str | None, config: str | None) -> str:
         return given
     path = config or find_config()
     document = None if path is None else read_document(path, is_named=config is not None)
-    told = {} if document is None else document.tables.get("naming")
-    if document is None or told is None:
+    table = {} if document is None else document.tables.get("naming")
+    if document is None or table is None:
         where = "" if path is None else f"; {path} has no [naming]"
         raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
-    if not isinstance(told, Mapping):
-        raise document.wrong("naming", f"{told!r:.40} (a table)")
-    if unknown := sorted(told.keys() - {"template"}):
+    if not isinstance(table, Mapping):
+        raise document.wrong("naming", f"{table!r:.40} (a table)")
+    if unknown := sorted(table.keys() - {"template"}):
         raise document.wrong("naming", f"unknown key {unknown[0]} (there is template)")
-    template = told.get("template")
+    template = table.get("template")
     if not isinstance(template, str):
         raise document.wrong("naming", f"template = {template!r:.40} (a text)")
     return template
-
-
-def _print_plan(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> None:
-    """Show a plan before anybody is asked whether to carry it out."""
-    from ckpttool.render.text_moves import rename_text
-    from ckpttool.series.renaming.rename import RenameResult
-
-    pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
-    print(rename_text(RenameResult(planned, pairs, dry_run=True)), file=stream, flush=True)
-    if not quiet:
-        _warn(planned)
-    _say_problems(planned.problems)
 
 
 def _warn(planned: PlannedNames) -> None:
@@ -147,7 +144,7 @@ def _warn(planned: PlannedNames) -> None:
         say_warning(warning)
 
 
-def _say(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> None:
+def _say_outcome(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> None:
     """Say on stderr what must not be missed; of what failed alike, once."""
     if not quiet:
         say_journals(renamed.planned.journals)
@@ -158,25 +155,10 @@ def _say(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> None:
                 say_warning(f"{path}: what an interrupted command had begun with it is taken back now")
         if not was_warned:
             _warn(renamed.planned)
-    told = renamed.planned.problems if was_warned else ()
-    _say_problems([one for one in renamed.problems if one not in told])
+    known = renamed.planned.problems if was_warned else ()
+    _say_problems([one for one in renamed.problems if one not in known])
 
 
 def _say_problems(problems: Sequence[Problem]) -> None:
-    for path, told in grouped_messages(problems):
-        say_error(f"{path}: {told}")
-
-
-def _print(renamed: RenameResult, *, json: bool, quiet: bool, was_shown: bool) -> None:
-    from ckpttool.render.text_moves import rename_text, rename_total_line
-
-    if json:
-        from ckpttool.render.json import rename_document
-
-        print_json(rename_document(renamed))
-    elif quiet or not renamed.planned.plan.count:
-        return
-    elif was_shown and renamed.planned.plan.renamings:
-        print(rename_total_line(renamed))
-    else:
-        print(rename_text(renamed))
+    for path, message in grouped_messages(problems):
+        say_error(f"{path}: {message}")

@@ -77,9 +77,8 @@ def write_reports(
         from ckpttool.render.summary import summary
 
         append_report(wanted.summary, summary(verifications, failures).encode())
-    is_annotated = wanted.github
-    if is_annotated is None:
-        is_annotated = os.environ.get("GITHUB_ACTIONS") == "true"
+    under_github = os.environ.get("GITHUB_ACTIONS") == "true"
+    is_annotated = under_github if wanted.github is None else wanted.github
     if is_annotated:
         from ckpttool.render.github import workflow_commands
 
@@ -145,7 +144,8 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
         if place in places:
             raise UsageError(f"{places[place]} and {option} name the same file")
         places[place] = option
-        _check_is_apart(option, path, read)
+        if os.path.exists(path) and any(os.path.exists(one) and os.path.samefile(one, path) for one in read):
+            raise UsageError(f"{option} {path}: that file is read")
         _check_is_ours(option, path, force)
 
 
@@ -167,14 +167,6 @@ def check_plot(path: str, read: Sequence[str]) -> None:
     check_can_draw(path)
 
 
-def _check_is_apart(option: str, path: str, read: Sequence[str]) -> None:
-    if not os.path.exists(path):
-        return
-    for one in read:
-        if os.path.exists(one) and os.path.samefile(one, path):
-            raise UsageError(f"{option} {path}: that file is read")
-
-
 def _check_is_ours(option: str, path: str, force: bool) -> None:
     """Require that what is there is an earlier report, a recording that may go, or no regular file."""
     if not os.path.lexists(path):
@@ -186,23 +178,17 @@ def _check_is_ours(option: str, path: str, force: bool) -> None:
             raise UsageError(f"--record {path}: it is there, and no regular file")
         if not force:
             raise UsageError(f"--record {path}: it is there already; --force replaces a recording")
-        if not _is_recording(path):
+        begin, mark = _RECORDING
+        if not (_bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)):
             raise UsageError(f"--record {path}: what is there is no recording; it is not replaced")
     elif os.path.isfile(path):
         head = _bytes(path, 0, _HEAD)
-        if head and not _is_report(option, head):
+        begins = _MARKS.get(option, {}).items()
+        is_report = any(head.startswith(begin) and mark in head for begin, mark in begins)
+        if option == "--summary":  # it is appended to whatever text is there
+            is_report = b"\0" not in head and _is_text(head)
+        if head and not is_report:
             raise UsageError(f"{option} {path}: what is there is no such report; it is not replaced")
-
-
-def _is_report(option: str, head: bytes) -> bool:
-    if option == "--summary":  # it is appended to whatever text is there
-        return b"\0" not in head and _is_text(head)
-    return any(head.startswith(begin) and mark in head for begin, mark in _MARKS[option].items())
-
-
-def _is_recording(path: str) -> bool:
-    begin, mark = _RECORDING
-    return _bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)
 
 
 def _is_text(head: bytes) -> bool:

@@ -40,14 +40,14 @@ def _one_of(*allowed: str) -> Reader:
     return read
 
 
-def _parsed(parse: Callable[[str], Any], value: object, key: str) -> Any:
+def _parse_text(parse: Callable[[str], Any], value: object, key: str) -> Any:
     """Return what a text, or a whole number, stands for."""
     if isinstance(value, int) and not isinstance(value, bool):
         return parse(str(value))
     return parse(one_text(value, key))
 
 
-def _limit(text: str) -> str:
+def _delete_limit(text: str) -> str:
     try:
         delete_limit(text)
     except UsageError as failure:
@@ -67,11 +67,11 @@ RULES: Mapping[str, Reader] = {
     "keep-weekly": whole_number(1),
     "keep-monthly": whole_number(1),
     "keep-yearly": whole_number(1),
-    "keep-within": partial(_parsed, within),
-    "older-than": partial(_parsed, within),
+    "keep-within": partial(_parse_text, within),
+    "older-than": partial(_parse_text, within),
     "keep-name": texts,
-    "max-size": partial(_parsed, nbytes),
-    "max-total-size": partial(_parsed, nbytes),
+    "max-size": partial(_parse_text, nbytes),
+    "max-total-size": partial(_parse_text, nbytes),
     "incomplete": _one_of(*get_args(Incomplete)),
 }
 """What says which checkpoints stay, in ``[retention]`` and in its rules."""
@@ -86,8 +86,8 @@ KEYS: Mapping[str, Reader] = {
     "series": texts,
     "group-by": _one_of(*get_args(GroupBy)),
     "metrics": texts,
-    "min-age": partial(_parsed, seconds),
-    "max-delete": partial(_parsed, _limit),
+    "min-age": partial(_parse_text, seconds),
+    "max-delete": partial(_parse_text, _delete_limit),
     "verify": _one_of("full", "quick"),
     "trash": truth,
     "yes": truth,
@@ -113,51 +113,47 @@ class Retention:
 
 
 def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
-    """Return what a configuration says of ``prune``; None where it has no such table.
-
-    Raises:
-        UsageError: It says what it can't, or must not be believed.
-        CheckpointError: It can't be read.
-    """
+    """Return what a configuration says of ``prune``; None if it has no such table."""
     document = read_document(path, is_named=is_named)
     table = document.tables.get("retention")
     if table is None:
         return None
     if not isinstance(table, Mapping):
         raise document.wrong("retention", f"{table!r:.40} (a table)")
-    own = {key: value for key, value in table.items() if key != "rule"}
-    values = read_table(document, "retention", own, KEYS, others=(f"[[{document.prefix}retention.rule]]",))
+    options = {key: value for key, value in table.items() if key != "rule"}
+    values = read_table(
+        document, "retention", options, KEYS, others=(f"[[{document.prefix}retention.rule]]",)
+    )
     here = os.path.dirname(path)
     paths = values.get("paths", (os.curdir,))
     values["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
     if "metrics" in values:
-        values["metrics"] = tuple(_log(one, here) for one in values["metrics"])
+        values["metrics"] = tuple(_log_path(one, here) for one in values["metrics"])
     names = {_attribute(key) for key in RULES}
     rules = {name: values.pop(name) for name in names & values.keys()}
     try:
         default = Policy(**rules) if rules else None
     except UsageError as failure:
         raise document.wrong("retention", str(failure)) from failure
-    listed = tuple(_rules(document, table.get("rule", [])))
+    listed = tuple(_path_rules(document, table.get("rule", [])))
     policies = Policies(default, listed, here or os.curdir) if default or listed else None
     return Retention(path, values, policies)
 
 
-def _log(path: str, here: str) -> str:
+def _log_path(path: str, here: str) -> str:
     """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
     from ckpttool.series.metrics.log_metrics import LogArgument
 
-    placed = os.path.normpath(os.path.join(here, path))
-    return placed if os.path.lexists(LogArgument.parse(placed).name) else path
+    beside = os.path.normpath(os.path.join(here, path))
+    return beside if os.path.lexists(LogArgument.parse(beside).name) else path
 
 
-def _rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
+def _path_rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
     if not isinstance(tables, list) or not all(isinstance(rule, Mapping) for rule in tables):
         raise document.wrong("retention.rule", "it is no list of tables (write [[retention.rule]])")
     for number, rule in enumerate(tables, 1):
         place = f"retention.rule {number}"
-        keys: Mapping[str, Reader] = {"path": lambda value, key: _series_glob(value), **RULES}
-        values = read_table(document, place, rule, keys)
+        values = read_table(document, place, rule, {"path": _series_glob, **RULES})
         if "path" not in values:
             raise document.wrong(place, "path is missing (a glob of series, such as runs/final/**)")
         glob = values.pop("path")
@@ -168,7 +164,7 @@ def _rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
             raise document.wrong(place, str(failure)) from failure
 
 
-def _series_glob(value: object) -> str:
+def _series_glob(value: object, key: str) -> str:
     """Return a glob of series; a directory's plain name means what lies in it and below."""
     glob = glob_below(value)
     last = glob.rpartition("/")[2]
@@ -183,11 +179,7 @@ def read_table(
     keys: Mapping[str, Reader],
     others: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return the values of a table by the names of attributes.
-
-    Raises:
-        UsageError: A key is none of those there are, or a value none that its key can have.
-    """
+    """Return the values of a table by the names of attributes."""
     values = {}
     for key, value in table.items():
         if key not in keys:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ckpttool.cli.options import Directory, Json, Quiet, Recursive
 from ckpttool.cli.output import print_json, say, say_error, say_warning
-
-if TYPE_CHECKING:
-    from ckpttool.series.undoing.undo import Undone
 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be back; change nothing.")]
 
@@ -30,7 +27,10 @@ def undo(
     from ckpttool.series.undoing.undo import undo as take_back
 
     done = take_back(str(directory), recursive=recursive, dry_run=dry_run)
-    _say(done, quiet=quiet)
+    for warning in done.warnings if not quiet else ():
+        say_warning(warning)
+    for problem in done.problems:
+        say_error(f"{problem.path}: {problem.message}")
     if json:
         from ckpttool.render.json import undo_document
 
@@ -44,10 +44,3 @@ def undo(
 
         print(undo_text(done))
     return int(bool(done.problems))
-
-
-def _say(done: Undone, *, quiet: bool) -> None:
-    for warning in done.warnings if not quiet else ():
-        say_warning(warning)
-    for problem in done.problems:
-        say_error(f"{problem.path}: {problem.message}")

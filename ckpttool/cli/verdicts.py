@@ -75,40 +75,34 @@ class VerifyOutcome:
     def passes(self, strict: bool) -> bool:
         """Tell whether all is as anybody would wish; unknown classes are not, where warnings fail."""
         refused = any(one.refused for one in self.sealed.values())
-        return not refused and all(_passes(one, strict) for one in self.verifications)
+        if refused or not all(one.is_fine for one in self.verifications):
+            return False
+        checks = (check for one in self.verifications for check in one.checks)
+        return not strict or not any(one.name == "safety" and one.status is Status.FAILED for one in checks)
 
 
-def _passes(verification: Verification, strict: bool) -> bool:
-    doubtful = any(one.name == "safety" and one.status is Status.FAILED for one in verification.checks)
-    return verification.is_fine and not (strict and doubtful)
-
-
-def verify_all(paths: Sequence[str], wanted: VerifyOptions) -> VerifyOutcome:
-    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
-
-    Raises:
-        UsageError: What is asked of one of them contradicts itself, or of all; none was looked at.
-    """
+def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
+    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid."""
     outcome = VerifyOutcome()
     searched: list[Globs] = []
-    targets = [target for path in paths for target in _find_targets(path, wanted, outcome, searched)]
+    targets = [target for path in paths for target in _find_targets(path, options, outcome, searched)]
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
-    outcome.warnings = tuple(told for told in first if all(told in others for others in unmatched))
+    outcome.warnings = tuple(warning for warning in first if all(warning in others for others in unmatched))
     outcome.warnings += tuple(_unknown_file_warnings(outcome.unknown))
-    _check_prediction_options(targets, wanted)
+    _require_prediction(targets, options)
     known: set[str] = set()
     for _ in range(_TRIES):
-        known.update(target.place for target in targets)
-        if not _verify_each(targets, wanted, outcome):
+        known.update(target.path for target in targets)
+        if not _verify_each(targets, options, outcome):
             break
         again = (
             target
             for path in paths
             if os.path.isdir(path)
-            for target in _find_targets(path, wanted, outcome, [])
+            for target in _find_targets(path, options, outcome, [])
         )
-        targets = [target for target in again if target.place not in known]
+        targets = [target for target in again if target.path not in known]
     if known and not (outcome.verifications or outcome.failures):
         _fail(NotFound(paths[0], "all in it was removed or renamed meanwhile; nothing was verified"), outcome)
     return outcome
@@ -127,49 +121,44 @@ def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
         yield f"{paths[0]}{more}: not verified, safety unknown: {why}"
 
 
-def _verify_each(targets: Sequence[_VerifyTarget], wanted: VerifyOptions, outcome: VerifyOutcome) -> bool:
+def _verify_each(targets: Sequence[_VerifyTarget], options: VerifyOptions, outcome: VerifyOutcome) -> bool:
     """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
     has_gone = False
     for target in targets:
         try:
-            has_gone |= not _verify(target, wanted, outcome)
+            has_gone |= not _verify(target, options, outcome)
         except CheckpointError as error:
             if target.is_named or (target.is_predicted and isinstance(error, MissingPackage)):
                 _fail(error, outcome)
-            elif _is_still_there(target):
+            elif isinstance(target.unit, CheckpointError) or _unit_now(target.unit) is not None:
                 outcome.verifications.append(unreadable(error))
             else:
+                _say_missing(target.unit)
                 has_gone = True
     return has_gone
 
 
-def _is_still_there(target: _VerifyTarget) -> bool:
-    """Tell whether what can't be read is still in its place; say so where it isn't."""
-    if isinstance(target.unit, CheckpointError):
-        return True
+def _unit_now(unit: Unit) -> Unit | None:
+    """Return a checkpoint as it is on disk now; None if it was removed or renamed."""
     from ckpttool.series.changing.pending_journals import current_unit
 
-    if current_unit(target.unit) is not None:
-        return True
-    _say_gone(target.unit)
-    return False
+    return current_unit(unit)
 
 
-def _say_gone(unit: Unit) -> None:
+def _say_missing(unit: Unit) -> None:
     say_warning(f"{unit.path}: it was removed or renamed meanwhile; it was not verified")
 
 
 @dataclass(frozen=True, slots=True)
 class _VerifyTarget:
-    """A checkpoint, what is asked of it, and whether the user named it himself; or what can't be read."""
+    """A checkpoint, or the error that keeps it from being read; what is asked of it; whether it was named."""
 
     unit: Unit | CheckpointError
     settings: PredictionSettings | None
     is_named: bool
 
     @property
-    def place(self) -> str:
-        """Return where it lies."""
+    def path(self) -> str:
         return self.unit.path
 
     @property
@@ -178,95 +167,83 @@ class _VerifyTarget:
         return self.settings is not None and self.settings.request is not None
 
 
-def _check_prediction_options(targets: Sequence[_VerifyTarget], wanted: VerifyOptions) -> None:
-    """Require that somebody is there to fulfil the wishes for a prediction.
-
-    Raises:
-        UsageError: Nobody is, or a recording would be written over.
-    """
-    if wanted.wishes.get("record") and len(targets) > 1:
+def _require_prediction(targets: Sequence[_VerifyTarget], options: VerifyOptions) -> None:
+    """Require that somebody is there to fulfil the wishes for a prediction."""
+    if options.wishes.get("record") and len(targets) > 1:
         raise UsageError(f"--record takes one checkpoint, and there are {len(targets):,}")
-    is_asked = wanted.predict or any(one.settings and one.settings.request for one in targets)
-    if wanted.wishes and targets and not is_asked:
-        flag = flag_of(next(iter(wanted.wishes)))
+    is_asked = options.predict or any(one.settings and one.settings.request for one in targets)
+    if options.wishes and targets and not is_asked:
+        flag = flag_of(next(iter(options.wishes)))
         raise UsageError(f"{flag}: no rule asks for a prediction (--predict does)")
 
 
 def _find_targets(
-    path: str, wanted: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs]
+    path: str, options: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs]
 ) -> Iterator[_VerifyTarget]:
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
 
-    lost: list[CheckpointError] = []
-    globs = Globs(wanted.exclude, path)
+    errors: list[CheckpointError] = []
+    globs = Globs(options.exclude, path)
     unknown: list[str] = []
-    walk = Walk(exclude=globs, max_depth=wanted.max_depth, on_error=lost.append, on_unknown=unknown.append)
+    walk = Walk(exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unknown=unknown.append)
     try:
         units = sorted(discover(path, walk), key=lambda unit: unit.path)
         if [unit.path for unit in units] != [path]:
             searched.append(globs)
         if not units:
-            _require_below(path, lost)
-        units = _without_interrupted(path, units)
+            _require_any(path, errors)
+        units = _drop_interrupted(path, units)
     except CheckpointError as error:
         _fail(error, outcome)
         return
     outcome.unknown += (one for one in unknown if one not in outcome.unknown)
     for unit in units:
-        yield _VerifyTarget(unit, _settings_of(unit.path, wanted), unit.path == path)
-    for one in lost:
+        yield _VerifyTarget(unit, _settings_of(unit.path, options), unit.path == path)
+    for one in errors:
         yield _VerifyTarget(one, None, False)
 
 
-def _require_below(path: str, lost: Sequence[CheckpointError]) -> None:
-    """Require that something was found in a directory, be it what can't be read.
-
-    Raises:
-        CheckpointError: The path itself can't be read, or no checkpoint lies there.
-    """
+def _require_any(path: str, errors: Sequence[CheckpointError]) -> None:
+    """Require that something was found in a directory, be it what can't be read."""
     from ckpttool.formats import unrecognised
     from ckpttool.formats.interface import Probe
 
-    own = next((one for one in lost if os.path.normpath(one.path) == os.path.normpath(path)), None)
-    if own is not None:
-        raise own
-    if not lost:
+    for error in errors:
+        if os.path.normpath(error.path) == os.path.normpath(path):
+            raise error
+    if not errors:
         with Probe(path) as probe:
             raise unrecognised(probe)
 
 
-def _without_interrupted(path: str, units: list[Unit]) -> list[Unit]:
-    """Return what was found at a path without what an interrupted command has half moved, and tell of it.
-
-    Raises:
-        NotFound: Nothing else is there.
-    """
+def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
+    """Return what was found at a path without what an interrupted command has half moved, and tell of it."""
     from ckpttool.cli.paths import say_journals
     from ckpttool.series.changing.pending_journals import unaffected_units
 
     inside = unaffected_units((), [path] if os.path.isdir(path) else ()).journals
-    if [unit.path for unit in units] == [path]:  # he wants to know of this one, whatever becomes of it
-        found = unaffected_units(units)
-        say_journals(inside if found.whole else (*found.journals, *inside))
+    if [unit.path for unit in units] == [path]:  # the user asks for this one, whatever becomes of it
+        unaffected = unaffected_units(units)
+        say_journals(inside if unaffected.whole else (*unaffected.journals, *inside))
         return units
-    found = unaffected_units(units, [path])
-    say_journals(found.journals)
-    if units and not found.whole:
+    unaffected = unaffected_units(units, [path])
+    say_journals(unaffected.journals)
+    if units and not unaffected.whole:
         raise NotFound(path, "no checkpoint is whole in it: a command was interrupted, or is at work")
-    return list(found.whole)
+    return list(unaffected.whole)
 
 
-def _settings_of(path: str, wanted: VerifyOptions) -> PredictionSettings | None:
+def _settings_of(path: str, options: VerifyOptions) -> PredictionSettings | None:
     """Return what is asked of a checkpoint besides the usual checks."""
-    if wanted.config is None and not wanted.predict:
+    if options.config is None and not options.predict:
         return None
     from ckpttool.cli.verify_config import PredictionSettings, settings_for
     from ckpttool.predict.request import PredictionRequest
 
-    if wanted.config is None:
-        return PredictionSettings(PredictionRequest(**wanted.wishes), (), ())
-    return settings_for(wanted.config, path, predict=wanted.predict, given=wanted.wishes)
+    if options.config is None:
+        return PredictionSettings(PredictionRequest(**options.wishes), (), ())
+    return settings_for(options.config, path, predict=options.predict, given=options.wishes)
 
 
 def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
@@ -274,81 +251,65 @@ def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
     outcome.failures.append(error)
 
 
-def _verify(target: _VerifyTarget, wanted: VerifyOptions, outcome: VerifyOutcome) -> bool:
-    """Add the verdict on a checkpoint; tell whether it was still there.
-
-    Raises:
-        CheckpointError: It can't be looked at.
-    """
+def _verify(target: _VerifyTarget, options: VerifyOptions, outcome: VerifyOutcome) -> bool:
+    """Add the verdict on a checkpoint; tell whether it was still there."""
     if isinstance(target.unit, CheckpointError):
         raise target.unit
     started = time.perf_counter()
-    found = (
-        _verify_and_seal(target.unit, wanted, outcome)
-        if wanted.seal
-        else _verify_settled(target, target.unit, wanted)
+    verification = (
+        _verify_and_seal(target.unit, options, outcome)
+        if options.seal
+        else _verify_at_rest(target, target.unit, options)
     )
-    if found is None:
-        _say_gone(target.unit)
+    if verification is None:
+        _say_missing(target.unit)
         return False
-    outcome.seconds[found.path] = time.perf_counter() - started
+    outcome.seconds[verification.path] = time.perf_counter() - started
     if target.settings is not None:
-        outcome.judged.append((target.settings, found))
-        found = _apply_ignores(found, target.settings, wanted.strict)
-    outcome.verifications.append(found)
+        outcome.judged.append((target.settings, verification))
+        if target.settings.ignores:
+            from ckpttool.ops.ignored_findings import apply_ignores, refusals
+
+            for sentence in refusals(verification, target.settings.ignores):
+                say_error(sentence)
+            verification = apply_ignores(verification, target.settings.ignores, strict=options.strict)
+    outcome.verifications.append(verification)
     return True
 
 
-def _verify_settled(target: _VerifyTarget, unit: Unit, wanted: VerifyOptions) -> Verification | None:
-    """Return the verdict on what stands still; None where it was removed or renamed meanwhile."""
-    for _ in range(_TRIES):
-        found = _verify_once(target, unit, wanted)
-        if found.is_fine or target.is_named:
-            return found
-        from ckpttool.series.changing.pending_journals import current_unit
-
-        now = current_unit(unit)
-        if now is None:
-            return None
-        if now.members == unit.members:
-            return found
-        unit = now
-    return found
-
-
-def _verify_once(target: _VerifyTarget, unit: Unit, wanted: VerifyOptions) -> Verification:
+def _verify_at_rest(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> Verification | None:
+    """Return the verdict on what stands still; None if it was removed or renamed meanwhile."""
     from ckpttool.ops.verify import verify as verify_one
 
     settings = target.settings
-    with progress(unit.path, unit.nbytes) as advance:
-        return verify_one(
-            unit,
-            only=wanted.checks,
-            strict=wanted.strict,
-            jobs=wanted.jobs,
-            advance=advance,
-            prediction=settings.request if settings else None,
-            ignores=settings.ignores if settings else (),
-        )
+    for _ in range(_TRIES):
+        with progress(unit.path, unit.nbytes) as advance:
+            verification = verify_one(
+                unit,
+                only=options.checks,
+                strict=options.strict,
+                jobs=options.jobs,
+                advance=advance,
+                prediction=settings.request if settings else None,
+                ignores=settings.ignores if settings else (),
+            )
+        if verification.is_fine or target.is_named:
+            return verification
+        now = _unit_now(unit)
+        if now is None:
+            return None
+        if now.members == unit.members:
+            return verification
+        unit = now
+    return verification
 
 
-def _verify_and_seal(unit: Unit, wanted: VerifyOptions, outcome: VerifyOutcome) -> Verification:
+def _verify_and_seal(unit: Unit, options: VerifyOptions, outcome: VerifyOutcome) -> Verification:
     from ckpttool.ops.manifest_writing import verify_and_seal
 
     with progress(unit.path, unit.nbytes) as advance:
-        found, sealed = verify_and_seal(
-            unit, force=wanted.force, strict=wanted.strict, jobs=wanted.jobs, advance=advance
+        verification, sealed = verify_and_seal(
+            unit, force=options.force, strict=options.strict, jobs=options.jobs, advance=advance
         )
     outcome.sealed[unit.path] = sealed
-    return found
-
-
-def _apply_ignores(found: Verification, settings: PredictionSettings, strict: bool) -> Verification:
-    """Return a verdict in which the configuration's expected findings fail nothing."""
-    if not settings.ignores:
-        return found
-    from ckpttool.ops.ignored_findings import apply_ignores, refusals
-
-    for sentence in refusals(found, settings.ignores):
-        say_error(sentence)
-    return apply_ignores(found, settings.ignores, strict=strict)
+    return verification

@@ -11,7 +11,7 @@ import typer
 from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
-from ckpttool.cli.output import has_colour, say_error, say_warning
+from ckpttool.cli.output import COULD_NOT, has_colour, say_error, say_warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,56 +101,61 @@ def verify(
     from ckpttool.cli.verdicts import VerifyOptions, verify_all
     from ckpttool.errors import UsageError
 
-    asked = _configuration(config, has_paths=bool(paths))
+    settings = _configuration(config, has_paths=bool(paths))
     checks, names_prediction = _checks_to_run(quick, only)
     predict = predict or names_prediction
-    is_alone = not predict and asked is None
-    is_whole = not quick and only is None
+    may_predict = predict or settings is not None
+    is_complete = not quick and only is None
     wishes = predicting.read_predict_options(context.params)
-    _check_prediction_files(wishes, may_predict=not is_alone)
-    _check_manifest_options(write_manifest, is_whole=is_whole, is_alone=is_alone)
+    _check_prediction_files(wishes, may_predict=may_predict)
+    if write_manifest and not is_complete:
+        raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
+    if write_manifest and may_predict:
+        raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
     if force and not write_manifest and "record" not in wishes:
         raise UsageError("--force goes with --write-manifest or --record")
-    looked_at = [*map(str, paths or (asked.paths if asked else ()))]
-    wanted_reports = reports.Reports(junit, sarif, github, summary)
+    places = [*map(str, paths or (settings.paths if settings else ()))]
     check_targets(
         {"--record": record, "--junit": junit, "--sarif": sarif, "--summary": summary},
-        files_read(looked_at, wishes),
+        files_read(places, wishes),
         force=force,
     )
-    wanted = VerifyOptions(
+    options = VerifyOptions(
         checks=checks,
-        strict=strict or (asked is not None and asked.strict),
+        strict=strict or (settings is not None and settings.strict),
         jobs=jobs,
-        exclude=[*exclude, *(asked.exclude if asked else ())],
+        exclude=[*exclude, *(settings.exclude if settings else ())],
         max_depth=max_depth,
         predict=predict,
         wishes=wishes,
-        config=asked,
+        config=settings,
         seal=write_manifest,
         force=force,
     )
-    outcome = verify_all(looked_at, wanted)
-    if asked is not None and not paths and is_whole and not outcome.failures:
-        _warn_unused_rules(asked, outcome)
-    _print_refused_manifests(outcome.sealed)
+    outcome = verify_all(places, options)
+    if settings is not None and not paths and is_complete and not outcome.failures:
+        _warn_unused_rules(settings, outcome)
+    for path, sealed in outcome.sealed.items():
+        if sealed.refused is not None:
+            say_error(f"{path}: no manifest written: {sealed.refused}")
     for warning in outcome.warnings if not quiet else ():
         say_warning(warning)
-    reports.write_reports(wanted_reports, outcome.verifications, outcome.failures, outcome.seconds)
+    reports.write_reports(
+        reports.Reports(junit, sarif, github, summary),
+        outcome.verifications,
+        outcome.failures,
+        outcome.seconds,
+    )
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         _print_manifests(outcome.sealed, sys.stderr)
-        return 2
+        return COULD_NOT
     if not quiet:
         _print_verdicts(outcome, json, verbose)
-    return int(not outcome.passes(wanted.strict))
+    return int(not outcome.passes(options.strict))
 
 
 def _configuration(named: str | None, *, has_paths: bool) -> VerifyConfig | None:
-    """Return the configuration that applies: one that is named, or one found where no path is given.
-
-    Raises:
-        UsageError: There is neither a path nor a configuration, or it is wrong.
-    """
+    """Return the configuration that applies: one that is named, or one found if no path is given."""
     if named is None and has_paths:
         return None
     from ckpttool.cli.config import find_config
@@ -164,11 +169,7 @@ def _configuration(named: str | None, *, has_paths: bool) -> VerifyConfig | None
 
 
 def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) -> None:
-    """Require that wishes for a prediction come with one, and that the files they name are there.
-
-    Raises:
-        UsageError, NotFound: They don't, or aren't.
-    """
+    """Require that options of a prediction come with one, and that the files they name exist."""
     import os
 
     from ckpttool.errors import NotFound, UsageError
@@ -181,26 +182,8 @@ def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) 
             raise NotFound(str(path), "no such file")
 
 
-def _check_manifest_options(write_manifest: bool, *, is_whole: bool, is_alone: bool) -> None:
-    """Require that a manifest is only written for what was looked at in full, and with nothing else.
-
-    Raises:
-        UsageError: It isn't.
-    """
-    from ckpttool.errors import UsageError
-
-    if write_manifest and not is_whole:
-        raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
-    if write_manifest and not is_alone:
-        raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
-
-
 def _checks_to_run(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the checks to run, and whether a prediction is among them.
-
-    Raises:
-        UsageError: A name is none of them.
-    """
+    """Return the names of the checks to run, and whether a prediction is among them."""
     from ckpttool.errors import UsageError
     from ckpttool.ops.verdict import CHECKS, PREDICTION, QUICK_CHECKS
 
@@ -247,9 +230,3 @@ def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
         if one.files:
             verb = "there already" if one.was_there else "wrote"
             print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)
-
-
-def _print_refused_manifests(sealed: Mapping[str, SealResult]) -> None:
-    for path, one in sealed.items():
-        if one.refused is not None:
-            say_error(f"{path}: no manifest written: {one.refused}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.cli.config import (
@@ -97,24 +97,22 @@ def read_config(path: str, *, is_named: bool = False) -> VerifyConfig:
         UsageError: It says what it can't, or must not be believed.
         CheckpointError: It can't be read.
     """
-    return replace(_verify_config(read_document(path, is_named=is_named)), is_named=is_named)
-
-
-def _verify_config(document: ConfigDocument) -> VerifyConfig:
+    document = read_document(path, is_named=is_named)
     table = document.tables.get("verify", {})
     if not isinstance(table, Mapping):
         raise document.wrong("verify", f"{table!r:.40} (a table)")
     unknown = sorted(table.keys() - _VERIFY.keys() - {"rule"})
     if unknown:
-        there = suggestion(unknown[0], [*_VERIFY, f"[[{document.prefix}verify.rule]]"])
-        raise document.wrong("verify", f"unknown key {unknown[0]} ({there})")
+        hint = suggestion(unknown[0], [*_VERIFY, f"[[{document.prefix}verify.rule]]"])
+        raise document.wrong("verify", f"unknown key {unknown[0]} ({hint})")
     try:
         values = {key: _VERIFY[key](table[key], key) for key in _VERIFY if key in table}
     except WrongValue as failure:
         raise document.wrong("verify", str(failure)) from failure
     here = os.path.dirname(document.path)
-    paths = [os.path.normpath(os.path.join(here, path)) for path in values.pop("paths", (os.curdir,))]
-    return VerifyConfig(document.path, tuple(paths), rules=tuple(_verify_rules(document, table)), **values)
+    paths = tuple(os.path.normpath(os.path.join(here, one)) for one in values.pop("paths", (os.curdir,)))
+    rules = tuple(_verify_rules(document, table))
+    return VerifyConfig(document.path, paths, rules=rules, is_named=is_named, **values)
 
 
 def _verify_rules(document: ConfigDocument, table: Mapping[str, Any]) -> Iterator[VerifyRule]:
@@ -131,17 +129,7 @@ def _verify_rules(document: ConfigDocument, table: Mapping[str, Any]) -> Iterato
 
 
 def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRule:
-    """Return a rule.
-
-    Args:
-        table: As TOML has it.
-        directory: Absolute; what files are relative to.
-        origin: Where it stands.
-
-    Raises:
-        Wrong: A value is none that its key can have.
-        UsageError: A key is none, or is missing, or two contradict each other.
-    """
+    """Return a rule, read from a table of TOML; its files are relative to ``directory``."""
     for key in table:
         if key in _COMMAND_LINE_ONLY:
             raise UsageError(_COMMAND_LINE_ONLY[key])
@@ -151,11 +139,12 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRu
         raise UsageError("path is missing (a glob of checkpoints)")
     if "input" in table and "input-shape" in table:
         raise UsageError("input and input-shape contradict each other (give one of them)")
-    read = {key: KEYS[key](table[key], key) for key in KEYS if key in table}
+    values = {key: KEYS[key](table[key], key) for key in KEYS if key in table}
     predict = truth(table["predict"], "predict") if "predict" in table else None
     ignores = _read_ignores(table["ignore"], origin) if "ignore" in table else None
     wishes = {
-        _ATTRIBUTES.get(key, key.replace("-", "_")): _resolve_paths(key, read[key], directory) for key in read
+        _ATTRIBUTES.get(key, key.replace("-", "_")): _resolve_paths(key, value, directory)
+        for key, value in values.items()
     }
     return VerifyRule(origin, glob_below(table["path"]), predict, wishes, ignores)
 
@@ -194,38 +183,31 @@ def settings_for(
         UsageError: The rules contradict each other, say how to predict and not whether, or name code that
             others could have written.
     """
-    rules = tuple(
-        rule for rule in config.rules if matches(rule.glob, _path_for_globs(path, config.directory))
-    )
-    wishes = _merge_wishes([*(rule.wishes for rule in rules), given or {}])
+    try:  # links are not followed: people write the names that they see
+        below = os.path.relpath(os.path.abspath(path), config.directory).replace(os.sep, "/")
+    except ValueError:  # on another drive
+        below = os.pardir
+    rules = tuple(rule for rule in config.rules if matches(rule.glob, below))
+    wishes: dict[str, Any] = {}
+    for layer in (*(rule.wishes for rule in rules), given or {}):
+        for name in layer:
+            wishes.pop(_ONE_OF.get(name, ""), None)
+        wishes.update(layer)
     said = [rule.predict for rule in rules if rule.predict is not None]
     ignores = [rule.ignores for rule in rules if rule.ignores is not None]
     request = None
     if predict or (said and said[-1]):
         if not config.is_named:
             _require_own_code(config, rules, given or {}, wishes)
-        request = _request(config.path, path, rules, wishes)
+        try:
+            request = PredictionRequest(**wishes)
+        except UsageError as failure:
+            origin = ", ".join(rule.origin for rule in rules if rule.wishes) or config.path
+            raise UsageError(f"{origin}: for {path}: {failure}") from failure
     elif not said and any(rule.wishes for rule in rules):
         origin = next(rule.origin for rule in rules if rule.wishes)
         raise UsageError(f"{origin}: it says how to predict, and not whether (predict = true or false)")
     return PredictionSettings(request, ignores[-1] if ignores else (), rules)
-
-
-def _path_for_globs(path: str, directory: str) -> str:
-    """Return a path as globs know it; links are not followed, since people write the names that they see."""
-    try:
-        return os.path.relpath(os.path.abspath(path), directory).replace(os.sep, "/")
-    except ValueError:  # on another drive
-        return os.pardir
-
-
-def _merge_wishes(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name in layer:
-            merged.pop(_ONE_OF.get(name, ""), None)
-        merged.update(layer)
-    return merged
 
 
 def _require_own_code(
@@ -242,16 +224,6 @@ def _require_own_code(
             origin = next(rule.origin for rule in reversed(rules) if name in rule.wishes)
             hint = f"--config {config.path} runs it all the same"
             raise UsageError(f"{origin}: {name}: {doubt}, so it is not run ({hint})")
-
-
-def _request(
-    config: str, path: str, rules: Sequence[VerifyRule], wishes: Mapping[str, Any]
-) -> PredictionRequest:
-    try:
-        return PredictionRequest(**wishes)
-    except UsageError as failure:
-        origin = ", ".join(rule.origin for rule in rules if rule.wishes) or config
-        raise UsageError(f"{origin}: for {path}: {failure}") from failure
 
 
 def unused_rules(
@@ -275,13 +247,11 @@ def unused_rules(
         if rule.origin not in matched:
             sentences.append(f"{rule.origin}: no checkpoint matches {rule.glob!r}")
             continue
-        unused = (ignore for ignore in rule.ignores or () if ignore.origin not in used)
-        sentences += [f"{ignore.origin}: there is no finding {_ignore_words(ignore)}" for ignore in unused]
+        for ignore in rule.ignores or ():
+            if ignore.origin not in used:
+                place = "" if ignore.where is None else f" at {ignore.where!r}"
+                sentences.append(f"{ignore.origin}: there is no finding {ignore.code}{place}")
     return sentences
-
-
-def _ignore_words(ignore: Ignore) -> str:
-    return ignore.code if ignore.where is None else f"{ignore.code} at {ignore.where!r}"
 
 
 # Values of a rule -----------------------------------------------------------------------------------
@@ -339,20 +309,19 @@ def _seconds(value: object, key: str) -> float:
 def _read_ignores(value: object, origin: str) -> tuple[Ignore, ...]:
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         raise WrongValue("ignore", value, 'a list like [{code = "infinity", reason = "attention masks"}]')
-    return tuple(_read_ignore(one, f"{origin}: ignore {number}") for number, one in enumerate(value, 1))
-
-
-def _read_ignore(table: Mapping[str, Any], origin: str) -> Ignore:
-    unknown = sorted(table.keys() - {"code", "reason", "where"})
-    if unknown:
-        raise UsageError(f"unknown key ignore.{unknown[0]} (there are code, reason, where)")
-    for key, needed in _NEEDED.items():
-        if key not in table:
-            raise UsageError(f"ignore.{key} is missing ({needed})")
-        if not isinstance(table[key], str) or not table[key].strip():
-            raise WrongValue(f"ignore.{key}", table[key], needed)
-    where = one_text(table["where"], "ignore.where") if "where" in table else None
-    return Ignore(table["code"], table["reason"], where, origin)
+    ignores = []
+    for number, table in enumerate(value, 1):
+        unknown = sorted(table.keys() - {"code", "reason", "where"})
+        if unknown:
+            raise UsageError(f"unknown key ignore.{unknown[0]} (there are code, reason, where)")
+        for key, needed in _NEEDED.items():
+            if key not in table:
+                raise UsageError(f"ignore.{key} is missing ({needed})")
+            if not isinstance(table[key], str) or not table[key].strip():
+                raise WrongValue(f"ignore.{key}", table[key], needed)
+        where = one_text(table["where"], "ignore.where") if "where" in table else None
+        ignores.append(Ignore(table["code"], table["reason"], where, f"{origin}: ignore {number}"))
+    return tuple(ignores)
 
 
 KEYS: Mapping[str, Callable[[object, str], Any]] = {

@@ -106,7 +106,7 @@ def test_bug_of_ours_is_one_line_too(
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(inspect_command, "_one", fail)
+    monkeypatch.setattr(inspect_command, "_newest_in", fail)
     status, out, err = run("inspect", guide)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ckpttool: error: internal error: {type(failure).__name__}")
@@ -117,7 +117,7 @@ def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise CheckpointError("a\nb.pth", "line one\nline two\x1b[31m")
 
-    monkeypatch.setattr(inspect_command, "_one", fail)
+    monkeypatch.setattr(inspect_command, "_newest_in", fail)
     assert run("inspect", guide) == (
         2,
         "",
@@ -129,7 +129,7 @@ def test_ctrl_c_exits_130(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect_command, "_one", interrupt)
+    monkeypatch.setattr(inspect_command, "_newest_in", interrupt)
     assert_interrupted(run("inspect", guide))
 
 
