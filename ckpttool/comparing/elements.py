@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.tensor import Tensor
-from ckpttool.wire.readable import Contiguous, aligned
+from ckpttool.wire.readable import Contiguous, aligned_buffer
 from ckpttool.wire.source import Buffer, Source
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Buffers:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.data = aligned(2 * nbytes)
+        self.data = aligned_buffer(2 * nbytes)
         self.a, self.b = self.data[:nbytes], self.data[nbytes:]
         self._memcmp = _libc_memcmp()
         if self._memcmp is not None:

@@ -13,7 +13,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.readable import aligned
+from ckpttool.wire.readable import aligned_buffer
 from ckpttool.wire.source import Source
 
 SCHEMA = "ckpttool.digests/1"
@@ -94,7 +94,7 @@ def _digest_of_blocks(blocks: Iterable[memoryview], stop: threading.Event) -> st
 
 
 def _blocks_of(source: Source) -> Iterator[memoryview]:
-    buffer = aligned(min(_BLOCK_BYTES, source.size))
+    buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
     for start in range(0, source.size, _BLOCK_BYTES):
         block = buffer[: min(_BLOCK_BYTES, source.size - start)]
         source.read_into(start, block)

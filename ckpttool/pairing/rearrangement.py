@@ -13,9 +13,9 @@ from ckpttool.dtypes import DType, numpy_dtype
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.chunks import Chunked
 from ckpttool.tensor import Path, Tensor, Values
-from ckpttool.wire.gather import BOX_BYTES, boxes, copy, filled
-from ckpttool.wire.hdf5 import Streamed, slabs
-from ckpttool.wire.readable import Contiguous, InMemory, swapped
+from ckpttool.wire.gather import BOX_BYTES, blocks_by_box, boxes, copy
+from ckpttool.wire.hdf5 import LibraryValues, slabs
+from ckpttool.wire.readable import Contiguous, InMemory, swap_bytes
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.views import Strided
 
@@ -308,7 +308,7 @@ class ReorderedValues:
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         shape = tuple(self.piece.count[axis] for axis in self.piece.order)
-        return filled(shape, self.piece.tensor.dtype.itemsize, limit, self._fill, PASS_BYTES)
+        return blocks_by_box(shape, self.piece.tensor.dtype.itemsize, limit, self._fill, PASS_BYTES)
 
     def once(self) -> ReorderedValues:
         return self
@@ -382,20 +382,20 @@ def _stored_boxes(
 ) -> Iterator[Box]:
     """Yield boxes of stored elements that cover the one from ``low`` to ``high``."""
     values = piece.tensor.values
-    if isinstance(values, Streamed) and all(len(parts) == 1 for parts in piece.cuts):
+    if isinstance(values, LibraryValues) and all(len(parts) == 1 for parts in piece.cuts):
         return _read_slabs(values, low, high, item)
     shape = tuple(length for parts in piece.cuts for length in parts)
     return _read_boxes(piece.tensor, shape, item)
 
 
-def _read_slabs(values: Streamed, low: list[int], high: list[int], item: np.dtype[Any]) -> Iterator[Box]:
+def _read_slabs(values: LibraryValues, low: list[int], high: list[int], item: np.dtype[Any]) -> Iterator[Box]:
     """Yield what HDF5 reads of its chunks alone that are needed."""
     import numpy as np
 
     wanted = tuple(end - start for start, end in zip(low, high, strict=True))
     for start, count in slabs(wanted, item.itemsize, values.dataset.chunk):
         first = tuple(at + inner for at, inner in zip(low, start, strict=True))
-        data = swapped(memoryview(values.read(first, count)), values.swap)
+        data = swap_bytes(memoryview(values.read(first, count)), values.swap)
         yield first, np.frombuffer(data, item).reshape(count)
 
 
@@ -413,17 +413,17 @@ def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
     """Yield a tensor's bytes in groups of the sizes that are wanted."""
     blocks, held = tensor.blocks(), memoryview(b"")
     for size in sizes:
-        group, filled = bytearray(size), 0
-        while filled < size:
+        group, blocks_by_box = bytearray(size), 0
+        while blocks_by_box < size:
             if not held:
                 more = next(blocks, None)
                 if more is None:
                     place = tensor.storage.file if tensor.storage else tensor.name
                     raise DamagedCheckpoint(place, "fewer elements than its shape says", where=tensor.name)
                 held = more
-            count = min(len(held), size - filled)
-            group[filled : filled + count] = held[:count]
-            filled, held = filled + count, held[count:]
+            count = min(len(held), size - blocks_by_box)
+            group[blocks_by_box : blocks_by_box + count] = held[:count]
+            blocks_by_box, held = blocks_by_box + count, held[count:]
         yield group
 
 
@@ -443,7 +443,7 @@ class ValueSum:
             with np.errstate(all="ignore"):
                 total = _native(one, self.a.dtype) + _native(other, self.a.dtype)
             word = 1 if sys.byteorder == "little" else self.a.dtype.word_bytes
-            yield swapped(memoryview(total.view(np.uint8).data), word)
+            yield swap_bytes(memoryview(total.view(np.uint8).data), word)
 
     def once(self) -> ValueSum:
         return self
@@ -468,7 +468,7 @@ def _native(data: bytearray, dtype: DType) -> np.ndarray[Any, Any]:
     import numpy as np
 
     word = 1 if sys.byteorder == "little" else dtype.word_bytes
-    return np.frombuffer(swapped(memoryview(data), word), np.uint8).view(numpy_dtype(dtype))
+    return np.frombuffer(swap_bytes(memoryview(data), word), np.uint8).view(numpy_dtype(dtype))
 
 
 # Samples --------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
             rest, index = divmod(rest, length)
             offset += index * stride
         data = part.source.read(part.offset + offset * itemsize, itemsize)
-        found.append(bytes(swapped(memoryview(data), part.swap)))
+        found.append(bytes(swap_bytes(memoryview(data), part.swap)))
     return b"".join(found)
 
 

@@ -59,12 +59,12 @@ def _in_place() -> Callable[[memoryview, int], int]:
     return in_place
 
 
-def masked(crc: int) -> int:
+def mask_crc(crc: int) -> int:
     """Return a checksum as it is stored: a checksum of data that holds checksums would be weak."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ALL
 
 
-def unmasked(stored: int) -> int:
+def unmask_crc(stored: int) -> int:
     """Return the checksum that was stored in its masked form."""
     turned = (stored - _MASK_DELTA) & _ALL
     return (turned >> 17 | turned << 15) & _ALL

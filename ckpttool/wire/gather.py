@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.readable import Readable, aligned
+from ckpttool.wire.readable import Readable, aligned_buffer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ def _room(wanted: int) -> Iterator[int]:
             _large_boxes.release()
 
 
-def filled(
+def blocks_by_box(
     shape: tuple[int, ...],
     itemsize: int,
     limit: int,
@@ -72,7 +72,7 @@ def filled(
     step, total = max(16, limit - limit % 16), math.prod(shape) * itemsize
     with _room(min(most, total)) as room:
         nbytes = max(min(room, most, total), itemsize)
-        memory = aligned(nbytes)
+        memory = aligned_buffer(nbytes)
         for start, lengths in boxes(shape, nbytes // itemsize):
             count = math.prod(lengths)
             fill(start, np.frombuffer(memory, f"V{itemsize}", count).reshape(lengths))
@@ -254,7 +254,7 @@ class _Reading:
         itemsize, steps = self._item.itemsize, self._tiling.steps
         used = len(offsets) * pitch * itemsize
         if len(self._buffer) < used:
-            self._buffer = aligned(used)
+            self._buffer = aligned_buffer(used)
         first = sum(at * step for at, step in zip(start, steps, strict=True))
         base, width, at = self._offset + first * itemsize, runs.run * itemsize, 0
         for offset in offsets:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.h5worker import WORKER, Crashed
-from ckpttool.wire.readable import swapped
+from ckpttool.wire.readable import swap_bytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_CHUNK = 1 << 27
@@ -298,14 +298,14 @@ def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
     return tuple(sorted(found, key=lambda chunk: chunk.offset))
 
 
-class Summed(NamedTuple):
+class DatasetChecksum(NamedTuple):
     """A checksum, and of how many bytes."""
 
     crc32: int
     nbytes: int
 
 
-def summed(location: Location, dataset: Dataset, limit: int) -> Summed | None:
+def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> DatasetChecksum | None:
     """Return the CRC-32 of all elements of a dataset; None where they can't be read, or are too many.
 
     Elements of one size are summed as they are stored; of texts and arrays of any length, each with its
@@ -317,11 +317,11 @@ def summed(location: Location, dataset: Dataset, limit: int) -> Summed | None:
         return None
     for told in (json.loads(payload) for _, payload in frames):
         if told["k"] == "sum":
-            return Summed(told["crc32"], told["nbytes"])
+            return DatasetChecksum(told["crc32"], told["nbytes"])
     return None
 
 
-class Streamed(NamedTuple):
+class LibraryValues(NamedTuple):
     """Elements that only libhdf5 can read, asked for block by block.
 
     ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
@@ -336,9 +336,9 @@ class Streamed(NamedTuple):
         for start, count in slabs(self.dataset.shape or (), self.dataset.kind.size, self.dataset.chunk):
             data = memoryview(self.read(start, count))
             for at in range(0, len(data), limit):
-                yield swapped(data[at : at + limit], self.swap)
+                yield swap_bytes(data[at : at + limit], self.swap)
 
-    def once(self) -> Streamed:
+    def once(self) -> LibraryValues:
         return self
 
     def read(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:

@@ -221,7 +221,7 @@ def _tensor(source: Readable, at: int, where: str | None) -> Stream:
 
 def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple[DType, tuple[int, ...]]:
     """Return the type and shape that a ``TensorDesc`` tells; an axis of any length is -1 in programs."""
-    number, shape = described(message, path, where)
+    number, shape = parse_description(message, path, where)
     if number not in ELEMENTS:
         raise DamagedCheckpoint(path, f"element type {number}", where=where, code="unknown-dtype")
     if len(shape) > MAX_AXES:
@@ -231,7 +231,7 @@ def describe(message: bytes | memoryview, path: str, where: str | None) -> tuple
     return ELEMENTS[number], shape
 
 
-def described(
+def parse_description(
     message: bytes | memoryview, path: str, where: str | None
 ) -> tuple[int | None, tuple[int, ...]]:
     """Return the number of the type and the lengths of a ``TensorDesc`` as they stand there."""

@@ -39,7 +39,7 @@ _PICKLES_OF_A_STORAGE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class PickleSequence:
     """Pickles that lie one behind the other, and what loading them could run.
 
     ``trailing`` is the number of bytes behind the last one that are no pickle.
@@ -50,7 +50,7 @@ class Judged:
     trailing: int = 0
 
 
-def read_pickles(source: Readable, offset: int, end: int, where: str | None = None) -> Judged:
+def read_pickles(source: Readable, offset: int, end: int, where: str | None = None) -> PickleSequence:
     """Interpret all pickles between two offsets, in bytes.
 
     An error is raised if the first is not a whole pickle, or one asks for more than the budgets allow; its
@@ -77,7 +77,7 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
         safety |= dict.fromkeys(judge(pickle, where))
         pickles.append(pickle)
         at = pickle.end
-    return Judged(tuple(pickles), tuple(safety), end - at)
+    return PickleSequence(tuple(pickles), tuple(safety), end - at)
 
 
 def read_pickle(
@@ -126,7 +126,7 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
 
 
 @contextmanager
-def keeping(safety: tuple[Finding, ...]) -> Iterator[None]:
+def attach_safety(safety: tuple[Finding, ...]) -> Iterator[None]:
     """Let damage that is found after a pickle was read not hide what the pickle could run."""
     try:
         yield

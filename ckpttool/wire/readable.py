@@ -77,7 +77,7 @@ class Readable(ABC):
         """
 
 
-def aligned(nbytes: int) -> memoryview:
+def aligned_buffer(nbytes: int) -> memoryview:
     """Return memory to read into, at the start of a page where it is large.
 
     Some processors copy from a page of the system's cache four times slower to an address that lies up to 31
@@ -105,11 +105,11 @@ class Contiguous(NamedTuple):
     swap: int = 1
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        buffer = aligned(min(self.nbytes, max(16, limit - limit % 16)))
+        buffer = aligned_buffer(min(self.nbytes, max(16, limit - limit % 16)))
         for start in range(0, self.nbytes, len(buffer) or 1):
             view = memoryview(buffer)[: min(len(buffer), self.nbytes - start)]
             self.source.read_into(self.offset + start, view)
-            yield swapped(view, self.swap)
+            yield swap_bytes(view, self.swap)
 
     def once(self) -> Contiguous:
         return self
@@ -124,13 +124,13 @@ class InMemory(NamedTuple):
     def blocks(self, limit: int) -> Iterator[memoryview]:
         step = max(16, limit - limit % 16)
         for start in range(0, len(self.data), step):
-            yield swapped(memoryview(self.data)[start : start + step], self.swap)
+            yield swap_bytes(memoryview(self.data)[start : start + step], self.swap)
 
     def once(self) -> InMemory:
         return self
 
 
-def swapped(view: memoryview, word: int) -> memoryview:
+def swap_bytes(view: memoryview, word: int) -> memoryview:
     """Return the bytes with each word of 2, 4 or 8 bytes reversed; the same view for 1."""
     if word == 1:
         return view

@@ -17,7 +17,7 @@ from ckpttool.dtypes import DType, FloatCode
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Span, Values
 from ckpttool.wire.crc import _POLYNOMIALS, combined_crc32, crc32c
-from ckpttool.wire.readable import aligned
+from ckpttool.wire.readable import aligned_buffer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +121,7 @@ def _cut(scanned: Scanned) -> Iterator[_Piece]:
 
 
 def _work(progress: _Progress, checksum: bool, values: bool) -> None:
-    buffer = aligned(CHUNK_BYTES)
+    buffer = aligned_buffer(CHUNK_BYTES)
     tests: dict[tuple[str, str], Callable[[int], bool]] = {}
     try:
         while (piece := progress.next()) is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.wire.crc import crc32c, unmasked
+from ckpttool.wire.crc import crc32c, unmask_crc
 from ckpttool.wire.protobuf import varint
 from ckpttool.wire.readable import MAX_READ
 from ckpttool.wire.snappy import decompress, decompressed_size, first_bytes
@@ -142,7 +142,7 @@ class Table:
     def stored_checksum(self, handle: Handle) -> int:
         """Return the CRC-32C of a block and its type byte, as the file states it."""
         data = self._source.read(handle.offset + handle.nbytes + 1, 4, "block trailer")
-        return unmasked(_U32.unpack(data)[0])
+        return unmask_crc(_U32.unpack(data)[0])
 
     def _contents(self, handle: Handle, where: str) -> memoryview:
         if self._decompressed is not None and self._decompressed[0] == handle:
@@ -151,7 +151,7 @@ class Table:
             found = f"a block of {handle.nbytes:,} bytes"
             raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
         data = self._source.read(handle.offset, handle.nbytes + TRAILER_BYTES, where)
-        stored = unmasked(_U32.unpack_from(data, handle.nbytes + 1)[0])
+        stored = unmask_crc(_U32.unpack_from(data, handle.nbytes + 1)[0])
         found_crc = crc32c(memoryview(data)[: handle.nbytes + 1])
         if found_crc != stored:
             found = f"CRC-32C is {found_crc:08x} instead of {stored:08x}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from itertools import takewhile
 
-from ckpttool.wire.crc import crc32c, masked
+from ckpttool.wire.crc import crc32c, mask_crc
 from ckpttool.wire.protobuf import encoded_varint
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, Handle
@@ -57,7 +57,7 @@ class TableWriter:
         contents = block.contents()
         handle = Handle(self._sink.offset, len(contents))
         self._sink.write(contents + _PLAIN)
-        self._sink.write(_U32.pack(masked(crc32c(contents + _PLAIN))))
+        self._sink.write(_U32.pack(mask_crc(crc32c(contents + _PLAIN))))
         return handle
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, Truncated, from_os_error
-from ckpttool.wire.crc import crc32c, masked
+from ckpttool.wire.crc import crc32c, mask_crc
 
 MAX_RECORD = 1 << 24
 """Larger records are checked and not handed out, in bytes: what people plot as a line is some dozens long."""
@@ -51,7 +51,7 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
         if len(head) < _HEAD.size:
             raise _cut(path, offset, len(head), _HEAD.size)
         nbytes, checksum = _HEAD.unpack(head)
-        if masked(crc(head[:_LENGTH_BYTES])) != checksum:
+        if mask_crc(crc(head[:_LENGTH_BYTES])) != checksum:
             found = "the length of a record has another checksum"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
         data = _read(file, path, nbytes) if nbytes <= MAX_RECORD else None
@@ -61,7 +61,7 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
         foot = _read(file, path, _FOOT_BYTES)
         if len(foot) < _FOOT_BYTES:
             raise _cut(path, offset, nbytes + len(foot), nbytes + _FOOT_BYTES)
-        if masked(found_sum) != int.from_bytes(foot, "little"):
+        if mask_crc(found_sum) != int.from_bytes(foot, "little"):
             found = "a record has another checksum than it says"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
         yield Record(offset, data)
@@ -87,7 +87,7 @@ def _read(file: BinaryIO, path: str, nbytes: int) -> bytes:
 
 
 def _is_whole(length: bytes, checksum: int) -> bool:
-    return masked(crc32c(length)) == checksum
+    return mask_crc(crc32c(length)) == checksum
 
 
 def _cut(path: str, offset: int, found: int, expected: int) -> Truncated:

@@ -42,7 +42,7 @@ class _Array:
         return next((at for at in self.commas if end <= at < limit), None)
 
 
-def changed_strings(
+def change_strings(
     text: str, key: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
 ) -> str:
     """Return a document in which a list of texts, a key of its first level, is another.
@@ -68,7 +68,7 @@ def changed_strings(
     return result
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text as TOML's string of one line."""
     import json
 
@@ -84,9 +84,9 @@ def _changed(text: str, array: _Array, renamed: Mapping[str, str | None], added:
         if new is None:
             text = _without(text, _scanned(text, array.start), index)
         elif new != told:
-            text = text[:start] + quoted(new) + text[end:]
+            text = text[:start] + quote(new) + text[end:]
     for one in added:
-        text = _with_string(text, _scanned(text, array.start), quoted(one))
+        text = _with_string(text, _scanned(text, array.start), quote(one))
     return text
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.dtypes import DType
 from ckpttool.tensor import Values
-from ckpttool.wire.gather import BOX_BYTES, filled, gather
+from ckpttool.wire.gather import BOX_BYTES, blocks_by_box, gather
 from ckpttool.wire.readable import Contiguous, Readable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Strided:
     swap: int = 1
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        return filled(self.shape, self.itemsize, limit, self.fill, BOX_BYTES)
+        return blocks_by_box(self.shape, self.itemsize, limit, self.fill, BOX_BYTES)
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
         """Fill an array with the box of its shape that begins at an index, little-endian."""

@@ -13,7 +13,7 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
 from ckpttool.tensor import Tensor
-from ckpttool.wire.crc import crc32c, masked
+from ckpttool.wire.crc import crc32c, mask_crc
 from ckpttool.wire.protobuf import bytes_field, encoded_varint, fixed32_field, number_field
 from ckpttool.wire.sink import Sink, Written
 from ckpttool.wire.sstable_writer import TableWriter
@@ -75,7 +75,7 @@ class _IndexEntry(NamedTuple):
                 bytes_field(2, shape_message(self.shape)),
                 number_field(4, self.offset),
                 number_field(5, self.nbytes),
-                fixed32_field(6, masked(crc)),
+                fixed32_field(6, mask_crc(crc)),
             )
         )
 
@@ -162,7 +162,7 @@ def _summed_length(length: int) -> bytes:
 
 def _with_ending(checksum: int) -> tuple[int, bytes]:
     """Return the checksum that goes on, and the stored one, which the first one counts as well."""
-    stored = masked(checksum).to_bytes(_CHECKSUM_BYTES, "little")
+    stored = mask_crc(checksum).to_bytes(_CHECKSUM_BYTES, "little")
     return crc32c(stored, checksum), stored
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from ckpttool.wire import gather as gathering
-from ckpttool.wire.gather import boxes, copy, filled, gather
+from ckpttool.wire.gather import blocks_by_box, boxes, copy, gather
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.views import Strided, reach
 
@@ -148,7 +148,7 @@ def test_the_third_large_tensor_at_one_time_gets_a_small_box(monkeypatch: pytest
         asked.append(into.size)
 
     def began() -> object:
-        blocks = filled((1000,), 1, 16, fill)
+        blocks = blocks_by_box((1000,), 1, 16, fill)
         next(blocks)
         return blocks
 

@@ -20,7 +20,7 @@ from ckpttool.errors import (
     Truncated,
 )
 from ckpttool.wire import source as under_test
-from ckpttool.wire.readable import MAX_READ, Contiguous, InMemory, Readable, reader_from, swapped
+from ckpttool.wire.readable import MAX_READ, Contiguous, InMemory, Readable, reader_from, swap_bytes
 from ckpttool.wire.source import Buffer, Source
 
 CONTENT = bytes(range(256)) * 4
@@ -175,8 +175,8 @@ def test_elements_in_blocks(offset: int, count: int, word: int, limit: int) -> N
 @settings(deadline=None, max_examples=100)
 def test_swapping_twice_changes_nothing(data: bytes, word: int) -> None:
     data = data[: len(data) // word * word]
-    once = bytes(swapped(memoryview(data), word))
-    assert bytes(swapped(memoryview(once), word)) == data
+    once = bytes(swap_bytes(memoryview(data), word))
+    assert bytes(swap_bytes(memoryview(once), word)) == data
 
 
 def test_more_files_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.wire.crc import combined_crc32, crc32c, masked, unmasked
+from ckpttool.wire.crc import combined_crc32, crc32c, mask_crc, unmask_crc
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table, begins_with_empty_key
 from tests.support.commands import Run
@@ -38,8 +38,8 @@ def written(path: Path, data: bytes) -> Path:
 
 def test_masks_are_undone() -> None:
     assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4
-    assert masked(crc32c(b"")) == 0xA282EAD8
-    assert all(unmasked(masked(crc)) == crc for crc in (0, 1, 0xFFFFFFFF, 0xE3069283))
+    assert mask_crc(crc32c(b"")) == 0xA282EAD8
+    assert all(unmask_crc(mask_crc(crc)) == crc for crc in (0, 1, 0xFFFFFFFF, 0xE3069283))
 
 
 def test_checksums_of_pieces_combine() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.wire.toml import changed_strings, parse_toml, quoted
+from ckpttool.wire.toml import change_strings, parse_toml, quote
 
 TEXT = 't = """\npinned = ["a"]"""\n'
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -45,12 +45,12 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 def test_a_change_in_its_place(
     text: str, renamed: dict[str, str | None], added: list[str], expected: str
 ) -> None:
-    assert changed_strings(text, "pinned", renamed=renamed, added=added) == expected
+    assert change_strings(text, "pinned", renamed=renamed, added=added) == expected
 
 
 def test_nothing_to_do_changes_nothing() -> None:
     text = 'pinned = [ "a" ,\n ]\n'
-    assert changed_strings(text, "pinned", renamed={"b": "c"}) is text
+    assert change_strings(text, "pinned", renamed={"b": "c"}) is text
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_nothing_to_do_changes_nothing() -> None:
 )
 def test_what_is_no_list_of_texts_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        changed_strings(text, "pinned", added=["a"])
+        change_strings(text, "pinned", added=["a"])
 
 
 def test_a_text_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(ValueError):
-        quoted("\udcff")
+        quote("\udcff")
 
 
 @given(NAMES)
 def test_any_text_is_read_back(name: str) -> None:
-    assert parse_toml(f"x = {quoted(name)}")["x"] == name
+    assert parse_toml(f"x = {quote(name)}")["x"] == name
 
 
 @st.composite
@@ -80,7 +80,7 @@ def documents(draw: st.DrawFn) -> tuple[str, list[str]]:
     parts = []
     for name in names:
         plain = all(character.isalnum() for character in name)
-        token = draw(st.sampled_from([quoted(name), *([f"'{name}'", f'"""{name}"""'] if plain else [])]))
+        token = draw(st.sampled_from([quote(name), *([f"'{name}'", f'"""{name}"""'] if plain else [])]))
         parts.append(draw(gap) + token + draw(gap))
     comma = "," if names and draw(st.booleans()) else ""
     head = draw(
@@ -104,9 +104,9 @@ def test_the_list_is_changed_and_nothing_else_is(
     new = st.one_of(st.none(), NAMES)
     renamed = {name: data.draw(new) for name in names if data.draw(st.booleans())}
     added = data.draw(st.lists(NAMES, max_size=3))
-    result = changed_strings(text, "pinned", renamed=renamed, added=added)
+    result = change_strings(text, "pinned", renamed=renamed, added=added)
     expected = [kept for name in names if (kept := renamed.get(name, name)) is not None] + added
     assert parse_toml(result) == before | {"pinned": expected}
     for comment in ("# head", "# a ] comment", "# end", "# c"):
         assert result.count(comment) == text.count(comment)
-    assert json.dumps(changed_strings(result, "pinned")) == json.dumps(result)
+    assert json.dumps(change_strings(result, "pinned")) == json.dumps(result)

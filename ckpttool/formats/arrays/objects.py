@@ -19,7 +19,7 @@ from ckpttool.formats.content.plain_data import PayloadChecksums, describe, desc
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.tensor import Extent, Values
 from ckpttool.wire.pickle_nodes import Call, Global, Payload
-from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
+from ckpttool.wire.readable import Contiguous, InMemory, swap_bytes, swap_width
 from ckpttool.wire.source import Source
 from ckpttool.wire.views import Strided, is_contiguous
 
@@ -61,10 +61,10 @@ class DecodedArray:
         for data in self._decoded(step):
             ready += data
             while len(ready) >= step:
-                yield swapped(memoryview(ready)[:step], self.swap)
+                yield swap_bytes(memoryview(ready)[:step], self.swap)
                 ready = ready[step:]
         if ready:
-            yield swapped(memoryview(ready), self.swap)
+            yield swap_bytes(memoryview(ready), self.swap)
 
     def _decoded(self, step: int) -> Iterator[bytes]:
         source, end = self.payload.source, self.payload.offset + self.payload.nbytes

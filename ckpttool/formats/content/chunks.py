@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.tensor import Extent, Tensor, Values
-from ckpttool.wire.gather import filled
+from ckpttool.wire.gather import blocks_by_box
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.views import Strided
 
@@ -40,7 +40,7 @@ class Chunked:
     storages: tuple[Extent, ...] = ()
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        return filled(self.shape, self.itemsize, limit, self.fill)
+        return blocks_by_box(self.shape, self.itemsize, limit, self.fill)
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
         """Fill an array with the box of its shape that begins at an index, little-endian."""

@@ -23,12 +23,12 @@ from ckpttool.wire.hdf5 import (
     Chunk,
     Dataset,
     Kind,
+    LibraryValues,
     Location,
-    Streamed,
     Tree,
+    dataset_checksum,
     stated_end,
     stored_chunks,
-    summed,
     walk,
 )
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
@@ -83,7 +83,7 @@ class OpenedHdf5:
         """Return what holds no numbers; where it is only described, with its checksum, if that is cheap."""
         left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
         for dataset in self.unsummed[:_MAX_SUMS]:
-            found = None if time.monotonic() > deadline else summed(self.location, dataset, left)
+            found = None if time.monotonic() > deadline else dataset_checksum(self.location, dataset, left)
             if found is not None:
                 left -= found.nbytes
                 told: Any = self.described[dataset.name]
@@ -163,7 +163,7 @@ def _verdict(
     def read(offset: int, buffer: memoryview) -> None:
         edges = zip(start, dataset.chunk or (), dataset.shape or (), strict=True)
         count = tuple(max(0, min(step, length - at)) for at, step, length in edges)
-        Streamed(location, dataset).read(start, count, silent=True)
+        LibraryValues(location, dataset).read(start, count, silent=True)
         buffer[:] = bytes(len(buffer))
 
     return read
@@ -231,7 +231,7 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
             values = Contiguous(opened.source, at, dataset.nbytes, swap)
             extent = Extent(opened.location.path, at, dataset.nbytes) if dataset.nbytes else None
         else:
-            values = Streamed(opened.location, dataset, swap)
+            values = LibraryValues(opened.location, dataset, swap)
     extent = extent if opened.in_place else None
     role = Role.OTHER
     shape = dataset.shape or ()

@@ -17,7 +17,7 @@ from ckpttool.formats.content.operator_lists import OperatorLists
 from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
 from ckpttool.report import Finding
-from ckpttool.wire.lodtensor import ELEMENTS, described
+from ckpttool.wire.lodtensor import ELEMENTS, parse_description
 from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
 from ckpttool.wire.readable import Readable
 
@@ -121,7 +121,7 @@ class _ProgramReader:
             elif (field.number, field.kind) == (3, BYTES):
                 for inner in self.fields(field.data, "a tensor's type"):
                     if (inner.number, inner.kind) == (1, BYTES):
-                        number, shape = described(inner.data, self._path, "a tensor's type")
+                        number, shape = parse_description(inner.data, self._path, "a tensor's type")
                         dtype = ELEMENTS.get(-1 if number is None else number)
         return kind, dtype, shape
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.wire.crc import unmasked
+from ckpttool.wire.crc import unmask_crc
 from ckpttool.wire.protobuf import Field, fields
 
 MAX_AXES = 254  # as TensorShape has them
@@ -139,7 +139,7 @@ def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntr
             require_few(path, name, len(slices))
     number, shard, offset, nbytes = (stated[at].signed if at in stated else 0 for at in (1, 3, 4, 5))
     dtype = read_dtype(path, name, number)
-    crc = unmasked(stated[6].integer if 6 in stated else 0)
+    crc = unmask_crc(stated[6].integer if 6 in stated else 0)
     if min(shard, offset, nbytes) < 0:
         raise bundle_damage(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
     entry = BundleEntry(key, dtype, shape, shard, offset, nbytes, crc, tuple(slices))

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.tensorflow.bundle import BundleEntry, bundle_damage
 from ckpttool.wire.protobuf import varint
-from ckpttool.wire.readable import Readable, swapped
+from ckpttool.wire.readable import Readable, swap_bytes
 from ckpttool.wire.source import Source
 
 MAX_STRINGS = 20_000_000
@@ -54,10 +54,10 @@ class SlicedValues(NamedTuple):
                 self.sources[part].read_into(start, buffer[filled : filled + count])
                 start, filled = start + count, filled + count
                 if filled == len(buffer):
-                    yield swapped(buffer, self.swap)
+                    yield swap_bytes(buffer, self.swap)
                     filled = 0
         if filled:
-            yield swapped(buffer[:filled], self.swap)
+            yield swap_bytes(buffer[:filled], self.swap)
 
     def once(self) -> SlicedValues:
         return self

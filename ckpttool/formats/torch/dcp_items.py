@@ -14,7 +14,7 @@ from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor
-from ckpttool.wire.pickle_safety import Judged, keeping, read_pickles
+from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Part, Source
 from ckpttool.wire.zip_reader import STORED, Archive
@@ -55,9 +55,9 @@ class KnownPickles:
     """Interprets the pickles of items; chunks of one type and shape have the very same one."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Judged] = {}
+        self._known: dict[bytes, PickleSequence] = {}
 
-    def read(self, records: Records) -> Judged:
+    def read(self, records: Records) -> PickleSequence:
         """Return what the main pickle of an item holds."""
         member = records.by_name.get("data.pkl")
         if member is None or member.size > _MAX_KNOWN_BYTES:
@@ -74,7 +74,7 @@ def open_item(source: Source, place: ItemPlace, fqn: str, pickles: KnownPickles)
     """Return what lies at a place."""
     records = _records(source, place, fqn)
     judged = pickles.read(records)
-    with keeping(judged.safety):
+    with attach_safety(judged.safety):
         resolve = StorageRecords(records, "data")
         root, leaf = judged.pickles[0].root, TorchObjects(source.path, resolve).leaf
         flat = flatten(root, leaf, source.path)

@@ -20,7 +20,7 @@ from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Path
 from ckpttool.wire.pickle_nodes import Call
-from ckpttool.wire.pickle_safety import keeping, read_pickles
+from ckpttool.wire.pickle_safety import attach_safety, read_pickles
 from ckpttool.wire.source import Source
 
 MAX_ITEMS = 1_000_000
@@ -89,7 +89,7 @@ class Metadata:
         """Read one file."""
         with Source(path) as source:
             judged = read_pickles(source, 0, source.size)
-            with keeping(judged.safety):
+            with attach_safety(judged.safety):
                 _MetadataReader(self, path, name).run(judged.pickles[0].root)
         self.safety += (replace(finding, where=name) for finding in judged.safety)
         if judged.trailing or len(judged.pickles) > 1:

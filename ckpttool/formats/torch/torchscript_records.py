@@ -35,7 +35,7 @@ from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Path, Role
 from ckpttool.wire.pickle_nodes import Call, Global, Pickle
-from ckpttool.wire.pickle_safety import Judged, judge
+from ckpttool.wire.pickle_safety import PickleSequence, judge
 from ckpttool.wire.zip_reader import Member
 
 _OWN_PREFIX = "__torch__"
@@ -129,7 +129,7 @@ class _ArchivePickles:
             if not name.startswith(CLASSES) and name.encode() not in code:
                 yield error("class-undefined", "the code lacks this class, which an object has", name)
 
-    def _judged(self, name: str) -> Judged:
+    def _judged(self, name: str) -> PickleSequence:
         self._read.add(name)
         judged = self._records.judged_pickle(name)
         member = self._records.by_name[name]
@@ -149,7 +149,7 @@ def _own_names(pickle: Pickle) -> Pickle:
     return Pickle(names=own)
 
 
-def _classes(judged: Judged) -> Iterator[str]:
+def _classes(judged: PickleSequence) -> Iterator[str]:
     """Yield the classes in C++ that pickles name, by namespace and name."""
     for pickle in judged.pickles:
         full = (f"{name.module}.{name.name}" for name in pickle.names)

@@ -24,7 +24,7 @@ from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
-from ckpttool.wire.pickle_safety import Judged, keeping, read_pickles
+from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
 from ckpttool.wire.readable import reader_from
 from ckpttool.wire.zip_reader import STORED, Archive, Member
 
@@ -53,7 +53,7 @@ class PytorchZip(Format):
     def open(self, probe: Probe) -> Checkpoint:
         records = Records(probe.archive, probe.path)
         judged = records.judged_pickle("data.pkl")
-        with keeping(judged.safety):
+        with attach_safety(judged.safety):
             resolve = StorageRecords(records, "data")
             objects = TorchObjects(probe.path, resolve)
             root = judged.pickles[0].root
@@ -131,7 +131,7 @@ class Records:
             self.path, f"byte order {order!r}", expected="little or big", where="byteorder"
         )
 
-    def judged_pickle(self, name: str) -> Judged:
+    def judged_pickle(self, name: str) -> PickleSequence:
         """Interpret a pickle record."""
         member = self.by_name.get(name)
         if member is None:
@@ -257,7 +257,7 @@ def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
     return {key: dtype for key, dtype in types.items() if dtype is not None}
 
 
-def trailing_findings(judged: Judged) -> Iterator[Finding]:
+def trailing_findings(judged: PickleSequence) -> Iterator[Finding]:
     """Yield what lies behind the one pickle that a record should hold."""
     if len(judged.pickles) > 1:
         yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")

@@ -20,7 +20,7 @@ from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.series.surveying.path_resolution import resolve_checkpoint
 from ckpttool.wire.atomic import write_atomically
 from ckpttool.wire.source import NotRegular, open_regular
-from ckpttool.wire.toml import changed_strings, parse_toml
+from ckpttool.wire.toml import change_strings, parse_toml
 
 if TYPE_CHECKING:
     from ckpttool.series.members.order import Group
@@ -271,7 +271,7 @@ def changed_text(
 ) -> str:
     """Return the text of a file with other pins in it."""
     try:
-        return changed_strings(text, KEY, renamed=renamed, added=added)
+        return change_strings(text, KEY, renamed=renamed, added=added)
     except ValueError as error:
         raise _unreadable(file, error) from error
 

@@ -37,7 +37,7 @@ from ckpttool.series.pointers.pin_lists import (
 from ckpttool.series.pointers.readers import PINS
 from ckpttool.series.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.wire.directories import walk
-from ckpttool.wire.toml import changed_strings, quoted
+from ckpttool.wire.toml import change_strings, quote
 
 PATIENCE = 10.0
 """Seconds for which a lock is tried: another pin takes moments."""
@@ -167,7 +167,7 @@ def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
     new = {
         name: renamed[key] for name in pinned_names(text) if (key := _plain_name(name, renamed)) in renamed
     }
-    return changed_strings(text, KEY, renamed=new) if new else text
+    return change_strings(text, KEY, renamed=new) if new else text
 
 
 def _plain_name(name: str, renamed: Mapping[str, str]) -> str:
@@ -254,7 +254,7 @@ def _lists_pinning(place: CheckpointPlace) -> list[str]:
 def _require_text(places: Iterable[CheckpointPlace]) -> None:
     for place in places:
         try:
-            quoted(place.name)
+            quote(place.name)
         except ValueError as error:
             raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
 
