@@ -19,6 +19,24 @@ _COPY_SECONDS = 2
 """No training that anybody prunes by the clock saves three times at such a pace; a copy of files does."""
 
 
+class Period(NamedTuple):
+    """A natural period: what all moments of one have in common, and how it is written."""
+
+    key: Callable[[datetime], Hashable]
+    format: str
+
+
+PERIODS: Mapping[str, Period] = {
+    # The fold tells the two hours apart that carry one name when summer time ends.
+    "keep_hourly": Period(lambda when: (when.date(), when.hour, when.fold), "%Y-%m-%d %H:00"),
+    "keep_daily": Period(datetime.date, "%Y-%m-%d"),
+    "keep_weekly": Period(lambda when: tuple(when.isocalendar())[:2], "%G-W%V"),
+    "keep_monthly": Period(lambda when: (when.year, when.month), "%Y-%m"),
+    "keep_yearly": Period(lambda when: when.year, "%Y"),
+}
+"""The natural periods, by the rule that counts them."""
+
+
 def save_time(entry: Entry) -> float:
     """Return when a checkpoint was saved, in seconds since 1970: by its own account, else by its file's."""
     return entry.modified_ns / 10**9 if entry.saved_at is None else entry.saved_at
@@ -43,13 +61,13 @@ def date_doubt(seconds: float, now: float | None) -> str | None:
 
 def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
     """Return why checkpoints of a series have no date that can be believed, by path."""
-    found = {entry.path: date_doubt(save_time(entry), now) for entry in entries}
-    doubts = {path: why for path, why in found.items() if why is not None}
+    reasons = {entry.path: date_doubt(save_time(entry), now) for entry in entries}
+    doubts = {path: why for path, why in reasons.items() if why is not None}
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]
     for burst in _bursts(by_file):
         span = (burst[-1].modified_ns - burst[0].modified_ns) // 10**9 + 1
-        told = f"no date ({len(burst):,} files within {span:,} s, as by a copy)"
-        doubts.update((entry.path, told) for entry in burst)
+        why = f"no date ({len(burst):,} files within {span:,} s, as by a copy)"
+        doubts.update((entry.path, why) for entry in burst)
     return doubts
 
 
@@ -80,21 +98,3 @@ def _split_at_gaps(ordered: Sequence[Entry], seconds: int) -> Iterator[list[Entr
 def _day(seconds: float) -> str:
     when = local_time(seconds)
     return f"{seconds:.0f} s after 1970" if when is None else when.strftime("%Y-%m-%d")
-
-
-class Period(NamedTuple):
-    """A natural period: what all moments of one have in common, and how it is written."""
-
-    key: Callable[[datetime], Hashable]
-    format: str
-
-
-PERIODS: Mapping[str, Period] = {
-    # The fold tells the two hours apart that carry one name when summer time ends.
-    "keep_hourly": Period(lambda when: (when.date(), when.hour, when.fold), "%Y-%m-%d %H:00"),
-    "keep_daily": Period(datetime.date, "%Y-%m-%d"),
-    "keep_weekly": Period(lambda when: tuple(when.isocalendar())[:2], "%G-W%V"),
-    "keep_monthly": Period(lambda when: (when.year, when.month), "%Y-%m"),
-    "keep_yearly": Period(lambda when: when.year, "%Y"),
-}
-"""The natural periods, by the rule that counts them."""

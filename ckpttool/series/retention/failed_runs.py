@@ -46,39 +46,18 @@ def failures(
 ) -> Failures:
     """Return which series failed, with those that were written together with them.
 
-    Args:
-        groups: The series.
-        now: In seconds since 1970.
-        busy: Paths of checkpoints that a writer is at work on.
-        jobs: Number of threads.
-        goes: Whether they are to go, so that it matters what of them is worth keeping.
-        progress: Is told what is read for that.
+    ``busy`` has the paths of checkpoints that a writer is at work on. Where they are to go (``goes``), it
+    matters what of them is worth keeping, and they are read for that.
     """
     reasons = add_failed_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
     if not goes:
         return Failures(reasons)
     faults: dict[str, str] = {}
-    found = {one.key: _newest_finite(one, jobs, progress, faults) for one in groups if one.key in reasons}
-    return Failures(reasons, {key: path for key, path in found.items() if path is not None}, faults)
-
-
-def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
-    """Return the path of the newest that is intact and finite.
-
-    Where each holds infinities, as attention masks do on purpose, it is the newest that is intact.
-    """
-    newest = None
-    for entry in reversed(group.entries):
-        if not entry.is_sound:
-            continue
-        read = read_all(entry, jobs, progress)
-        if read.damage is not None:
-            faults[entry.path] = read.damage
-        elif read.is_finite:
-            return entry.path
-        else:
-            newest = newest or entry.path
-    return newest
+    finite: dict[str, str] = {}
+    for group in groups:
+        if group.key in reasons and (path := _newest_finite(group, jobs, progress, faults)) is not None:
+            finite[group.key] = path
+    return Failures(reasons, finite, faults)
 
 
 def failed_runs(
@@ -111,8 +90,8 @@ def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int |
         return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
     if not newest.has_weights:
         return None
-    told = nan_in_weights(newest, jobs)
-    return None if told is None else f"its newest, {newest.name}, has NaN: {told}"
+    nan = nan_in_weights(newest, jobs)
+    return None if nan is None else f"its newest, {newest.name}, has NaN: {nan}"
 
 
 def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
@@ -124,7 +103,26 @@ def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
 
     try:
         verdict = verify(entry.unit, only=("values",), jobs=jobs)
-        found = findings_of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
+        findings = findings_of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
     except CheckpointError:
         return None
-    return ": ".join(filter(None, (found[0].where, found[0].message))) if found else None
+    return ": ".join(filter(None, (findings[0].where, findings[0].message))) if findings else None
+
+
+def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
+    """Return the path of the newest that is intact and finite.
+
+    Where each holds infinities, as attention masks do on purpose, it is the newest that is intact.
+    """
+    newest = None
+    for entry in reversed(group.entries):
+        if not entry.is_sound:
+            continue
+        read = read_all(entry, jobs, progress)
+        if read.damage is not None:
+            faults[entry.path] = read.damage
+        elif read.is_finite:
+            return entry.path
+        else:
+            newest = newest or entry.path
+    return newest

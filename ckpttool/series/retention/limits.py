@@ -73,23 +73,28 @@ def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterab
 
 def removals_for_limits(series: Sequence[LimitedSeries], together: Mapping[str, Hashable]) -> dict[str, str]:
     """Return why checkpoints don't fit, by path: first in what their series may take, then in the total."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
             why = f"{option('max_size')} {size(limit)}: the oldest go until the rest fits"
-            found.update(
-                dict.fromkeys(_drop_oldest([[entry] for entry in one.staying], one.held, limit), why)
-            )
+            oldest_first = [[entry] for entry in one.staying]
+            reasons.update(dict.fromkeys(_drop_oldest(oldest_first, one.held, limit), why))
     limit = total_limit(one.policy for one in series)
-    if limit is not None:
-        why = f"{option('max_total_size')} {size(limit)}: the oldest of all series go until the rest fits"
-        rest = [entry for one in series for entry in one.staying if entry.path not in found]
-        saves: dict[Hashable, list[Entry]] = defaultdict(list)
-        for entry in rest:
-            saves[together.get(entry.path, entry.path)].append(entry)
-        in_turn = sorted(saves.values(), key=lambda entries: max(map(save_time, entries)))
-        found.update(dict.fromkeys(_drop_oldest(in_turn, _held_paths(series), limit), why))
-    return found
+    if limit is None:
+        return reasons
+    saves: dict[Hashable, list[Entry]] = defaultdict(list)
+    held: set[str] = set()
+    for one in series:
+        for entry in one.staying:
+            if entry.path not in reasons:
+                saves[together.get(entry.path, entry.path)].append(entry)
+        # Of a series that this doesn't limit everything stays, however large all is together.
+        is_limited = one.policy is not None and one.policy.max_total_size is not None
+        held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
+    why = f"{option('max_total_size')} {size(limit)}: the oldest of all series go until the rest fits"
+    oldest_saves = sorted(saves.values(), key=lambda entries: max(map(save_time, entries)))
+    reasons.update(dict.fromkeys(_drop_oldest(oldest_saves, held, limit), why))
+    return reasons
 
 
 def total_limit(policies: Iterable[Policy | None]) -> int | None:
@@ -97,21 +102,12 @@ def total_limit(policies: Iterable[Policy | None]) -> int | None:
     return next((one.max_total_size for one in policies if one is not None and one.max_total_size), None)
 
 
-def _held_paths(series: Sequence[LimitedSeries]) -> set[str]:
-    """Return what stays however large all is together: of series that this doesn't limit everything."""
-    held: set[str] = set()
-    for one in series:
-        is_limited = one.policy is not None and one.policy.max_total_size is not None
-        held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
-    return held
-
-
-def _drop_oldest(in_turn: Sequence[Sequence[Entry]], held: Collection[str], limit: int) -> list[str]:
-    """Return the paths of what goes, one save in turn, until the rest takes no more than a limit."""
-    names, sizes = _files(entry for entries in in_turn for entry in entries)
+def _drop_oldest(saves: Sequence[Sequence[Entry]], held: Collection[str], limit: int) -> list[str]:
+    """Return the paths of what goes, one save after another, until the rest takes no more than a limit."""
+    names, sizes = _files(entry for entries in saves for entry in entries)
     total = sum(sizes.values())
     dropped = []
-    for entries in in_turn:
+    for entries in saves:
         if total <= limit:
             break
         if any(entry.path in held for entry in entries):
@@ -120,7 +116,7 @@ def _drop_oldest(in_turn: Sequence[Sequence[Entry]], held: Collection[str], limi
         for file in (file for entry in entries for file in entry.contents.files):
             key = file.device, file.inode
             names[key] -= 1
-            total -= 0 if names[key] else sizes[key]
+            total -= 0 if names[key] else sizes[key]  # a file is freed with the last of its names
     return dropped
 
 

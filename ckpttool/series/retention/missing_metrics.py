@@ -23,7 +23,8 @@ def require_metrics(chosen: Chosen) -> None:
     """Require that some checkpoint has the metric that a policy names."""
     for metric, sound in _sound_by_metric(chosen).items():
         if sound and all(metric_value(entry, metric) is None for entry in sound):
-            known = {name for entry in sound for name in (*entry.metrics, *_loss(entry))}
+            known = {name for entry in sound for name in entry.metrics}
+            known |= {"loss" for entry in sound if entry.loss is not None}
             there = f"there are {', '.join(sorted(known))}" if known else "none has any"
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
 
@@ -31,18 +32,45 @@ def require_metrics(chosen: Chosen) -> None:
 def lack_warnings(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
     """Yield how many checkpoints a rule keeps because they lack what it asks for."""
     for metric, sound in _sound_by_metric(chosen).items():
-        own = [entry for entry in sound if entry.path not in followers]
-        yield from _kept_for_lack([metric_lack(entry, metric) is not None for entry in own], f"no {metric}")
+        measurable = [entry for entry in sound if entry.path not in followers]
+        lacks = [metric_lack(entry, metric) is not None for entry in measurable]
+        yield from _kept_for_lack(lacks, f"no {metric}")
     for count in ("step", "epoch"):
-        sound = _sound(chosen, {f"keep_every_{count}s"})
-        yield from _kept_for_lack([getattr(entry, count) is None for entry in sound], f"no {count}")
-    lacking = [
-        entry.path in doubts
-        for one in _groups(chosen, {*PERIODS, "keep_within", "older_than", "max_total_size"})
-        for doubts in [date_doubts(_sound_of(one), now)]
-        for entry in _sound_of(one)
+        lacks = [
+            getattr(entry, count) is None
+            for entries in _sound_series(chosen, {f"keep_every_{count}s"})
+            for entry in entries
+        ]
+        yield from _kept_for_lack(lacks, f"no {count}")
+    lacks = []
+    for entries in _sound_series(chosen, {*PERIODS, "keep_within", "older_than", "max_total_size"}):
+        doubts = date_doubts(entries, now)
+        lacks += [entry.path in doubts for entry in entries]
+    yield from _kept_for_lack(lacks, "no date that can be believed")
+
+
+def _kept_for_lack(lacks: Sequence[bool], what: str) -> Iterator[str]:
+    if count := sum(lacks):
+        verb, they = ("has", "it is") if count == 1 else ("have", "they are")
+        yield f"{count:,} of {counted(len(lacks), 'checkpoint')} {verb} {what}; {they} kept"
+
+
+def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
+    """Return the sound checkpoints for which a policy names a metric, by the metric."""
+    sound: dict[str, list[Entry]] = defaultdict(list)
+    for group, policy in chosen:
+        if policy is not None and policy.metric is not None:
+            sound[policy.metric] += [entry for entry in group.entries if entry.is_sound]
+    return sound
+
+
+def _sound_series(chosen: Chosen, rules: Collection[str]) -> list[list[Entry]]:
+    """Return the sound checkpoints of each series whose policy has any of some rules."""
+    return [
+        [entry for entry in group.entries if entry.is_sound]
+        for group, policy in chosen
+        if policy is not None and not policy.rules.keys().isdisjoint(rules)
     ]
-    yield from _kept_for_lack(lacking, "no date that can be believed")
 
 
 def unmatched_names(chosen: Chosen, root: str) -> list[str]:
@@ -60,35 +88,3 @@ def unmatched_names(chosen: Chosen, root: str) -> list[str]:
     }
     unmatched = (f"--keep-name {glob!r} {MATCHED_NOTHING}" for glob in given if glob not in matched)
     return [Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched]
-
-
-def _kept_for_lack(lacking: Sequence[bool], what: str) -> Iterator[str]:
-    if count := sum(lacking):
-        verb, they = ("has", "it is") if count == 1 else ("have", "they are")
-        yield f"{count:,} of {counted(len(lacking), 'checkpoint')} {verb} {what}; {they} kept"
-
-
-def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
-    """Return the sound checkpoints for which a policy names a metric, by the metric."""
-    found: dict[str, list[Entry]] = defaultdict(list)
-    for one, policy in chosen:
-        if policy is not None and policy.metric is not None:
-            found[policy.metric] += [entry for entry in one.entries if entry.is_sound]
-    return found
-
-
-def _sound(chosen: Chosen, rules: Collection[str]) -> list[Entry]:
-    """Return the sound checkpoints whose policy has any of some rules."""
-    return [entry for one in _groups(chosen, rules) for entry in _sound_of(one)]
-
-
-def _groups(chosen: Chosen, rules: Collection[str]) -> list[Group]:
-    return [one for one, policy in chosen if policy is not None and policy.rules.keys() & set(rules)]
-
-
-def _sound_of(one: Group) -> list[Entry]:
-    return [entry for entry in one.entries if entry.is_sound]
-
-
-def _loss(entry: Entry) -> tuple[str, ...]:
-    return () if entry.loss is None else ("loss",)

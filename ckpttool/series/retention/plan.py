@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -121,7 +121,7 @@ class RetentionPlan:
     @property
     def removals(self) -> tuple[Entry, ...]:
         """Return all that goes."""
-        return tuple(entry for one in self.groups for entry in one.remove)
+        return tuple(entry for group in self.groups for entry in group.remove)
 
     @property
     def freed_bytes(self) -> int:
@@ -130,18 +130,27 @@ class RetentionPlan:
 
 
 def plan(
-    groups: Sequence[Group], wanted: Policy | Policies, protections: Protections, *, now: float | None = None
+    groups: Sequence[Group], policy: Policy | Policies, protections: Protections, *, now: float | None = None
 ) -> RetentionPlan:
     """Return what stays and what goes."""
-    policies = wanted if isinstance(wanted, Policies) else Policies(wanted)
-    chosen = [(one, policies.of(one)) for one in groups]
+    policies = policy if isinstance(policy, Policies) else Policies(policy)
+    chosen = [(group, policies.of(group)) for group in groups]
     require_metrics(chosen)
-    drafts = [_draft(one, policy, protections, now) for one, policy in chosen]
-    too_large = removals_for_limits([made.bounded for made in drafts], protections.together)
+    drafts = [_draft(group, chosen_policy, protections, now) for group, chosen_policy in chosen]
+    too_large = removals_for_limits([draft.limited for draft in drafts], protections.together)
     planned = tuple(
-        _group_plan(one, made, too_large, protections) for one, made in zip(groups, drafts, strict=True)
+        _group_plan(group, draft, too_large, protections) for group, draft in zip(groups, drafts, strict=True)
     )
-    return RetentionPlan(policies, planned, protections.removes_failed, _excess_of_all(planned, drafts))
+    kept = [kept.entry for group_plan in planned for kept in group_plan.keep]
+    required = [
+        kept.entry
+        for group_plan, draft in zip(planned, drafts, strict=True)
+        for kept in group_plan.keep
+        if group_plan.skipped or draft.reasons[kept.entry.path] or kept.entry.path in draft.limited.undated
+    ]
+    limit = total_limit(draft.limited.policy for draft in drafts)
+    over = excess("max_total_size", limit, kept, required)
+    return RetentionPlan(policies, planned, protections.removes_failed, () if over is None else (over,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,37 +159,35 @@ class _Draft:
 
     Attributes:
         reasons: Why each checkpoint stays, by its path; one without a reason goes.
-        bounded: What is left of it for the limits to keep.
+        limited: What is left of it for the limits to keep.
     """
 
     reasons: Mapping[str, Sequence[str]]
-    bounded: LimitedSeries
+    limited: LimitedSeries
 
-    def reasons_with(self, too_large: Collection[str]) -> dict[str, list[str]]:
+    def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
         """Return why each checkpoint stays, by its path, where some don't fit."""
-        found = {path: list(reasons) for path, reasons in self.reasons.items()}
-        policy = self.bounded.policy
-        if policy is not None and policy.has_limit:
-            for entry in self.bounded.staying:
-                if entry.path not in too_large and entry.path not in self.bounded.held:
-                    more = _fits(policy, self.bounded.undated.get(entry.path))
-                    found[entry.path] = _unique(found[entry.path], more)
-        return found
-
-
-def _fits(policy: Policy, undated: str | None) -> Iterator[str]:
-    """Yield in which limits something fits; nobody knows that it is old where it has no date."""
-    if policy.max_size is not None:
-        yield f"fits {size(policy.max_size)}"
-    if policy.max_total_size is not None:
-        yield f"fits {size(policy.max_total_size)} in all" if undated is None else undated
+        reasons = {path: list(reasons) for path, reasons in self.reasons.items()}
+        policy = self.limited.policy
+        if policy is None or not policy.has_limit:
+            return reasons
+        for entry in self.limited.staying:
+            if entry.path in too_large or entry.path in self.limited.held:
+                continue
+            fits = [] if policy.max_size is None else [f"fits {size(policy.max_size)}"]
+            if policy.max_total_size is not None:
+                # Nobody knows that something is old if it has no date: it stays, and says so.
+                undated = self.limited.undated.get(entry.path)
+                fits.append(undated or f"fits {size(policy.max_total_size)} in all")
+            reasons[entry.path] = _unique(reasons[entry.path], fits)
+        return reasons
 
 
 def _group_plan(
-    group: Group, made: _Draft, too_large: Mapping[str, str], protections: Protections
+    group: Group, draft: _Draft, too_large: Mapping[str, str], protections: Protections
 ) -> GroupPlan:
-    policy, failed = made.bounded.policy, protections.failed.get(group.key)
-    reasons = made.reasons_with(too_large)
+    policy, failed = draft.limited.policy, protections.failed.get(group.key)
+    reasons = draft.reasons_with_limits(too_large)
     newest_first = group.entries[::-1]
     remove = tuple(entry for entry in newest_first if not reasons[entry.path])
     skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
@@ -192,23 +199,10 @@ def _group_plan(
     keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
     if skipped is not None or policy is None:
         return GroupPlan(group.key, keep, remove, skipped, policy, failed)
-    over = excess("max_size", policy.max_size, stays, [one for one in stays if made.reasons[one.path]])
-    told = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    return GroupPlan(group.key, keep, remove, None, policy, failed, over, told)
-
-
-def _excess_of_all(planned: Sequence[GroupPlan], drafts: Sequence[_Draft]) -> tuple[Excess, ...]:
-    """Return by how much all series take more than they may together."""
-    limit = total_limit(made.bounded.policy for made in drafts)
-    kept = [kept.entry for one in planned for kept in one.keep]
-    required = [
-        kept.entry
-        for one, made in zip(planned, drafts, strict=True)
-        for kept in one.keep
-        if one.skipped or made.reasons[kept.entry.path] or kept.entry.path in made.bounded.undated
-    ]
-    over = excess("max_total_size", limit, kept, required)
-    return () if over is None else (over,)
+    required = [entry for entry in stays if draft.reasons[entry.path]]
+    over = excess("max_size", policy.max_size, stays, required)
+    unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
+    return GroupPlan(group.key, keep, remove, None, policy, failed, over, unfitting)
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
@@ -232,13 +226,20 @@ def _draft(group: Group, policy: Policy | None, protections: Protections, now: f
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
     history = history_of(group, protections, now)
     intact = history.intact
-    always = _finite_of(group, protections) if goes_whole else newest_of(newest_first, history)
+    if goes_whole:
+        finite = protections.finite.get(group.key)
+        always = {} if finite is None else {finite: [FINITE]}
+    else:
+        always = newest_of(newest_first, history)
     ruled = {} if policy is None else _rule_reasons(policy, history)
     protected = {path for path in faults if protections.reasons.get(path)}
     kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
     if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
-        for path in _outdated_incomplete(newest_first, intact[0]) - protected:
-            del kept_faults[path]
+        # Those that come before the newest intact one, in order and in time, nobody will finish.
+        for entry in newest_first[newest_first.index(intact[0]) + 1 :]:
+            is_outdated = entry.is_incomplete and entry.modified_ns <= intact[0].modified_ns
+            if is_outdated and entry.path not in protected:
+                del kept_faults[entry.path]
     reasons = {
         entry.path: _unique(
             always.get(entry.path, ()),
@@ -271,26 +272,24 @@ def _limited_series(
     return LimitedSeries(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
 
 
-def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
-    path = protections.finite.get(group.key)
-    return {} if path is None else {path: [FINITE]}
-
-
 def _unique(*reasons: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(chain(*reasons)))
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
     """Return what stays for being the newest, by path: in order, in time, or by another count."""
+    if not history.intact:
+        incomplete = [entry for entry in newest_first if entry.is_incomplete]
+        return {entry.path: ["none is intact"] for entry in incomplete[:1]}
     reasons: dict[str, list[str]] = defaultdict(list)
-    if (newest := _newest(newest_first, history.intact)) is not None:
-        reasons[newest.path].append(NEWEST if history.intact else "none is intact")
-    if newest is not None and newest.danger is not None:
-        for entry in [one for one in history.intact if one.danger is None][:1]:
+    newest = history.intact[0]
+    reasons[newest.path].append(NEWEST)
+    if newest.danger is not None:
+        for entry in [entry for entry in history.intact if entry.danger is None][:1]:
             reasons[entry.path].append("newest that is not unsafe")
     for entry in history.written_last[:1]:
         reasons[entry.path].append("written last")
-    for entry, count in newest_otherwise(history.intact) if history.intact else ():
+    for entry, count in newest_otherwise(history.intact):
         reasons[entry.path].append(f"newest by {count}")
     return reasons
 
@@ -300,21 +299,8 @@ def _rule_reasons(policy: Policy, history: History) -> dict[str, list[str]]:
     given = policy.rules
     for name, rule in RULES.items():
         for entry, reason in rule(policy, history) if name in given else ():
-            if reason not in reasons[entry.path]:
-                reasons[entry.path].append(reason)
+            reasons[entry.path].append(reason)
     return reasons
-
-
-def _outdated_incomplete(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
-    """Return the paths of incomplete ones that come before the newest intact one, in order and in time."""
-    older = newest_first[newest_first.index(newest) + 1 :]
-    return {entry.path for entry in older if entry.is_incomplete and entry.modified_ns <= newest.modified_ns}
-
-
-def _newest(newest_first: Sequence[Entry], intact: Sequence[Entry]) -> Entry | None:
-    if intact:
-        return intact[0]
-    return next((entry for entry in newest_first if entry.is_incomplete), None)
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:

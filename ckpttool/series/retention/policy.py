@@ -76,7 +76,14 @@ class Policy:
     incomplete: Incomplete = "keep"
 
     def __post_init__(self) -> None:
-        self._require_best()
+        best = {"--keep-best N": self.keep_best, "--metric NAME": self.metric, "--mode min|max": self.mode}
+        missing = [name for name, value in best.items() if value is None]
+        if missing and len(missing) < len(best):
+            verb = "is" if len(missing) == 1 else "are"
+            names = "--keep-best N, --metric NAME and --mode min|max"
+            raise UsageError(f"{names} belong together ({' and '.join(missing)} {verb} missing)")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise UsageError(f"--mode {self.mode} (min or max)")
         for name in (*COUNTED, "keep_within", "older_than", *LIMITS):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -87,16 +94,6 @@ class Policy:
             raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
         if not self.rules.keys() - {"incomplete"}:
             raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
-
-    def _require_best(self) -> None:
-        given = (self.keep_best, self.metric, self.mode)
-        if any(one is not None for one in given) and None in given:
-            told = ("--keep-best N", "--metric NAME", "--mode min|max")
-            lacking = [name for name, one in zip(told, given, strict=True) if one is None]
-            said = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
-            raise UsageError(f"{', '.join(told[:2])} and {told[2]} belong together ({said})")
-        if self.mode is not None and self.mode not in get_args(Mode):
-            raise UsageError(f"--mode {self.mode} (min or max)")
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -111,8 +108,8 @@ class Policy:
 
 @lru_cache
 def _given_rules(policy: Policy) -> Mapping[str, Any]:
-    told = {one.name: (getattr(policy, one.name), one.default) for one in fields(policy)}
-    return {name: value for name, (value, default) in told.items() if value != default}
+    rules = ((rule.name, getattr(policy, rule.name), rule.default) for rule in fields(policy))
+    return {name: value for name, value, default in rules if value != default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,28 +153,28 @@ class Policies:
         """
         if not self.rules:
             return self.default
-        found = {path: self._rule_of(path) for path in self._paths(group)}
-        (first, rule), *others = found.items()
+        rules = {
+            path: next((rule for rule in reversed(self.rules) if matches(rule.glob, path)), None)
+            for path in self._paths(group)
+        }
+        (first, rule), *others = rules.items()
         for path, other in others:
             if other != rule:
-                told = f"{first} ({_origin(rule)}) and {path} ({_origin(other)})"
-                raise UsageError(f"{group.key} is one series with two policies: {told}")
+                both = f"{first} ({_origin(rule)}) and {path} ({_origin(other)})"
+                raise UsageError(f"{group.key} is one series with two policies: {both}")
         return self.default if rule is None else rule.policy
 
     def unmatched(self, groups: tuple[Group, ...]) -> list[PathRule]:
         """Return the rules that match no series."""
-        paths = {path for one in groups for path in self._paths(one)} if self.rules else ()
+        paths = {path for group in groups for path in self._paths(group)} if self.rules else ()
         return [rule for rule in self.rules if not any(matches(rule.glob, path) for path in paths)]
-
-    def _rule_of(self, path: str) -> PathRule | None:
-        return next((rule for rule in reversed(self.rules) if matches(rule.glob, path)), None)
 
     def _paths(self, group: Group) -> list[str]:
         base = os.path.realpath(self.directory)
-        places = dict.fromkeys((entry.directory, entry.fields.blank) for entry in group.entries)
-        real = {directory: os.path.realpath(directory) for directory, _ in places}
-        told = (os.path.relpath(os.path.join(real[where], blank), base) for where, blank in places)
-        return [path.replace(os.sep, "/") for path in told]
+        names = dict.fromkeys((entry.directory, entry.fields.blank) for entry in group.entries)
+        real = {directory: os.path.realpath(directory) for directory, _ in names}
+        paths = (os.path.relpath(os.path.join(real[directory], blank), base) for directory, blank in names)
+        return [path.replace(os.sep, "/") for path in paths]
 
 
 def _origin(rule: PathRule | None) -> str:

@@ -114,17 +114,19 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
     """
     metric = policy.metric or ""
     sign = -1 if policy.mode == "max" else 1
-    found = [
+    measured = [
         (entry, value)
         for entry in history.intact
         if (value := metric_value(entry, metric)) is not None and not math.isnan(value)
     ]
-    if is_carried_on(metric, [value for _, value in reversed(found)], policy.mode):
-        found.reverse()
-    ordered = sorted(
-        found, key=lambda one: (math.isinf(one[1]), sign * one[1] if math.isfinite(one[1]) else 0)
-    )
-    return [entry for entry, _ in ordered]
+    if is_carried_on(metric, [value for _, value in reversed(measured)], policy.mode):
+        measured.reverse()
+
+    def rank(one: tuple[Entry, float]) -> tuple[bool, float]:
+        _, value = one
+        return math.isinf(value), sign * value if math.isfinite(value) else 0
+
+    return [entry for entry, _ in sorted(measured, key=rank)]
 
 
 def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bool:
@@ -157,22 +159,22 @@ def metric_lack(entry: Entry, metric: str) -> str | None:
 def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons:
     """Keep the first of each stretch of so many steps, or epochs, and what has none."""
     each = getattr(policy, f"keep_every_{count}s")
-    place = attrgetter(count)
+    value_of = attrgetter(count)
     stretch = count if each == 1 else f"{each:,} {count}s"
-    for entry in stretches(each, place, history).values():
-        yield entry, f"every {stretch} ({number(place(entry))})"
+    for entry in stretches(each, value_of, history).values():
+        yield entry, f"every {stretch} ({number(value_of(entry))})"
     for entry in history.intact:
-        if place(entry) is None:
+        if value_of(entry) is None:
             yield entry, f"no {count}"
 
 
-def stretches(each: int, place: Callable[[Entry], float | None], history: History) -> dict[int, Entry]:
+def stretches(each: int, value_of: Callable[[Entry], float | None], history: History) -> dict[int, Entry]:
     """Return the first checkpoint at or after each multiple, by the multiple; of equals the newer."""
     first: dict[int, Entry] = {}
     for entry in sorted(
-        (one for one in history.intact if place(one) is not None), key=lambda one: place(one) or 0
+        (one for one in history.intact if value_of(one) is not None), key=lambda one: value_of(one) or 0
     ):
-        first.setdefault(int((place(entry) or 0) // each), entry)
+        first.setdefault(int((value_of(entry) or 0) // each), entry)
     return first
 
 
@@ -185,8 +187,8 @@ def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReason
     """Keep the newest of each of so many natural periods that have one, and what has no date."""
     count = getattr(policy, rule)
     word = rule.removeprefix("keep_")
-    for told, entry in islice(newest_of_periods(rule, history), count):
-        yield entry, f"{word} {told}"
+    for period, entry in islice(newest_of_periods(rule, history), count):
+        yield entry, f"{word} {period}"
     yield from history.undated
 
 
@@ -225,7 +227,8 @@ def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
 def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
     globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
-        for glob in list(chain.from_iterable(map(globs.of, entry.places)))[:1]:
+        glob = next(chain.from_iterable(map(globs.of, entry.places)), None)
+        if glob is not None:
             yield entry, f"name {glob}"
 
 
