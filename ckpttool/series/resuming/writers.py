@@ -25,18 +25,14 @@ from ckpttool.series.surveying.survey import Survey
 POLL_SECONDS = 0.25
 """How often the names, sizes and times of what is being written are looked at."""
 
-
 MOMENTS = 1.0
 """Seconds without a change after which a file that is whole is taken for finished."""
-
 
 MOMENTS_BETWEEN = 2.0
 """The same of a directory: a writer pauses between two files."""
 
-
 GONE_SECONDS = 600
 """A writer that is alive changes something within ten minutes; later nobody waits for it."""
-
 
 State = tuple[Fingerprint, ...] | None
 """The files of something; None where it isn't there."""
@@ -62,30 +58,30 @@ def written_inside(entry: Entry, now: float) -> Reason | None:
     return None
 
 
-def temporary_files(found: Survey, exclude: Sequence[str]) -> Iterator[TemporaryFile]:
+def temporary_files(surveyed: Survey, exclude: Sequence[str]) -> Iterator[TemporaryFile]:
     """Yield what writers have begun in the directories that were looked at, under names of their own."""
-    if any(entry.unit.path == found.root and not entry.holds_others for entry in found.entries):
+    root = surveyed.root
+    if any(entry.unit.path == root and not entry.holds_others for entry in surveyed.entries):
         return
-    blanks = {entry.fields.blank for entry in found.entries}
-    globs = Globs(exclude, found.root)
-    for directory in sorted({found.root, *(entry.directory for entry in found.entries)}):
+    blanks = {entry.fields.blank for entry in surveyed.entries}
+    globs = Globs(exclude, root)
+    for directory in sorted({root, *(entry.directory for entry in surveyed.entries)}):
         for name, file in names_in(directory).items():
             final = temporary_for(name)
             if final is None or any(globs.of(os.path.join(directory, one)) for one in (name, final)):
                 continue
             fields = parse_name(final)
             is_directory = file.is_dir(follow_symlinks=False)
-            if is_directory or fields.blank in blanks or _is_checkpoint_name(final):
-                path = os.path.join(directory, name)
-                try:
-                    inside, own = contents(directory, [name]), os.lstat(path).st_mtime_ns
-                except OSError:  # it has just gone
-                    continue
-                yield TemporaryFile(shown(path), fields, inside, max(own, inside.modified_ns))
-
-
-def _is_checkpoint_name(name: str) -> bool:
-    return suffix_format(name) is not None or name.endswith(INDEX) or DATA.fullmatch(name) is not None
+            is_of_series = fields.blank in blanks or suffix_format(final) is not None
+            is_part = final.endswith(INDEX) or DATA.fullmatch(final) is not None
+            if not is_directory and not is_of_series and not is_part:
+                continue
+            path = os.path.join(directory, name)
+            try:
+                inside, modified_ns = contents(directory, [name]), os.lstat(path).st_mtime_ns
+            except OSError:  # it has just gone
+                continue
+            yield TemporaryFile(shown(path), fields, inside, max(modified_ns, inside.modified_ns))
 
 
 class WaitClock(Protocol):
@@ -184,16 +180,22 @@ class Watch:
         Returns:
             False where nothing is unsettled, or no time is left.
         """
-        open_ = [one for one in unsettled if not self._is_quiet(one)]
-        if not open_ or self.remaining <= 0:
+        pending = [one for one in unsettled if not self._is_quiet(one)]
+        if not pending or self.remaining <= 0:
             return False
-        self._announce(open_)
+        seconds = max(self.remaining, 0) if self._announced else self._seconds
+        for one in pending:
+            if one.path not in self._announced:
+                self._announced.add(one.path)
+                self.waited_for.append(one)
+                self._tell(f"waiting up to {seconds:.0f} s for {one.path}: {one.why}")
         started = self.clock.monotonic()
-        seen = {one.path: one.seen for one in open_}
-        names = _names(open_)
-        while self.remaining > 0 and not any([self._has_finished(one, seen) for one in open_]):
+        seen = {one.path: one.seen for one in pending}
+        names = _names_around(pending)
+        # Each is looked at in every round, whatever another came to.
+        while self.remaining > 0 and not any([self._has_finished(one, seen) for one in pending]):
             self.clock.sleep(min(POLL_SECONDS, self.remaining))
-            if _names(open_) != names:
+            if _names_around(pending) != names:
                 break
         self.waited += self.clock.monotonic() - started
         return True
@@ -216,14 +218,6 @@ class Watch:
             one for one in unsettled if one.is_whole and one.path in self._changed and not self._is_quiet(one)
         ]
 
-    def _announce(self, unsettled: Sequence[Unsettled]) -> None:
-        seconds = max(self.remaining, 0) if self._announced else self._seconds
-        for one in unsettled:
-            if one.path not in self._announced:
-                self._announced.add(one.path)
-                self.waited_for.append(one)
-                self._tell(f"waiting up to {seconds:.0f} s for {one.path}: {one.why}")
-
     def _has_finished(self, one: Unsettled, seen: dict[str, State]) -> bool:
         """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""
         if one.is_whole:
@@ -233,17 +227,17 @@ class Watch:
         return now != before and (now is None or _is_sound(one.path))
 
     def _is_quiet(self, one: Unsettled) -> bool:
-        return one.is_whole and self.clock.monotonic() - self._unchanged_since(one) >= one.moments
-
-    def _unchanged_since(self, one: Unsettled) -> float:
-        """Look at it, and return since when it has been as it is."""
+        """Look at what is whole, and tell whether it has been as it is for a moment."""
+        if not one.is_whole:
+            return False
+        now = self.clock.monotonic()
         state = _state(one)
         before, since = self._since.get(one.path, (one.seen, self.clock.monotonic()))
         if state != before:
             self._changed.add(one.path)
             since = self.clock.monotonic()
         self._since[one.path] = state, since
-        return since
+        return now - since >= one.moments
 
 
 def _state(one: Unsettled) -> State:
@@ -253,15 +247,15 @@ def _state(one: Unsettled) -> State:
         return None
 
 
-def _names(unsettled: Iterable[Unsettled]) -> frozenset[str]:
+def _names_around(unsettled: Iterable[Unsettled]) -> frozenset[str]:
     """Return what lies beside it: whatever comes or goes there may be what we wait for."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for directory in {one.directory for one in unsettled}:
         try:
-            found.update(os.path.join(directory, name) for name in os.listdir(directory))
+            paths.update(os.path.join(directory, name) for name in os.listdir(directory))
         except OSError:  # it has gone
             continue
-    return frozenset(path for path in found if not os.path.basename(path).startswith(OWN_PREFIX))
+    return frozenset(path for path in paths if not os.path.basename(path).startswith(OWN_PREFIX))
 
 
 def _is_sound(path: str) -> bool:

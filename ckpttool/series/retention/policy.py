@@ -16,13 +16,10 @@ from ckpttool.errors import UsageError
 if TYPE_CHECKING:
     from ckpttool.series.members.order import Group
 
-
 Mode = Literal["min", "max"]
 """Which values of a metric are good."""
 
-
 Incomplete = Literal["keep", "remove"]
-
 
 COUNTED = (
     *("keep_last", "keep_best", "keep_every_steps", "keep_every_epochs"),
@@ -30,10 +27,8 @@ COUNTED = (
 )
 """The rules that have a number of at least 1."""
 
-
 LIMITS = ("max_size", "max_total_size")
 """The rules that keep what is newest, as far as it fits into so many bytes."""
-
 
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
