@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.map_file import TensorMap, TensorRule
 from ckpttool.tensor import Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 
 @dataclass(frozen=True, slots=True)

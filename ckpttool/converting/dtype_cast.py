@@ -13,7 +13,7 @@ from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.pairing.rearrangement import regroup
 from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role, Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 if TYPE_CHECKING:
     import numpy as np

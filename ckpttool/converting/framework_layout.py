@@ -35,7 +35,7 @@ from ckpttool.pairing.rearrangement import (
 from ckpttool.pairing.split_parameters import JOINED, SUMMED, fuse_attention_inputs
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 _HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
 _ONE_BIAS = ("bias_l0", "bias_l0_reverse")

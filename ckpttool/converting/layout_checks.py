@@ -10,7 +10,7 @@ from ckpttool.pairing.layers import UNWIRED, Doubt, DoubtReason, has_keras_word
 from ckpttool.pairing.layouts import RULES, LayoutItem
 from ckpttool.report import first_names
 from ckpttool.tensor import Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 _AS_TORCH = frozenset(
     {

@@ -13,7 +13,7 @@ from ckpttool.pairing.map_rules import SideNames, apply_rule, fill_stars
 from ckpttool.pairing.rearrangement import Unfit
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 
 def rename_by_map(content: Content, told: TensorMap) -> tuple[Content, list[str]]:

@@ -28,7 +28,7 @@ from ckpttool.pairing.second_names import may_be_copy
 from ckpttool.pairing.variable_names import leaf_name
 from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role, Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 _PAIRS = 20
 """How many pairs of layers are named, of which a reader has to see whether they are right."""

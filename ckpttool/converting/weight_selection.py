@@ -15,7 +15,7 @@ from ckpttool.pairing.variable_names import INSIDE
 from ckpttool.report import counted, first_names
 from ckpttool.roles import WHOLE_WEIGHTS
 from ckpttool.tensor import Path, Role, Tensor
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 
 _WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))
 """What DistributedDataParallel, torch.compile and FSDP put in front of a model's names."""

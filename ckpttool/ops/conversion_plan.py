@@ -23,8 +23,7 @@ from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Tensor
 from ckpttool.wire.views import Strided, reach
 from ckpttool.writing import writer_of
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 
 _ARCHITECTURE = "keras.config"
 _SHOWN, _NAMED = 3, 8
@@ -158,15 +157,12 @@ def plan_conversion(
     content = _without_own_conventions(content, writer)
     options = WriteOptions(shard_size=wishes.shard_size, name=os.path.basename(target.rstrip(os.sep)))
     _require_holdable(content, writer, options)
-    gone = [
-        *conversion_losses(checkpoint, content),
-        *(Dropped(*one) for one in writer.dropped(content, options)),
-    ]
+    gone = [*conversion_losses(checkpoint, content)]
     if gone and wishes.strict:
         raise UsageError(f"{gone[0].path} can't be carried: {gone[0].why}{more(len(gone), 1)} (--strict)")
     trust: list[str] = []
-    if strangers := writer.strangers(content, options):
-        shown = ", ".join(strangers[:_NAMED]) + more(len(strangers), _NAMED)
+    if unsafe := writer.unsafe_globals(content, options):
+        shown = ", ".join(unsafe[:_NAMED]) + more(len(unsafe), _NAMED)
         trust = [f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"]
         if wishes.strict:
             raise UsageError(f"{target}: {trust[0]} (--strict)")

@@ -18,8 +18,7 @@ from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.scan import scan
 from ckpttool.wire.sink import Written
 from ckpttool.work import Advance
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import Writer
+from ckpttool.writing.interface import Content, Writer
 
 _AT_ONCE = 1 << 12
 """How many tensors are read back at once: what is noted of each takes memory."""
@@ -70,7 +69,7 @@ def mismatches(
     found = {tensor.name: tensor for tensor in opened.tensors}
     pairs: list[tuple[Tensor, Tensor]] = []
     for tensor in content.tensors:
-        name = writer.named(tensor)
+        name = writer.reader_name(tensor)
         other = found.get(name)
         if other is None:
             yield f"{name} is missing"
@@ -79,7 +78,7 @@ def mismatches(
             yield f"{name} is {stands} instead of {was}"
         elif tensor.shares_with is None:
             pairs.append((tensor, other))
-    wanted = {writer.named(tensor) for tensor in content.tensors}
+    wanted = {writer.reader_name(tensor) for tensor in content.tensors}
     yield from (f"{name} is one too many" for name in found if name not in wanted)
     if len(found) < len(opened.tensors):
         yield f"{len(opened.tensors) - len(found):,} names are two tensors'"
@@ -146,7 +145,7 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
         if finding.code == "content-entry":
             yield finding.message
     found = {tensor.name: tensor for tensor in opened.tensors}
-    pairs = [(one, found[name]) for one in content.tensors if (name := writer.named(one)) in found]
+    pairs = [(one, found[name]) for one in content.tensors if (name := writer.reader_name(one)) in found]
     for tensor, other in pairs:
         yield from _tensor_mismatches(tensor, other)
     yield from _tie_mismatches(pairs)

@@ -44,10 +44,20 @@ def write_bundle(
         texts: Strings that it holds besides, by key.
     """
     data = target.create(shard_name(prefix, 0, 1))
-    entries = {key: _append(data, tensor) for key, tensor in tensors}
+    entries = {}
+    for key, tensor in tensors:
+        offset = data.offset
+        checksum: int | Written
+        if tensor.dtype.name == _STRING:
+            checksum = _put_strings(data, tensor)
+        elif tensor.dtype.name == "variant":
+            checksum = _put_variants(data, tensor)
+        else:
+            checksum = data.put(tensor, "crc32c")
+        entries[key] = _IndexEntry(tensor.dtype.name, tensor.shape, offset, data.offset - offset, checksum)
     for key, text in texts.items():
         offset = data.offset
-        checksum = _put_string(data, text)
+        checksum = _put_text(data, text)
         entries[key] = _IndexEntry(_STRING, (), offset, data.offset - offset, checksum)
     data.settle()
     table = TableWriter(target.create(prefix + INDEX))
@@ -80,19 +90,6 @@ class _IndexEntry(NamedTuple):
         )
 
 
-def _append(data: Sink, tensor: Tensor) -> _IndexEntry:
-    """Append the elements of a tensor to the shard; return its entry."""
-    offset = data.offset
-    checksum: int | Written
-    if tensor.dtype.name == _STRING:
-        checksum = _put_strings(data, tensor)
-    elif tensor.dtype.name == "variant":
-        checksum = _put_variants(data, tensor)
-    else:
-        checksum = data.put(tensor, "crc32c")
-    return _IndexEntry(tensor.dtype.name, tensor.shape, offset, data.offset - offset, checksum)
-
-
 def shape_message(shape: tuple[int, ...]) -> bytes:
     """Return a shape as TensorFlow's messages have it."""
     return b"".join(bytes_field(2, number_field(1, length)) for length in shape)
@@ -114,10 +111,10 @@ def refused_type(tensor: Tensor) -> Iterator[str]:
 # stored as varints.
 
 
-def _put_string(sink: Sink, text: bytes) -> int:
+def _put_text(sink: Sink, text: bytes) -> int:
     """Append one string; return the checksum of its entry."""
     length = encoded_varint(len(text))
-    checksum, stored = _with_ending(crc32c(_summed_length(len(text))))
+    checksum, stored = _append_stored_checksum(crc32c(_summed_length(len(text))))
     sink.write(length + stored)
     sink.write(text)
     return crc32c(text, checksum)
@@ -132,7 +129,7 @@ def _put_strings(sink: Sink, tensor: Tensor) -> int:
         total += length
         checksum = crc32c(_summed_length(length), checksum)
         sink.write(encoded_varint(length))
-    checksum, ending = _with_ending(checksum)
+    checksum, ending = _append_stored_checksum(checksum)
     sink.write(ending)
     stored.skip(_CHECKSUM_BYTES)
     checksum = stored.copy(sink, total, checksum)
@@ -148,7 +145,7 @@ def _put_variants(sink: Sink, tensor: Tensor) -> int:
         length = stored.length()
         sink.write(encoded_varint(length))
         checksum = stored.copy(sink, length, crc32c(length.to_bytes(8, "little"), checksum))
-        checksum, ending = _with_ending(checksum)
+        checksum, ending = _append_stored_checksum(checksum)
         sink.write(ending)
         stored.skip(_CHECKSUM_BYTES)
     stored.require_end()
@@ -160,7 +157,7 @@ def _summed_length(length: int) -> bytes:
     return length.to_bytes(4 if length <= _MAX_U32 else 8, "little")
 
 
-def _with_ending(checksum: int) -> tuple[int, bytes]:
+def _append_stored_checksum(checksum: int) -> tuple[int, bytes]:
     """Return the checksum that goes on, and the stored one, which the first one counts as well."""
     stored = mask_crc(checksum).to_bytes(_CHECKSUM_BYTES, "little")
     return crc32c(stored, checksum), stored
@@ -183,7 +180,7 @@ class _StoredBytes:
             if byte < 0x80:
                 return number
             shift += 7
-        raise self._damaged("a length that doesn't end")
+        raise self._damage("a length that doesn't end")
 
     def copy(self, sink: Sink, nbytes: int, checksum: int) -> int:
         """Append the next bytes to a file; return the checksum with them."""
@@ -200,18 +197,18 @@ class _StoredBytes:
     def require_end(self) -> None:
         """Require that nothing is left."""
         if self._block or any(map(len, self._blocks)):
-            raise self._damaged("bytes behind the last element")
+            raise self._damage("bytes behind the last element")
 
     def _pieces(self, nbytes: int) -> Iterator[memoryview]:
         while nbytes:
             if not self._block:
                 self._block = next(self._blocks, _EMPTY)
             if not self._block:
-                raise self._damaged("elements that end too early")
+                raise self._damage("elements that end too early")
             piece, self._block = self._block[:nbytes], self._block[nbytes:]
             nbytes -= len(piece)
             yield piece
 
-    def _damaged(self, found: str) -> DamagedCheckpoint:
+    def _damage(self, found: str) -> DamagedCheckpoint:
         path = self._tensor.extent.file if self._tensor.extent else ""
         return DamagedCheckpoint(path, found, where=self._tensor.name, code="checksum-mismatch")

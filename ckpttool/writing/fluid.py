@@ -44,10 +44,9 @@ from ckpttool.wire.lodtensor import (
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.shards import Files
+from ckpttool.writing.sidecar import sidecar_of
 
 _NOT_LOADED = frozenset({"uint64", "float8_e4m3fn", "float8_e5m2"})
 """Types that have a number, and that Paddle 2.6 does not load."""
@@ -168,8 +167,8 @@ def _entry(content: Content) -> bytes | None:
             },
             training=TrainingState(),
         )
-    entry = document(rest)
-    return document(content) if entry is not None and rest is not content else entry
+    entry = sidecar_of(rest)
+    return sidecar_of(content) if entry is not None and rest is not content else entry
 
 
 # Variables ------------------------------------------------------------------------------------------

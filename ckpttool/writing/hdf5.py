@@ -13,9 +13,8 @@ from ckpttool.formats.hdf5.sidecar import parts_of
 from ckpttool.tensor import Tensor
 from ckpttool.wire.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.writing.sidecar import sidecar_of
 
 Parts = tuple[str, ...]
 
@@ -27,30 +26,23 @@ class Hdf5(Writer):
     dtypes: ClassVar[frozenset[str]] = HELD
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        paths = {one.name: path_of(one) for one in content.tensors}
-        yield from _collisions(paths)
+        paths = {tensor.name: parts_of(tensor.path) for tensor in content.tensors}
+        taken: dict[str, str] = {}
+        for name, path in paths.items():  # whoever joins groups by dots must tell them apart, too
+            other = taken.setdefault(".".join(path), name)
+            if other != name:
+                yield f"{name}: as /{'/'.join(path)} it is not told apart from {other} (use --map)"
         yield from path_refusals(paths, content.tensors)
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
-        plan = hdf5_plan({one.name: path_of(one) for one in content.tensors}, content.tensors)
-        entry = document(content, names=any(len(path_of(one)) != len(one.path) for one in content.tensors))
-        if entry is not None:
-            plan.texts[(ENTRY,)] = entry
+        # A slash in a tensor's name stands between groups.
+        paths = {tensor.name: parts_of(tensor.path) for tensor in content.tensors}
+        plan = hdf5_plan(paths, content.tensors)
+        has_slashes = any(len(paths[tensor.name]) != len(tensor.path) for tensor in content.tensors)
+        sidecar = sidecar_of(content, names=has_slashes)
+        if sidecar is not None:
+            plan.texts[(ENTRY,)] = sidecar
         draw(plan).stream(target.create())
-
-
-def path_of(tensor: Tensor) -> Parts:
-    """Return the path of a tensor's dataset; a slash in its name stands between groups."""
-    return parts_of(tensor.path)
-
-
-def _collisions(paths: Mapping[str, Parts]) -> Iterator[str]:
-    """Yield which tensors would lie in one place, or have one name for whoever joins groups by dots."""
-    taken: dict[str, str] = {}
-    for name, path in paths.items():
-        other = taken.setdefault(".".join(path), name)
-        if other != name:
-            yield f"{name}: as /{'/'.join(path)} it is not told apart from {other} (use --map)"
 
 
 def hdf5_plan(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
@@ -98,14 +90,10 @@ def name_refusals(path: Parts) -> Iterator[str]:
         elif "\0" in part:
             yield "a NUL ends a name in HDF5"
         else:
-            yield from _text_refusals(part)
-
-
-def _text_refusals(part: str) -> Iterator[str]:
-    try:
-        length = len(part.encode("utf-8"))
-    except UnicodeEncodeError:
-        yield "its name is no valid text"
-        return
-    if length > MAX_NAME:
-        yield f"a name of {length:,} bytes, and HDF5 has room for {MAX_NAME:,}"
+            try:
+                length = len(part.encode("utf-8"))
+            except UnicodeEncodeError:
+                yield "its name is no valid text"
+                continue
+            if length > MAX_NAME:
+                yield f"a name of {length:,} bytes, and HDF5 has room for {MAX_NAME:,}"

@@ -1,15 +1,70 @@
-"""What a writer is: something that knows what its format can't hold, and streams the rest."""
+"""What is to be written, whatever the format, and what a writer is.
+
+A writer knows what its format can't hold, and streams the rest.
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
 
+from ckpttool.checkpoint import TrainingState
 from ckpttool.tensor import Tensor
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a checkpoint holds, in the form in which it is to be written.
+
+    Attributes:
+        tensors: In their order. No two have one name; one that ``shares_with`` another comes behind that, and
+            is the same view of the same bytes. A tensor without values (of the meta device) never is here.
+        tree: As ``Checkpoint.tree``, with these same ``Tensor`` objects in their places; None: there is
+            nothing but the tensors by name.
+        metadata: What the source says beside its tensors, as plain data that JSON can hold; empty where the
+            tree holds it.
+        training: As ``Checkpoint.training``; empty where nothing but weights is wanted.
+        native: As ``Checkpoint.native``.
+        source_format: Name of the format that it comes from.
+        mapped: What a map decided, by the names that it gave: ``name``, or the ``layout`` as well.
+        conventions: Name of the format whose names and layouts the tensors have; empty where the format that
+            is written tells that itself, and where nobody knows it.
+        layers: As ``Checkpoint.layers``, by the names of now.
+    """
+
+    tensors: tuple[Tensor, ...]
+    tree: object = None
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    native: Mapping[str, bytes] = field(default_factory=dict)
+    source_format: str = ""
+    training: TrainingState = field(default_factory=TrainingState)
+    mapped: Mapping[str, str] = field(default_factory=dict)
+    conventions: str = ""
+    layers: Mapping[str, str] = field(default_factory=dict)
+    _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def owned(self) -> tuple[Tensor, ...]:
+        """Return the tensors without those that share the bytes of another."""
+        return tuple(tensor for tensor in self.tensors if tensor.shares_with is None)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all elements, shared ones once."""
+        return sum(tensor.nbytes for tensor in self.owned)
+
+    def memoized(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what a writer makes of it, made when it is first asked for."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        made: T = self._memo[key]
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +99,7 @@ class Writer(ABC):
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         """Yield what the format can't hold, a sentence each that names the tensor; types are asked apart."""
 
-    def dropped(self, content: Content, options: WriteOptions) -> Iterator[tuple[str, str]]:
-        """Yield what will not come back from this format, as (path, why): nothing, for most."""
-        return iter(())
-
-    def strangers(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
+    def unsafe_globals(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
         """Return the names that the format's loader admits only where its caller asks: none, for most.
 
         Raises:
@@ -56,7 +107,7 @@ class Writer(ABC):
         """
         return ()
 
-    def named(self, tensor: Tensor) -> str:
+    def reader_name(self, tensor: Tensor) -> str:
         """Return the name that a reader gives to a tensor of the content: its own, for most."""
         return tensor.name
 
@@ -68,3 +119,8 @@ class Writer(ABC):
             CheckpointError: The source can't be read.
             OSError: The target can't be written.
         """
+
+
+def fold_name(name: str) -> str:
+    """Return what is equal of names that are one to a file system that ignores case."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

@@ -23,10 +23,8 @@ from ckpttool.training import is_told_by_name
 from ckpttool.wire.hdf5_writer import Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
 from ckpttool.writing.hdf5 import hdf5_plan, path_refusals
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.keras_config import (
     archive_config,
     archive_metadata,
@@ -35,6 +33,7 @@ from ckpttool.writing.keras_config import (
     has_model,
 )
 from ckpttool.writing.keras_places import Places, listed_places, numbered_places
+from ckpttool.writing.sidecar import sidecar_of
 
 _CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _NO_MODEL = (
@@ -65,7 +64,7 @@ class _KerasWriter(Writer):
     def __init__(self) -> None:
         self._paths: dict[str, Path] = {}
 
-    def named(self, tensor: Tensor) -> str:
+    def reader_name(self, tensor: Tensor) -> str:
         return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
 
 
@@ -258,7 +257,7 @@ def _entry(content: Content, paths: Mapping[str, Path], own: NativeContent) -> b
     is_known = is_known and not content.conventions
     if not native and not metadata and is_known and content.tree is None and not is_tied:
         return None
-    return document(_with_paths(replace(content, native=native, metadata=metadata), paths))
+    return sidecar_of(_with_paths(replace(content, native=native, metadata=metadata), paths))
 
 
 def _is_told_natively(key: str, content: Content, own: NativeContent) -> bool:

@@ -20,8 +20,8 @@ from ckpttool.formats.keras.names import WITHOUT
 from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
-from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import name_refusals
+from ckpttool.writing.interface import Content
 from ckpttool.writing.keras_config import as_keras_3, is_keras2, model_of
 from ckpttool.writing.keras_order import (
     LAYERS_GROUP,

@@ -15,9 +15,8 @@ from ckpttool.wire.npy import MAX_AXES as _READ_AXES
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.writing.sidecar import sidecar_of
 
 _DESCRIPTIONS = {
     "bool": "|b1",
@@ -59,9 +58,9 @@ class Npz(Writer):
         archive = NumpyZip(target.create())
         for tensor in content.owned:
             archive.put(tensor.name + _SUFFIX, tensor, npy_header(tensor))
-        entry = document(content)
-        if entry is not None:
-            archive.add(ENTRY, entry)
+        sidecar = sidecar_of(content)
+        if sidecar is not None:
+            archive.add(ENTRY, sidecar)
         archive.finish()
         archive.seal()
 

@@ -23,10 +23,9 @@ from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.trust import admitted_by_weights_only
 from ckpttool.wire.zip_writer import ALIGNMENT, Piece, TorchZip
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.shards import Files, cut, index, refusals, shard_names
+from ckpttool.writing.sidecar import sidecar_of
 
 _STEM, _SUFFIX = "pytorch_model", ".bin"
 _INDEX = f"{_STEM}{_SUFFIX}.index.json"
@@ -74,7 +73,7 @@ class Pytorch(Writer):
         else:
             yield from _too_many("", content.owned)
 
-    def strangers(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
+    def unsafe_globals(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
         if options.shard_size is not None or content.tree is None:
             return ()
         try:
@@ -86,15 +85,23 @@ class Pytorch(Writer):
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         if options.shard_size is not None:
-            _write_shards(content, target, options.shard_size)
+            shards, files = _shards(content, options.shard_size), Files(target)
+            unsealed: list[TorchZip] = []
+            for name, tensors in shards.items():
+                of_shard = {tensor.name: tensor for tensor in tensors}
+                unsealed.append(write_archive(files.create(name), root_of(name), of_shard))
+                if len(unsealed) == _UNSEALED:
+                    _seal(unsealed)
+            _seal(unsealed)
+            files.create(_INDEX).write(index(shards, _index_metadata(content)))
             return
         root = root_of(options.name or os.path.basename(target.target))
         is_kept = next(opaque_nodes(content.tree), None) is None
-        entry = document(content, tree=not is_kept)
+        sidecar = sidecar_of(content, tree=not is_kept)
         tree = content.tree
         if tree is None:
             tree = {tensor.name: tensor for tensor in content.tensors}
-        write_archive(target.create(), root, tree, entry).seal()
+        write_archive(target.create(), root, tree, sidecar).seal()
 
 
 def _too_many(name: str, tensors: list[Tensor] | tuple[Tensor, ...]) -> Iterator[str]:
@@ -113,26 +120,14 @@ def name_refusals(names: Iterable[str]) -> Iterator[str]:
 
 def _index_metadata(content: Content) -> dict[str, str]:
     """Return what the index says besides which shard holds what."""
-    entry = document(content)
-    return {} if entry is None else {ENTRY: entry.decode()}
+    sidecar = sidecar_of(content)
+    return {} if sidecar is None else {ENTRY: sidecar.decode()}
 
 
 def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
     """Return the tensors of each shard by its name; without tensors there is none."""
     shards = [tensors for tensors in cut(content.tensors, limit) if tensors]
     return dict(zip(shard_names(_STEM, _SUFFIX, len(shards)), shards, strict=True))
-
-
-def _write_shards(content: Content, target: StagedOutput, limit: int) -> None:
-    shards, files = _shards(content, limit), Files(target)
-    unsealed: list[TorchZip] = []
-    for name, tensors in shards.items():
-        tree = {tensor.name: tensor for tensor in tensors}
-        unsealed.append(write_archive(files.create(name), root_of(name), tree))
-        if len(unsealed) == _UNSEALED:
-            _seal(unsealed)
-    _seal(unsealed)
-    files.create(_INDEX).write(index(shards, _index_metadata(content)))
 
 
 def _seal(archives: list[TorchZip]) -> None:
@@ -144,13 +139,13 @@ def _seal(archives: list[TorchZip]) -> None:
 # Archives -------------------------------------------------------------------------------------------
 
 
-def write_archive(sink: Sink, root: str, tree: object, entry: bytes | None = None) -> TorchZip:
+def write_archive(sink: Sink, root: str, tree: object, sidecar: bytes | None = None) -> TorchZip:
     """Append an archive that holds an object; its checksums are still to be sealed.
 
     Args:
         root: The directory of all its records.
         tree: The object, as ``Content.tree`` has it.
-        entry: What it can't hold, if anything.
+        sidecar: What it can't hold, if anything.
     """
     storages, archive = Storages(), TorchZip(sink)
     try:
@@ -162,15 +157,15 @@ def write_archive(sink: Sink, root: str, tree: object, entry: bytes | None = Non
     archive.add(f"{root}/byteorder", b"little")
     for key, tensor in enumerate(storages.tensors):
         archive.put(f"{root}/data/{key}", tensor)
-    if entry is not None:
-        archive.add(f"{root}/{ENTRY}", entry)
+    if sidecar is not None:
+        archive.add(f"{root}/{ENTRY}", sidecar)
     archive.add(f"{root}/version", _VERSION)
     archive.finish()
     return archive
 
 
 def _add_pickle(archive: TorchZip, name: str, tree: object, storages: Storages) -> None:
-    pickle = _MeasuredPickle()
+    pickle = _MeasuredPickle()  # freed before the tensors are copied
     pickle_into(pickle.write, tree, storages)
     if pickle.is_whole:
         archive.add(name, bytes(pickle.data))

@@ -19,10 +19,9 @@ from ckpttool.tensor import Tensor
 from ckpttool.training import is_told_by_name
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.shards import Files, cut, index, refusals, shard_names
+from ckpttool.writing.sidecar import sidecar_of
 
 _METADATA = "__metadata__"
 _INDEX = "model.safetensors.index.json"
@@ -72,26 +71,34 @@ class Safetensors(Writer):
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         for tensor in content.tensors:
-            yield from _tensor_refusals(tensor)
-        metadata, entry = _told(content)
+            name = tensor.name
+            if name == _METADATA:
+                yield f"{name}: safetensors has its metadata under this name (use --map)"
+            if not _is_text(name):
+                yield f"{name}: its name is no valid text (use --map)"
+            bits = tensor.size * tensor.dtype.bits
+            if bits % 8:
+                what = f"{tensor.dtype} {list(tensor.shape)}"
+                yield f"{name}: {what} has {bits:,} bits, and safetensors holds whole bytes"
+        metadata, sidecar = _metadata_and_sidecar(content)
         if options.shard_size is None:
-            yield from _header_refusal(content.owned, _with_entry(metadata, entry))
+            yield from _header_refusal(content.owned, metadata | sidecar)
             return
         shards = _shards(content, options.shard_size)
-        yield from refusals(shards, _with_entry({}, entry))
+        yield from refusals(shards, sidecar)
         for shard in shards.values():
             yield from _header_refusal(shard, metadata)
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
-        metadata, entry = _told(content)
+        metadata, sidecar = _metadata_and_sidecar(content)
         if options.shard_size is None:
-            _write_file(target.create(), content.owned, _with_entry(metadata, entry))
+            _write_file(target.create(), content.owned, metadata | sidecar)
             return
         shards = _shards(content, options.shard_size)
         files = Files(target)
         for name, tensors in shards.items():
             _write_file(files.create(name), tensors, metadata)
-        files.create(_INDEX).write(index(shards, _with_entry({}, entry)))
+        files.create(_INDEX).write(index(shards, sidecar))
 
 
 def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
@@ -100,87 +107,71 @@ def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
     return dict(zip(shard_names("model", ".safetensors", len(shards)), shards, strict=True))
 
 
-def _told(content: Content) -> tuple[dict[str, str], bytes | None]:
-    """Return the text that the header tells by itself, and the entry, where that is not all there is."""
-    return content.once(Safetensors.name, lambda: _made_of(content))
+def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the text that the header has by itself, and the sidecar under its key, where that is not all."""
 
+    def make() -> tuple[dict[str, str], dict[str, str]]:
+        metadata = {
+            key: value
+            for key, value in content.metadata.items()
+            if key not in _OF_A_SET or isinstance(value, str)
+        }
+        was_safetensors = content.source_format == Safetensors.name
+        native = {
+            key: value
+            for key, value in metadata.items()
+            if _is_text(key)
+            and _is_text(value)
+            and key != ENTRY
+            and (was_safetensors or key != "format" or value in _LIBRARIES)
+        }
+        rest = content
+        if native == metadata and (metadata or was_safetensors):
+            is_native = was_safetensors and not is_told_by_name(content.training)
+            training = TrainingState() if is_native else content.training
+            rest = replace(content, metadata={}, training=training)
+        sidecar = sidecar_of(rest)
+        if sidecar is not None and rest is not content:
+            sidecar = sidecar_of(content)
+        return {"format": "pt", **native}, {} if sidecar is None else {ENTRY: sidecar.decode()}
 
-def _made_of(content: Content) -> tuple[dict[str, str], bytes | None]:
-    metadata = {
-        key: value
-        for key, value in content.metadata.items()
-        if key not in _OF_A_SET or isinstance(value, str)
-    }
-    was_safetensors = content.source_format == Safetensors.name
-    native = {
-        key: value
-        for key, value in metadata.items()
-        if _is_text(key)
-        and _is_text(value)
-        and key != ENTRY
-        and (was_safetensors or key != "format" or value in _LIBRARIES)
-    }
-    rest = content
-    if native == metadata and (metadata or was_safetensors):
-        is_said = was_safetensors and not is_told_by_name(content.training)
-        training = TrainingState() if is_said else content.training
-        rest = replace(content, metadata={}, training=training)
-    entry = document(rest)
-    if entry is not None and rest is not content:
-        entry = document(content)
-    return {"format": "pt", **native}, entry
+    return content.memoized(Safetensors.name, make)
 
 
 def _is_text(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and _SURROGATE.search(value) is None
 
 
-def _with_entry(metadata: Mapping[str, str], entry: bytes | None) -> dict[str, str]:
-    return {**metadata, ENTRY: entry.decode()} if entry is not None else dict(metadata)
-
-
-def _tensor_refusals(tensor: Tensor) -> Iterator[str]:
-    name = tensor.name
-    if name == _METADATA:
-        yield f"{name}: safetensors has its metadata under this name (use --map)"
-    if not _is_text(name):
-        yield f"{name}: its name is no valid text (use --map)"
-    bits = tensor.size * tensor.dtype.bits
-    if bits % 8:
-        what = f"{tensor.dtype} {list(tensor.shape)}"
-        yield f"{name}: {what} has {bits:,} bits, and safetensors holds whole bytes"
-
-
 def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[str]:
     """Yield why a header can't be written: it would be too long for any reader."""
-    most = sum(_ENTRY_BYTES + 6 * len(one.name) + _AXIS_BYTES * len(one.shape) for one in tensors)
+    most = sum(_ENTRY_BYTES + 6 * len(tensor.name) + _AXIS_BYTES * len(tensor.shape) for tensor in tensors)
     most += sum(6 * (len(key) + len(value) + 2) for key, value in metadata.items())
     if most <= MAX_HEADER:
         return
-    nbytes = len(_header(_in_order(tensors), metadata))
-    if nbytes > MAX_HEADER:
-        yield f"the header would have {nbytes:,} bytes, and safetensors allows {MAX_HEADER:,}"
+    _, header = _layout(tensors, metadata)
+    if len(header) > MAX_HEADER:
+        yield f"the header would have {len(header):,} bytes, and safetensors allows {MAX_HEADER:,}"
 
 
-def _in_order(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return sorted(tensors, key=lambda one: (_RANK[one.dtype.safetensors or ""], one.name))
-
-
-def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of tensors in their order, padded so that the first one begins at a multiple of 8."""
-    told: dict[str, object] = {_METADATA: dict(metadata)}
+def _layout(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[list[Tensor], bytes]:
+    """Return tensors in their order, and their header, padded so that they begin at a multiple of 8."""
+    ordered = sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype.safetensors or ""], tensor.name))
+    header: dict[str, object] = {_METADATA: dict(metadata)}
     begin = 0
-    for one in tensors:
-        end = begin + one.nbytes
-        told[one.name] = {"dtype": one.dtype.safetensors, "shape": one.shape, "data_offsets": (begin, end)}
+    for tensor in ordered:
+        end = begin + tensor.nbytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype.safetensors,
+            "shape": tensor.shape,
+            "data_offsets": (begin, end),
+        }
         begin = end
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    return text + b" " * (-len(text) % 8)
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return ordered, text + b" " * (-len(text) % 8)
 
 
 def _write_file(sink: Sink, tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> None:
-    ordered = _in_order(tensors)
-    header = _header(ordered, metadata)
+    ordered, header = _layout(tensors, metadata)
     sink.write(len(header).to_bytes(8, "little"))
     sink.write(header)
     for tensor in ordered:

@@ -18,7 +18,6 @@ from typing import ClassVar
 from ckpttool.formats.savedmodel.directory import BINARY, CONTENT, VARIABLES
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
-    ObjectTree,
     graph_of,
     key_of,
     objects_of,
@@ -28,9 +27,8 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf import bytes_field, number_field, text_field
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import NUMBERS, refused_type, shape_message, write_bundle
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.writing.sidecar import sidecar_of
 from ckpttool.writing.tensorflow import refused_names, without_computation
 
 _TAG = "serve"
@@ -76,76 +74,66 @@ class SavedModel(Writer):
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         yield from refused_names(content)
-        yield from _refused_places(content)
+        objects, numbers = objects_of(tensor.name for tensor in content.tensors)
+        for name, number in numbers.items():
+            if (inner := next(iter(objects.children[number]), None)) is not None:
+                yield (
+                    f"{name}: it is a tensor, and {name}.{inner} lies in it: a variable of a SavedModel "
+                    "has no attributes (use --map)"
+                )
         for tensor in content.tensors:
             yield from refused_type(tensor)
-            yield from _refused_attributes(tensor)
+            steps = steps_of_name(tensor.name)
+            for step in steps:
+                if step in OWN_ATTRIBUTES or (step.startswith("__") and step.endswith("__")):
+                    own = f"an object of TensorFlow needs its attribute {step} itself"
+                    yield f"{tensor.name}: {own} (use --map)"
+            if steps[0] in _AT_ROOT:
+                yield f"{tensor.name}: what loads a SavedModel sets {steps[0]} itself (use --map)"
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         tensors = [(key_of(tensor.name).encode(), tensor) for tensor in content.owned]
         graph = graph_of((tensor.name for _, tensor in tensors), {})
         write_bundle(target, f"{VARIABLES}/{VARIABLES}", tensors, {GRAPH_KEY.encode(): graph})
-        entry = document(without_computation(content))
-        if entry is not None:
-            target.create(CONTENT).write(entry)
-        target.create(BINARY).write(_model(content))
+        sidecar = sidecar_of(without_computation(content))
+        if sidecar is not None:
+            target.create(CONTENT).write(sidecar)
+        target.create(BINARY).write(_model_message(content))
 
 
-def _model(content: Content) -> bytes:
-    """Return the message of a SavedModel that has one graph, in which there is nothing but objects."""
+def _model_message(content: Content) -> bytes:
+    """Return the message of a SavedModel that has one graph, in which there is nothing but objects.
+
+    What is tied is one object with several names.
+    """
+    owned = {tensor.name: tensor for tensor in content.owned}
+    objects, numbers = objects_of(owned)
+    for tensor in content.tensors:
+        if tensor.shares_with is not None:
+            objects.tie(tensor.name, numbers[tensor.shares_with])
+    variables = {numbers[name]: tensor for name, tensor in owned.items()}
+    nodes = []
+    for number, children in enumerate(objects.children):
+        if number in variables:
+            node = _variable_message(variables[number])
+        else:
+            links = [
+                bytes_field(1, number_field(1, child) + text_field(2, name))
+                for name, child in children.items()
+            ]
+            node = b"".join(links) + _USER_OBJECT
+        nodes.append(bytes_field(1, node))
     info = bytes_field(4, _TAG.encode())
-    graph = bytes_field(1, info) + bytes_field(7, _objects(content))
+    graph = bytes_field(1, info) + bytes_field(7, b"".join(nodes))
     return number_field(1, 1) + bytes_field(2, graph)
 
 
-def _objects(content: Content) -> bytes:
-    """Return the graph of objects; what is tied is one object with several names."""
-    owned = {tensor.name: tensor for tensor in content.owned}
-    objects, places = objects_of(owned)
-    for tensor in content.tensors:
-        if tensor.shares_with is not None:
-            objects.tie(tensor.name, places[tensor.shares_with])
-    variables = {places[name]: tensor for name, tensor in owned.items()}
-    nodes = (_node(number, objects, variables) for number in range(len(objects.children)))
-    return b"".join(bytes_field(1, node) for node in nodes)
-
-
-def _node(number: int, objects: ObjectTree, variables: dict[int, Tensor]) -> bytes:
-    if number in variables:
-        return _variable(variables[number])
-    children = objects.children[number].items()
-    links = (bytes_field(1, number_field(1, child) + text_field(2, name)) for name, child in children)
-    return b"".join(links) + _USER_OBJECT
-
-
-def _variable(tensor: Tensor) -> bytes:
+def _variable_message(tensor: Tensor) -> bytes:
     is_trained = tensor.role is Role.WEIGHTS and tensor.dtype.kind in ("float", "complex")
-    told = (
+    variable = (
         number_field(1, NUMBERS[tensor.dtype.name]),
         bytes_field(2, shape_message(tensor.shape)),
         number_field(3, is_trained),
         text_field(6, tensor.name if _OP_NAME.fullmatch(tensor.name) else ""),
     )
-    return bytes_field(7, b"".join(told))
-
-
-def _refused_places(content: Content) -> Iterator[str]:
-    """Yield which tensors lie where others lead through: a variable has no variables of its own."""
-    objects, places = objects_of(tensor.name for tensor in content.tensors)
-    for name, place in places.items():
-        if objects.children[place]:
-            inner = next(iter(objects.children[place]))
-            yield (
-                f"{name}: it is a tensor, and {name}.{inner} lies in it: a variable of a SavedModel "
-                "has no attributes (use --map)"
-            )
-
-
-def _refused_attributes(tensor: Tensor) -> Iterator[str]:
-    """Yield which names no attribute can have."""
-    steps = steps_of_name(tensor.name)
-    for step in steps:
-        if step in OWN_ATTRIBUTES or (step.startswith("__") and step.endswith("__")):
-            yield f"{tensor.name}: an object of TensorFlow needs its attribute {step} itself (use --map)"
-    if steps[0] in _AT_ROOT:
-        yield f"{tensor.name}: what loads a SavedModel sets {steps[0]} itself (use --map)"
+    return bytes_field(7, b"".join(variable))

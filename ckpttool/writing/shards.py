@@ -76,12 +76,11 @@ def index(shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object]
         metadata: What it says beside ``total_size``.
     """
     by_file = {name: list(tensors) for name, tensors in shards.items()}
-    owned = (one for tensors in by_file.values() for one in tensors if one.shares_with is None)
-    told = {
-        "metadata": {**(metadata or {}), "total_size": sum(one.nbytes for one in owned)},
-        "weight_map": {one.name: name for name, tensors in by_file.items() for one in tensors},
-    }
-    return (json.dumps(told, indent=2, sort_keys=True) + "\n").encode()
+    owned = [tensor for tensors in by_file.values() for tensor in tensors if tensor.shares_with is None]
+    weight_map = {tensor.name: name for name, tensors in by_file.items() for tensor in tensors}
+    total = {"total_size": sum(tensor.nbytes for tensor in owned)}
+    contents = {"metadata": {**(metadata or {}), **total}, "weight_map": weight_map}
+    return (json.dumps(contents, indent=2, sort_keys=True) + "\n").encode()
 
 
 class Files:

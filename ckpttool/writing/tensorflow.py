@@ -16,18 +16,15 @@ from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, rea
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
     MAX_NODES,
-    ObjectTree,
     cut_graph,
     graph_of,
     key_of,
     objects_of,
 )
-from ckpttool.tensor import Tensor
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import MAX_KEY, NUMBERS, refused_type, write_bundle
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.writing.sidecar import sidecar_of
 
 OWN = "tensorflow."
 """How the native parts begin that a TensorFlow checkpoint holds itself."""
@@ -54,11 +51,16 @@ class TensorFlow(Writer):
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         content = without_computation(content)
         keyed = keyed_as_before(content) or keyed_by_name(content)
-        entry = _entry(content, keyed)
-        texts = {GRAPH_KEY.encode(): keyed.graph, ENTRY.encode(): entry}
+        # What a checkpoint has no place for is its sidecar; the keys and their graph it has itself.
+        native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
+        is_plain = content.tree is None and not content.metadata and not native and not content.conventions
+        if keyed.is_native and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
+            sidecar = None
+        else:
+            sidecar = sidecar_of(replace(content, native=native))
+        texts = {GRAPH_KEY.encode(): keyed.graph, ENTRY.encode(): sidecar}
         tensors = ((keyed.keys[tensor.name], tensor) for tensor in content.owned)
-        told = {key: text for key, text in texts.items() if text is not None}
-        write_bundle(target, "", tensors, told)
+        write_bundle(target, "", tensors, {key: text for key, text in texts.items() if text is not None})
 
 
 class Keyed(NamedTuple):
@@ -91,38 +93,22 @@ def keyed_by_name(content: Content) -> Keyed:
     return Keyed(keys, graph_of(keys, ties_in(content.tensors)), is_native=False)
 
 
-def _entry(content: Content, keyed: Keyed) -> bytes | None:
-    """Return what a checkpoint has no place for, or None; the keys and their graph it has itself."""
-    native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
-    is_plain = content.tree is None and not content.metadata and not native and not content.conventions
-    if keyed.is_native and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
-        return None
-    return document(replace(content, native=native))
-
-
 def refused_names(content: Content) -> Iterator[str]:
     """Yield why names can't be those of objects and keys."""
     for tensor in content.tensors:
-        yield from _refused_name(tensor)
+        try:
+            key = key_of(tensor.name).encode()
+        except UnicodeEncodeError:
+            yield f"{tensor.name}: its name is no valid text (use --map)"
+            continue
+        if tensor.name == ENTRY:
+            yield f"{tensor.name}: what a checkpoint has no place for lies under this name (use --map)"
+        if key[0] == 0:
+            yield f"{tensor.name}: a name in a TensorFlow checkpoint can't begin with NUL (use --map)"
+        if len(key) > MAX_KEY:
+            length = f"{len(key):,} bytes, and may have {MAX_KEY:,}"
+            yield f"{tensor.name}: its key would have {length} (use --map)"
     objects, _ = objects_of(tensor.name for tensor in content.tensors)
-    yield from _too_many(objects)
-
-
-def _refused_name(tensor: Tensor) -> Iterator[str]:
-    try:
-        key = key_of(tensor.name).encode()
-    except UnicodeEncodeError:
-        yield f"{tensor.name}: its name is no valid text (use --map)"
-        return
-    if tensor.name == ENTRY:
-        yield f"{tensor.name}: what a checkpoint has no place for lies under this name (use --map)"
-    if key[0] == 0:
-        yield f"{tensor.name}: a name in a TensorFlow checkpoint can't begin with NUL (use --map)"
-    if len(key) > MAX_KEY:
-        yield f"{tensor.name}: its key would have {len(key):,} bytes, and may have {MAX_KEY:,} (use --map)"
-
-
-def _too_many(objects: ObjectTree) -> Iterator[str]:
     count = len(objects.children) + 1  # with the counter of saves
     if count > MAX_NODES:
         yield f"its names describe {count:,} objects, and a graph of objects may have {MAX_NODES:,}"
@@ -130,5 +116,5 @@ def _too_many(objects: ObjectTree) -> Iterator[str]:
 
 def without_computation(content: Content) -> Content:
     """Return a content that doesn't tell of what the SavedModel computes that it comes from."""
-    is_told = content.source_format == "savedmodel" and _GRAPHS in content.metadata
-    return replace(content, metadata={}) if is_told else content
+    has_graphs = content.source_format == "savedmodel" and _GRAPHS in content.metadata
+    return replace(content, metadata={}) if has_graphs else content

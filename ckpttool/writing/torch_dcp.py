@@ -19,10 +19,9 @@ from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Global
 from ckpttool.wire.staged_output import OutputShape, StagedOutput
 from ckpttool.wire.zip_writer import TorchZip
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.pytorch import ANONYMOUS, WHOLE, name_refusals, write_archive
+from ckpttool.writing.sidecar import sidecar_of
 
 _DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
 _MOST_ENTRIES = 100_000
@@ -54,27 +53,29 @@ class TorchDcp(Writer):
     shape: ClassVar[OutputShape] = "directory"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        found = list(islice(flat_state_dict(content), _MOST_ENTRIES + 1))
-        if len(found) > _MOST_ENTRIES:
+        items = list(islice(flat_state_dict(content), _MOST_ENTRIES + 1))
+        if len(items) > _MOST_ENTRIES:
             yield f"more entries than one checkpoint can list (at most {_MOST_ENTRIES:,})"
             return
-        for bare in (item for item in found if isinstance(item.node, Tensor) and item.node.values is None):
-            yield f"{bare.fqn}: it has no values (it was saved from the meta device)"
-        names = Counter(item.fqn for item in found)
-        for name in (name for name, count in names.items() if count > 1):
-            yield f"{name}: several entries of the state dict would have this name (use --map)"
+        for item in items:
+            if isinstance(item.node, Tensor) and item.node.values is None:
+                yield f"{item.fqn}: it has no values (it was saved from the meta device)"
+        names = Counter(item.fqn for item in items)
+        for name, count in names.items():
+            if count > 1:
+                yield f"{name}: several entries of the state dict would have this name (use --map)"
         yield from name_refusals(names)
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         items = list(flat_state_dict(content))
         stored = _write_items(items, target)
-        entry = document(content)
-        if entry is not None:
-            target.create(ENTRY).write(entry)
+        sidecar = sidecar_of(content)
+        if sidecar is not None:
+            target.create(ENTRY).write(sidecar)
         write_metadata(target.create(_METADATA_FILE).write, stored)
 
 
-def _write_items(items: list[StateDictEntry], target: StagedOutput) -> list[StoredEntry]:
+def _write_items(items: list[StateDictEntry], target: StagedOutput) -> list[StoredItem]:
     """Write everything into one file, ties once; return where it lies."""
     sink = target.create(_DATA_FILE)
     unsealed: list[TorchZip] = []
@@ -92,7 +93,7 @@ def _write_items(items: list[StateDictEntry], target: StagedOutput) -> list[Stor
             place = start, sink.offset - start
             if owner is not None:
                 places[owner] = place
-        stored.append(StoredEntry(item.fqn, item.path, tensor, item.requires_grad, _DATA_FILE, *place))
+        stored.append(StoredItem(item.fqn, item.path, tensor, item.requires_grad, _DATA_FILE, *place))
     for archive in unsealed:
         archive.seal()
     return stored
@@ -136,22 +137,21 @@ def flat_state_dict(content: Content) -> Iterator[StateDictEntry]:
     known: dict[int, bool] = {}
     while pending:
         path, node = pending.pop()
-        parts = _parts(node, known)
+        parts: list[tuple[str | int, object]] = []
+        if isinstance(node, dict):
+            parts += [
+                (key if isinstance(key, str) else str(describe(key)), part) for key, part in node.items()
+            ]
+        elif isinstance(node, list) and _has_entries(node, known):
+            parts += enumerate(node)
         if parts or not path:
             pending += [((*path, key), part) for key, part in reversed(parts)]
             continue
-        found = _tensor_in(node)
-        yield StateDictEntry(path, node) if found is None else StateDictEntry(path, *found)
+        tensor = _tensor_in(node)
+        yield StateDictEntry(path, node) if tensor is None else StateDictEntry(path, *tensor)
 
 
-def _parts(node: object, known: dict[int, bool]) -> list[tuple[str | int, object]]:
-    """Return the parts of a container that has entries of its own; none if it is one entry."""
-    if isinstance(node, dict):
-        return [(key if isinstance(key, str) else str(describe(key)), part) for key, part in node.items()]
-    return list(enumerate(node)) if isinstance(node, list) and _is_nested(node, known) else []
-
-
-def _is_nested(items: list[object], known: dict[int, bool]) -> bool:
+def _has_entries(items: list[object], known: dict[int, bool]) -> bool:
     """Return whether a list holds tensors or dictionaries, at any depth of lists.
 
     Args:
@@ -190,7 +190,7 @@ def _tensor_in(node: object) -> tuple[Tensor, bool] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredItem:
     """What is saved under one name, and where.
 
     Attributes:
@@ -212,47 +212,50 @@ class StoredEntry:
     nbytes: int
 
 
-def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredEntry]) -> None:
+def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem]) -> None:
     """Write the metadata of a checkpoint in which each tensor is one chunk."""
+
+    def size(lengths: tuple[int, ...]) -> Call:
+        return Call(_SIZE, (lengths,))
+
+    def state_dict_metadata() -> Iterator[tuple[str, object]]:
+        for item in stored:
+            if item.tensor is None:
+                yield item.fqn, _PickledObject(_BYTES, {})
+                continue
+            shape, dtype = item.tensor.shape, Global("torch", item.tensor.dtype.name)
+            properties = _PickledObject(
+                _PROPERTIES, (dtype, _STRIDED, item.requires_grad, _CONTIGUOUS, False)
+            )
+            chunk = _PickledObject(_CHUNK, {"offsets": size((0,) * len(shape)), "sizes": size(shape)})
+            state = {"properties": properties, "size": size(shape), "chunks": [chunk]}
+            yield item.fqn, _PickledObject(_TENSOR, state)
+
+    def storage_data() -> Iterator[tuple[object, object]]:
+        for item in stored:
+            index: dict[str, object] = {"fqn": item.fqn, "index": None}
+            if item.tensor is not None:
+                index |= {"offset": size((0,) * len(item.tensor.shape)), "index": 0}
+            place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
+            yield _PickledObject(_INDEX, index), _PickledObject(_PLACE, place)
+
     pickle = _MetadataPickler(write)
     write(b"\x80\x02")
-    pickle.value(_METADATA)
+    pickle.put(_METADATA)
     write(b")\x81}")
     for field, pairs in (
-        ("state_dict_metadata", ((one.fqn, _storage_metadata(one)) for one in stored)),
-        ("planner_data", ((one.fqn, one.path) for one in stored)),
-        ("storage_data", (_storage_info(one) for one in stored)),
+        ("state_dict_metadata", state_dict_metadata()),
+        ("planner_data", ((item.fqn, item.path) for item in stored)),
+        ("storage_data", storage_data()),
     ):
-        pickle.value(field)
-        pickle.mapping(pairs)
+        pickle.put(field)
+        pickle.put_mapping(pairs)
         write(b"s")
     for field, value in (("storage_meta", None), ("version", _VERSION)):
-        pickle.value(field)
-        pickle.value(value)
+        pickle.put(field)
+        pickle.put(value)
         write(b"s")
     write(b"b.")
-
-
-def _storage_metadata(one: StoredEntry) -> object:
-    if one.tensor is None:
-        return _PickledObject(_BYTES, {})
-    shape = one.tensor.shape
-    dtype = Global("torch", one.tensor.dtype.name)
-    properties = _PickledObject(_PROPERTIES, (dtype, _STRIDED, one.requires_grad, _CONTIGUOUS, False))
-    chunk = _PickledObject(_CHUNK, {"offsets": _size((0,) * len(shape)), "sizes": _size(shape)})
-    return _PickledObject(_TENSOR, {"properties": properties, "size": _size(shape), "chunks": [chunk]})
-
-
-def _storage_info(one: StoredEntry) -> tuple[object, object]:
-    index: dict[str, object] = {"fqn": one.fqn, "index": None}
-    if one.tensor is not None:
-        index |= {"offset": _size((0,) * len(one.tensor.shape)), "index": 0}
-    place = {"relative_path": one.file, "offset": one.offset, "length": one.nbytes}
-    return _PickledObject(_INDEX, index), _PickledObject(_PLACE, place)
-
-
-def _size(lengths: tuple[int, ...]) -> Call:
-    return Call(_SIZE, (lengths,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,76 +271,70 @@ class _MetadataPickler:
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
-        self._known: dict[object, int] = {}
+        self._memo: dict[object, int] = {}
 
-    def value(self, value: object) -> None:
+    def put(self, value: object) -> None:
         """Write the opcodes that put a value on a reader's stack."""
         is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _SHARED)
-        known = self._known.get(value) if is_shared else None
+        known = self._memo.get(value) if is_shared else None
         if known is not None:
             self._write(b"h" + bytes([known]))
             return
         self._write_opcodes(value)
         if is_shared:
-            self._known[value] = len(self._known)
-            self._write(b"q" + bytes([self._known[value]]))
+            self._memo[value] = len(self._memo)
+            self._write(b"q" + bytes([self._memo[value]]))
 
     def _write_opcodes(self, value: object) -> None:
         if value is None or isinstance(value, bool):
             self._write(_WORDS[value])
         elif isinstance(value, int):
-            self._write(_integer(value))
+            self._write_integer(value)
         elif isinstance(value, str):
             text = value.encode("utf-8", "surrogatepass")
             self._write(b"X" + struct.pack("<I", len(text)) + text)
         elif isinstance(value, Global):
             self._write(f"c{value.module}\n{value.name}\n".encode())
         elif isinstance(value, dict):
-            self.mapping(value.items())
+            self.put_mapping(value.items())
         elif isinstance(value, tuple | list):
-            self._sequence(value)
+            self._write(b"(" if isinstance(value, tuple) else b"](")
+            for item in value:
+                self.put(item)
+            self._write(b"t" if isinstance(value, tuple) else b"e")
         elif isinstance(value, Call):
-            self.value(value.function)
-            self.value(value.args)
+            self.put(value.function)
+            self.put(value.args)
             self._write(b"R")
         elif isinstance(value, _PickledObject):
-            self._instance(value)
+            self.put(value.kind)
+            self._write(b")\x81")
+            if value.state:
+                self.put(value.state)
+                self._write(b"b")
         else:
             raise TypeError(f"no metadata holds a {type(value).__name__}")
 
-    def mapping(self, pairs: Iterable[tuple[object, object]]) -> None:
+    def _write_integer(self, value: int) -> None:
+        """Write a number, as short as it can be."""
+        if 0 <= value < 1 << 8:
+            self._write(b"K" + bytes([value]))
+        elif 0 <= value < 1 << 16:
+            self._write(b"M" + struct.pack("<H", value))
+        elif -(1 << 31) <= value < 1 << 31:
+            self._write(b"J" + struct.pack("<i", value))
+        else:
+            length = value.bit_length() // 8 + 1
+            self._write(b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True))
+
+    def put_mapping(self, pairs: Iterable[tuple[object, object]]) -> None:
         self._write(b"}")
         count = 0
         for key, value in pairs:
             if count % _BATCH == 0:
                 self._write(b"u(" if count else b"(")
-            self.value(key)
-            self.value(value)
+            self.put(key)
+            self.put(value)
             count += 1
         if count:
             self._write(b"u")
-
-    def _instance(self, made: _PickledObject) -> None:
-        self.value(made.kind)
-        self._write(b")\x81")
-        if made.state:
-            self.value(made.state)
-            self._write(b"b")
-
-    def _sequence(self, items: tuple[object, ...] | list[object]) -> None:
-        self._write(b"(" if isinstance(items, tuple) else b"](")
-        for item in items:
-            self.value(item)
-        self._write(b"t" if isinstance(items, tuple) else b"e")
-
-
-def _integer(value: int) -> bytes:
-    """Return the opcode of a number, as short as it can be."""
-    if 0 <= value < 1 << 8:
-        return b"K" + bytes([value])
-    if 0 <= value < 1 << 16:
-        return b"M" + struct.pack("<H", value)
-    if -(1 << 31) <= value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    length = value.bit_length() // 8 + 1
-    return b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True)

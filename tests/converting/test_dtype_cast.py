@@ -17,7 +17,7 @@ from ckpttool.converting.dtype_cast import TARGETS, cast
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.tensor import Role
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 from tests.support.checkpoints import tensor
 from tests.support.contents import content_of
 from tests.support.tensors import tensor_of

@@ -21,7 +21,7 @@ from ckpttool.ops.convert import convert
 from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.wire.toml import parse_toml
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 from tests.support.checkpoints import numbers
 from tests.support.contents import arrays, content_of, made_of
 from tests.support.tensors import Array

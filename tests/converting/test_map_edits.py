@@ -20,7 +20,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.pairing.pair_up import PairingOptions, pair_up
 from ckpttool.wire.toml import parse_toml
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 from tests.support.checkpoints import numbers
 from tests.support.contents import arrays, content_of, made_of
 from tests.support.tensors import Array

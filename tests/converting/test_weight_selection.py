@@ -16,7 +16,7 @@ from torch import nn
 from ckpttool.converting.weight_selection import only_weights
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 from tests.support.checkpoints import numbers
 from tests.support.contents import arrays, content_of, made_of
 

@@ -15,8 +15,7 @@ from ckpttool.report import Severity
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.torch_dcp import TorchDcp
 
 HEADER = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }".ljust(117) + b"\n"

@@ -23,8 +23,8 @@ from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors_in, walk
 from ckpttool.tensor import Tensor
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
+from ckpttool.writing.interface import Content
+from ckpttool.writing.sidecar import sidecar_of
 from tests.formats.torch_trees import SHARED, VALUES, differences, write_zip
 
 pytestmark = pytest.mark.framework
@@ -62,7 +62,7 @@ def through_entry(value: object, directory: Path) -> Any:
     with open_checkpoint(directory / "a.pth") as saved:
         content = Content(tuple(one for one in saved.tensors if one.values is not None), saved.tree)
         bare = flat(content)
-        carried = document(content)
+        carried = sidecar_of(content)
         found = bare if carried is None else apply_sidecar(bare, carried, "here")
         assert not found.findings
         assert [(one.name, one.path, one.role, one.shares_with) for one in found.tensors] == [

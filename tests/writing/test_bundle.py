@@ -15,8 +15,7 @@ from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Tensor
 from ckpttool.wire import sink
 from ckpttool.wire.readable import InMemory
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import Writer
+from ckpttool.writing.interface import Content, Writer
 from ckpttool.writing.savedmodel import SavedModel
 from ckpttool.writing.tensorflow import TensorFlow
 from tests.writing.contents import OPTIONS, require_same, tensor, write

@@ -16,11 +16,10 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing import document as module
-from ckpttool.writing.content import Content
-from ckpttool.writing.document import document
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing import sidecar as module
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.pytorch import Pytorch
+from ckpttool.writing.sidecar import sidecar_of
 from tests.writing.contents import tensor
 
 ONE = tensor("model.a", np.ones(2, np.float32))
@@ -31,7 +30,7 @@ BARE = replace(ONE, path=("a",))
 def test_the_document_in_full() -> None:
     tree = {"model": {"a": ONE, "b": TIED}, "epoch": 3}
     content = Content((ONE, TIED), tree, {"x": 1.5}, {"keras.config": b"{}"}, "pytorch")
-    written = document(content)
+    written = sidecar_of(content)
     assert written is not None
     assert json.loads(written) == {
         "schema": "ckpttool.content/1",
@@ -50,13 +49,13 @@ def test_the_document_in_full() -> None:
 
 
 def test_it_is_ascii() -> None:
-    written = document(Content((BARE,), {"ü": BARE}))
+    written = sidecar_of(Content((BARE,), {"ü": BARE}))
     assert written is not None and written.isascii()
 
 
 def test_there_is_none_where_names_say_it_all() -> None:
-    assert document(Content((BARE,))) is None
-    assert b'"role":"other"' in (document(Content((replace(BARE, role=Role.OTHER),))) or b"")
+    assert sidecar_of(Content((BARE,))) is None
+    assert b'"role":"other"' in (sidecar_of(Content((replace(BARE, role=Role.OTHER),))) or b"")
 
 
 @pytest.mark.parametrize(
@@ -64,13 +63,13 @@ def test_there_is_none_where_names_say_it_all() -> None:
     [Content((ONE,)), Content((BARE, replace(BARE, path=("b",), shares_with="a"))), Content((), {})],
 )
 def test_paths_ties_and_trees_are_told(content: Content) -> None:
-    assert document(content) is not None
+    assert sidecar_of(content) is not None
 
 
 def test_a_format_with_a_tree_of_its_own_is_told_of_the_rest_alone() -> None:
     content = Content((ONE, TIED), {"model": {"a": ONE, "b": TIED}})
-    assert document(content, tree=False) is None
-    written = document(replace(content, native={"x": b"y"}), tree=False)
+    assert sidecar_of(content, tree=False) is None
+    written = sidecar_of(replace(content, native={"x": b"y"}), tree=False)
     assert written is not None
     told = json.loads(written)
     assert "tensors" not in told
@@ -80,14 +79,14 @@ def test_a_format_with_a_tree_of_its_own_is_told_of_the_rest_alone() -> None:
 def test_roles_and_training_are_told_where_the_tree_alone_would_not_tell_them() -> None:
     one = replace(ONE, role=Role.OPTIMIZER)
     content = Content((one,), {"model": {"a": one}, "epoch": 3}, training=TrainingState(epoch=3))
-    written = document(content, tree=False)
+    written = sidecar_of(content, tree=False)
     assert written is not None
     told = json.loads(written)
     assert (told["roles"], told["content"]) == ({"model.a": "optimizer"}, {})
     content = replace(
         content, training=TrainingState(epoch=3, learning_rate=0.5, origin={"epoch": "key epoch"})
     )
-    written = document(content, tree=False)
+    written = sidecar_of(content, tree=False)
     assert written is not None
     assert json.loads(written)["content"] == {
         "training": {"epoch": 3, "learning_rate": 0.5, "origin": {"epoch": "key epoch"}}
@@ -114,7 +113,7 @@ def test_roles_training_and_ties_of_paddle_come_back_out_of_pytorchs_file(
 
 
 def test_paths_are_told_to_it_where_there_was_no_tree() -> None:
-    written = document(Content((ONE,)), tree=False)
+    written = sidecar_of(Content((ONE,)), tree=False)
     assert written is not None
     assert json.loads(written)["tensors"] == {"model.a": {"path": ["model", "a"], "role": "weights"}}
 
@@ -122,7 +121,7 @@ def test_paths_are_told_to_it_where_there_was_no_tree() -> None:
 def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_DOCUMENT", 1000)
     with pytest.raises(LimitExceeded):
-        document(Content((), {"x": "y" * 1000}))
+        sidecar_of(Content((), {"x": "y" * 1000}))
 
 
 @pytest.mark.framework
@@ -134,7 +133,7 @@ def test_the_example_of_the_documentation_is_true(tmp_path: Path, monkeypatch: p
     exec(code, {})
     with open_checkpoint("model.pth") as opened:
         content = Content(opened.tensors, opened.tree, source_format=opened.format)
-        written = document(content)
+        written = sidecar_of(content)
         assert [one.name for one in content.owned] == ["model.weight", "optimizer.state.0.step"]
     assert written is not None
     assert json.loads(written) == json.loads(shown)

@@ -24,9 +24,8 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickle_nodes import Global, Mapped
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
 from ckpttool.writing.fluid import Fluid
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 
 LOADER = """
 import json, sys

@@ -11,9 +11,8 @@ import pytest
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.paddle.fluid_parts import LEVELS
-from ckpttool.writing.content import Content
 from ckpttool.writing.fluid import Fluid, _source_trainers, _trainers
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from tests.writing.contents import tensor
 
 ONE = tensor("w", np.zeros((3, 2), np.float32))

@@ -23,8 +23,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import writer_of
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer
 from tests.writing.contents import content_of, tensor
 
 NAMES = ("many", "custom", "subclassed", "mixed_float16", "bfloat16", "vocabulary", "int4")
@@ -255,7 +254,7 @@ def test_names_of_keras_become_its_variables(path: tuple[str, ...], tmp_path: Pa
     with h5py.File(target) as file:
         assert file["layers/dense/vars/0"][()].tolist() == [0, 1, 2]
     with open_checkpoint(target) as opened:
-        assert [found.name for found in opened.tensors] == [writer.named(one)] == ["dense.0"]
+        assert [found.name for found in opened.tensors] == [writer.reader_name(one)] == ["dense.0"]
         assert opened.format == "keras-h5"
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.keras import Keras, KerasH5
 from tests.writing.contents import tensor
 

@@ -24,8 +24,7 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.views import Strided
 from ckpttool.writing import numpy_zip
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.numpy_zip import Npz
 
 OPTIONS = WriteOptions()

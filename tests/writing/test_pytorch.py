@@ -28,8 +28,7 @@ from ckpttool.wire.pickle_nodes import Call, Global
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.pytorch import Pytorch
 
 torch = pytest.importorskip("torch")

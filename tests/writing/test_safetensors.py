@@ -28,8 +28,7 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import shards
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.safetensors import Safetensors
 
 ENTRY = "ckpttool.content"

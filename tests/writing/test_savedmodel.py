@@ -12,7 +12,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.tensor import Role
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModel
 from ckpttool.writing.tensorflow import TensorFlow
 from tests.writing.conftest import Oracle

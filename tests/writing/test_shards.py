@@ -16,8 +16,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.safetensors import Safetensors
 from ckpttool.writing.shards import cut, index, shard_names
 

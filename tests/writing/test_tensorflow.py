@@ -19,7 +19,7 @@ from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.object_graph import key_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
-from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Content
 from ckpttool.writing.safetensors import Safetensors
 from ckpttool.writing.tensorflow import TensorFlow
 from tests.writing.conftest import Oracle

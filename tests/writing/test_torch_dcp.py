@@ -24,9 +24,8 @@ from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import torch_dcp
-from ckpttool.writing.content import Content
-from ckpttool.writing.interface import WriteOptions
-from ckpttool.writing.torch_dcp import StoredEntry, TorchDcp, flat_state_dict, write_metadata
+from ckpttool.writing.interface import Content, WriteOptions
+from ckpttool.writing.torch_dcp import StoredItem, TorchDcp, flat_state_dict, write_metadata
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -290,7 +289,7 @@ def test_numbers_of_any_size_are_written(tmp_path: Path) -> None:
     """What lies beyond 4 GiB has an offset that no opcode of a fixed size holds."""
     numbers = [0, 255, 256, 65_535, 65_536, (1 << 31) - 1, 1 << 31, (1 << 32) + 5, 1 << 40, (1 << 63) - 1]
     stored = [
-        StoredEntry(
+        StoredItem(
             f"t{at}", (f"t{at}",), Tensor(("t",), UINT8, (0, number)), False, "__0_0.distcp", number, 7
         )
         for at, number in enumerate(numbers)
