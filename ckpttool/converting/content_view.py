@@ -29,7 +29,7 @@ class ContentView:
     held: frozenset[str]
 
     @property
-    def mapping(self) -> TensorMap | None:
+    def tensor_map(self) -> TensorMap | None:
         """Return a map that pairs what the map decided with what is called so."""
         if not self.named and not self.held:
             return None
@@ -37,15 +37,15 @@ class ContentView:
         return TensorMap("map", self.named, tuple(rules))
 
 
-def with_conventions(content: Content, checkpoint: Checkpoint) -> Content:
+def state_conventions(content: Content, checkpoint: Checkpoint) -> Content:
     """Return a content that says by whose conventions its tensors go, and of which types their layers are."""
-    told = checkpoint.layers
-    kinds = {id(one.values): told[one.name] for one in reversed(checkpoint.tensors) if one.name in told}
+    stated = checkpoint.layers
+    kinds = {id(one.values): stated[one.name] for one in reversed(checkpoint.tensors) if one.name in stated}
     layers = {one.name: kinds[id(one.values)] for one in content.tensors if id(one.values) in kinds}
     return replace(content, conventions=checkpoint.conventions, layers=layers)
 
 
-def as_checkpoint(content: Content, checkpoint: Checkpoint) -> ContentView:
+def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
     """Return a content as a checkpoint; ``checkpoint`` is the one that it was taken from."""
     stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
     origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
@@ -61,13 +61,12 @@ def as_checkpoint(content: Content, checkpoint: Checkpoint) -> ContentView:
             origin = tensor
         shown.append(origin)
         tensors[id(origin)] = tensor
-    held = frozenset(name for name, what in content.mapped.items() if what == "layout" and name in names)
 
-    def known(told: Mapping[str, str]) -> dict[str, str]:
+    def by_shown_name(stated: Mapping[str, str]) -> dict[str, str]:
         pairs = ((one.name, origins.get(tensors[id(one)].name)) for one in shown)
-        return {name: told[own.name] for name, own in pairs if own is not None and own.name in told}
+        return {name: stated[own.name] for name, own in pairs if own is not None and own.name in stated}
 
-    seen = Checkpoint(
+    view = Checkpoint(
         path=checkpoint.path,
         format=checkpoint.format,
         variant=checkpoint.variant,
@@ -76,7 +75,8 @@ def as_checkpoint(content: Content, checkpoint: Checkpoint) -> ContentView:
         files=checkpoint.files,
         spans=lambda: iter(()),
         metadata=lambda: checkpoint.metadata,
-        layers=lambda: known(checkpoint.layers),
-        own_names=lambda: known(checkpoint.own_names),
+        layers=lambda: by_shown_name(checkpoint.layers),
+        own_names=lambda: by_shown_name(checkpoint.own_names),
     )
-    return ContentView(seen, tensors, named, held)
+    held = frozenset(name for name, what in content.mapped.items() if what == "layout" and name in names)
+    return ContentView(view, tensors, named, held)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,27 +36,29 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
     if dtype_name not in TARGETS:
         raise UsageError(f"no type to convert to: {dtype_name!r} (one of {', '.join(TARGETS)})")
     dtype = BY_NAME[dtype_name]
-    made: dict[str, Tensor] = {}
+    changed: dict[str, Tensor] = {}
     kept: list[Tensor] = []
     for tensor in content.tensors:
         is_wanted = tensor.dtype.kind == "float" and tensor.dtype is not dtype
         if is_wanted and tensor.role in _STATE and not _holds_all_values(dtype, tensor.dtype):
             kept.append(tensor)
         elif is_wanted:
-            made[tensor.name] = _cast_tensor(tensor, dtype, made)
-    tensors = tuple(made.get(tensor.name, tensor) for tensor in content.tensors)
-    new = {id(old): made[old.name] for old in content.tensors if old.name in made}
-    tree = None if content.tree is None else replace_tensors(content.tree, new)
-    notes = _notes([one for one in content.tensors if one.name in made], dtype, kept)
+            owner = changed.get(tensor.shares_with or "")
+            values = CastValues(tensor, dtype) if owner is None else owner.values
+            changed[tensor.name] = Tensor(
+                tensor.path,
+                dtype,
+                tensor.shape,
+                tensor.role,
+                values,
+                key=tensor.key,
+                shares_with=tensor.shares_with,
+            )
+    tensors = tuple(changed.get(tensor.name, tensor) for tensor in content.tensors)
+    replacements = {id(old): changed[old.name] for old in content.tensors if old.name in changed}
+    tree = None if content.tree is None else replace_tensors(content.tree, replacements)
+    notes = _notes([one for one in content.tensors if one.name in changed], dtype, kept)
     return replace(content, tensors=tensors, tree=tree), notes
-
-
-def _cast_tensor(tensor: Tensor, dtype: DType, made: dict[str, Tensor]) -> Tensor:
-    owner = made.get(tensor.shares_with or "")
-    values = CastValues(tensor, dtype) if owner is None else owner.values
-    return Tensor(
-        tensor.path, dtype, tensor.shape, tensor.role, values, key=tensor.key, shares_with=tensor.shares_with
-    )
 
 
 def _holds_all_values(dtype: DType, other: DType) -> bool:
@@ -65,18 +68,14 @@ def _holds_all_values(dtype: DType, other: DType) -> bool:
     return dtype.name == "float32" and other.bits == 16
 
 
-def _notes(cast_ones: Iterable[Tensor], dtype: DType, kept: list[Tensor]) -> list[str]:
-    notes, scaled = [], []
-    counts: dict[DType, int] = {}
-    for tensor in cast_ones:
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
-        if tensor.dtype.bits <= 8:
-            scaled.append(tensor)
-    for source, count in counts.items():
+def _notes(changed: Sequence[Tensor], dtype: DType, kept: Sequence[Tensor]) -> list[str]:
+    notes = []
+    for source, count in Counter(tensor.dtype for tensor in changed).items():
         done = "widened" if _holds_all_values(dtype, source) else "rounded"
         notes.append(f"{counted(count, 'tensor')} of {source.name} {done} to {dtype.name}")
-    if scaled:
-        names = first_names([tensor.name for tensor in scaled])
+    quantized = [tensor.name for tensor in changed if tensor.dtype.bits <= 8]
+    if quantized:
+        names = first_names(quantized)
         notes.append(f"{names}: as they are; scales that lie beside them are not multiplied in")
     if kept:
         names = first_names([tensor.name for tensor in kept])
@@ -99,18 +98,21 @@ class CastValues:
         size, lost = self.tensor.size, 0
         count = max(16, min(_GROUP, limit // self.dtype.itemsize // 16 * 16))
         groups = [min(count, size - start) for start in range(0, size, count)]
-        sizes = [self.tensor.dtype.nbytes(one) for one in groups]
-        for one, data in zip(groups, regroup(self.tensor, sizes), strict=True):
-            rounded, more = self._rounded(data, one)
+        sizes = [self.tensor.dtype.nbytes(length) for length in groups]
+        for length, data in zip(groups, regroup(self.tensor, sizes), strict=True):
+            block, more = self._round(data, length)
             lost += more
-            yield rounded
+            yield block
         if lost:
-            raise UsageError(self._told(lost))
+            values = f"{counted(lost, 'finite value')} would become infinite"
+            remedies = {"float16": "bfloat16 or float32 may hold them", "bfloat16": "float32 holds them"}
+            remedy = remedies.get(self.dtype.name, "convert without --dtype")
+            raise UsageError(f"{self.tensor.name}: {values} in {self.dtype.name} ({remedy})")
 
     def once(self) -> CastValues:
         return self
 
-    def _rounded(self, data: bytearray, count: int) -> tuple[memoryview, int]:
+    def _round(self, data: bytearray, count: int) -> tuple[memoryview, int]:
         """Return elements in the new type, and how many finite ones became infinite."""
         import numpy as np
 
@@ -122,19 +124,17 @@ class CastValues:
             else:
                 wide = np.empty(count, "<f4")
                 widening_of(source).fill_float32(raw, wide)
-            made = wide if self.dtype.name == "float32" else _narrow(wide, self.dtype, source)
-            infinite = np.isinf(wide if made is wide else _widen(made, self.dtype))
+            if self.dtype.name == "float32":
+                result = back = wide
+            else:
+                result, back = _narrow(wide, self.dtype, source), np.empty(count, "<f4")
+                widening_of(self.dtype).fill_float32(result.view(np.uint8), back)
+            infinite = np.isinf(back)
             lost = 0
             if infinite.any():
                 whole = raw.view("<f8") if source.name == "float64" else wide
                 lost = int(np.count_nonzero(np.isfinite(whole[infinite])))
-        return memoryview(made.view(np.uint8).data), lost
-
-    def _told(self, lost: int) -> str:
-        values = f"{counted(lost, 'finite value')} would become infinite"
-        way = {"float16": "bfloat16 or float32 may hold them", "bfloat16": "float32 holds them"}
-        instead = way.get(self.dtype.name, "convert without --dtype")
-        return f"{self.tensor.name}: {values} in {self.dtype.name} ({instead})"
+        return memoryview(result.view(np.uint8).data), lost
 
 
 def _narrow(wide: Array, dtype: DType, source: DType) -> Array:
@@ -146,20 +146,12 @@ def _narrow(wide: Array, dtype: DType, source: DType) -> Array:
     import numpy as np
 
     numpy_type = "<f2" if dtype.name == "float16" else numpy_dtype(dtype)
-    made: Array = wide.astype(numpy_type).view("u2").astype("<u2", copy=False)
+    narrow: Array = wide.astype(numpy_type).view("u2").astype("<u2", copy=False)
     is_nan = np.isnan(wide)
     if is_nan.any():
         if dtype.name == "float16":
             bits = wide.view("<u4")[is_nan]
-            made[is_nan] = (bits >> 16 & 0x8000) | 0x7E00 | (bits >> 13 & 0x3FF)
+            narrow[is_nan] = (bits >> 16 & 0x8000) | 0x7E00 | (bits >> 13 & 0x3FF)
         else:
-            made[is_nan] = 0xFFFF if source.bits >= 32 else 0x7FC0
-    return made
-
-
-def _widen(narrow: Array, dtype: DType) -> Array:
-    import numpy as np
-
-    wide = np.empty(len(narrow), "<f4")
-    widening_of(dtype).fill_float32(narrow.view(np.uint8), wide)
-    return wide
+            narrow[is_nan] = 0xFFFF if source.bits >= 32 else 0x7FC0
+    return narrow

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.content_view import ContentView, as_checkpoint
+from ckpttool.converting.content_view import ContentView, view_of
 from ckpttool.converting.layout_checks import (
     is_layout_unknown,
     loss_notes,
@@ -17,7 +17,7 @@ from ckpttool.converting.layout_checks import (
     norm_notes,
     refusal_text,
 )
-from ckpttool.converting.ties import retied
+from ckpttool.converting.ties import carry_ties
 from ckpttool.errors import UsageError
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import ATTENTION, UNWIRED, Doubt, layout_doubts, may_be_image
@@ -108,10 +108,10 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
         layout: ``torch`` or ``keras``.
     """
     _require_weights(content)
-    view = as_checkpoint(content, checkpoint)
+    view = view_of(content, checkpoint)
     ends = _to_torch(view) if layout == "torch" else _to_keras(view)
     _require_single(ends)
-    tensors = retied((old, new) for old, new, _ in ends)
+    tensors = carry_ties((old, new) for old, new, _ in ends)
     rules = Counter(rule for _, _, rule in ends if rule is not None)
     notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + norm_notes(rules)
     if not any(old is not new for old, new, _ in ends):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.content_view import as_checkpoint
+from ckpttool.converting.content_view import view_of
 from ckpttool.converting.layout_checks import (
     is_layout_unknown,
     loss_notes,
@@ -51,49 +51,45 @@ def follow_template(
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
     if state is not None:
         raise UsageError(f"{state.name}: {_NO_STATE}")
-    ours, theirs = as_checkpoint(content, checkpoint), _template_weights(model)
-    pairing = pair_up(ours.checkpoint, theirs, PairingOptions(content=False, mapping=ours.mapping))
+    weights = Content(
+        tuple(one for one in model.tensors if one.role is not Role.OPTIMIZER), native=model.native
+    )
+    if not weights.tensors:
+        raise UsageError(f"{model.path}: no weights that could be followed")
+    if family_of(model.conventions) == "torch":  # under the names that a model expects
+        weights, _ = only_weights(weights, model)
+    ours, theirs = view_of(content, checkpoint), view_of(weights, model).checkpoint
+    pairing = pair_up(ours.checkpoint, theirs, PairingOptions(content=False, mapping=ours.tensor_map))
     _require_all_paired(pairing, model)
     if pairing.ordered and not by_order:
-        raise UsageError(_order_refusal(pairing.ordered))
-    _require_known(pairing, ours.checkpoint, theirs)
-    _require_shapes(pairing)
-    made = _TemplateTensors(pairing, theirs)
-    tensors = [tensor for tensor in theirs.tensors if tensor.role is not Role.OPTIMIZER]
-    result = [made.of(tensor) for tensor in tensors]
-    notes = [*_notes(pairing, content, checkpoint), *made.notes()]
-    left = len(model.tensors) - len(tensors)
-    notes += [f"the model's optimizer left out ({counted(left, 'tensor')})"] if left else []
-    native = {name: data for name, data in model.native.items() if "optimizer" not in name}
+        way = "--by-order takes these pairs, --map gives others"
+        pairs = _layer_pairs(pairing.ordered)
+        raise UsageError(f"layers are alike, and only their order would pair them: {pairs} ({way})")
+    _require_known_layouts(pairing, ours.checkpoint, theirs)
+    for pair in pairing.pairs:
+        if pair.a.tensor.shape != pair.b.tensor.shape:
+            raise UsageError(_other_shape(pair))
+
+    filled = _TemplateTensors(pairing, theirs)
+    template = [tensor for tensor in theirs.tensors if tensor.role is not Role.OPTIMIZER]
+    tensors = [filled.tensor_for(tensor) for tensor in template]
+    notes = [*_notes(pairing, content, checkpoint)]
+    if filled.unfilled:
+        notes.append(f"values of the model's own: {first_names(filled.unfilled)}")
+    if count := len(model.tensors) - len(template):
+        notes.append(f"the model's optimizer left out ({counted(count, 'tensor')})")
+    owners = [one for one in tensors if one.shares_with is None]
     changed = replace(
         content,
-        tensors=_owners_first(result),
+        tensors=(*owners, *(one for one in tensors if one.shares_with is not None)),
         tree=None,
-        native=native,
+        native={name: data for name, data in model.native.items() if "optimizer" not in name},
         source_format=model.format,
         mapped={},
         conventions=model.conventions,
         layers=theirs.layers,
     )
     return changed, notes
-
-
-def _template_weights(model: Checkpoint) -> Checkpoint:
-    """Return a model's tensors without its optimizer's, under the names that a model expects."""
-    held = Content(tuple(one for one in model.tensors if one.role is not Role.OPTIMIZER), native=model.native)
-    if not held.tensors:
-        raise UsageError(f"{model.path}: no weights that could be followed")
-    if family_of(model.conventions) == "torch":
-        held, _ = only_weights(held, model)
-    return as_checkpoint(held, model).checkpoint
-
-
-def _owners_first(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return tensors with those that share the bytes of another behind it."""
-    return (
-        *(one for one in tensors if one.shares_with is None),
-        *(one for one in tensors if one.shares_with is not None),
-    )
 
 
 # What must hold ---------------------------------------------------------------------------------------
@@ -113,37 +109,24 @@ def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
     if lost or missing:
         parts = [f"the model has no {name_list(item.sources[0] for item in lost)}"] if lost else []
         parts += [f"the source has no {name_list(item.sources[0] for item in missing)}"] if missing else []
-        told = " and ".join(parts)
-        raise UsageError(f"{model.path}: {told}, by name or by shape ({_map_proposal(lost, missing)})")
+        proposal = _map_proposal(lost, missing)
+        raise UsageError(f"{model.path}: {' and '.join(parts)}, by name or by shape ({proposal})")
 
 
-def _require_shapes(pairing: Pairing) -> None:
-    """Require that each tensor has the shape of the one that it becomes."""
-    for pair in pairing.pairs:
-        if pair.a.tensor.shape != pair.b.tensor.shape:
-            raise UsageError(_other_shape(pair))
-
-
-def _require_known(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> None:
+def _require_known_layouts(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> None:
     """Require that each tensor's layout is known, if the two are of families with different layouts."""
-    is_family = family_of(ours.conventions) == family_of(theirs.conventions)
-    if not is_family or any(one.a.rule for one in pairing.pairs):
-        free = [one for one in pairing.pairs if one.how != "map"]
-        sides = ((item, side) for one in free for item, side in ((one.a, ours), (one.b, theirs)))
+    is_one_family = family_of(ours.conventions) == family_of(theirs.conventions)
+    if not is_one_family or any(pair.a.rule for pair in pairing.pairs):
+        free = [pair for pair in pairing.pairs if pair.how != "map"]
+        sides = ((item, side) for pair in free for item, side in ((pair.a, ours), (pair.b, theirs)))
         unknown = [item.sources[0] for item, side in sides if is_layout_unknown(item, side)]
         if unknown:
-            told = "nothing says of what type of layer it is, and its layout may be another"
-            raise UsageError(f"{name_list(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
+            problem = "nothing says of what type of layer it is, and its layout may be another"
+            raise UsageError(f"{name_list(unknown)}: {problem} (--map with a [[tensor]] says how it lies)")
     items = (item for pair in pairing.undecided for item in (pair.a, pair.b))
     doubts = [Doubt(source, item.doubt) for item in items if item.doubt for source in item.sources]
     if doubts:
         raise UsageError(refusal_text(doubts))
-
-
-def _order_refusal(ordered: Sequence[Pair]) -> str:
-    """Return why layers are not paired of which only their order tells which is which."""
-    way = "--by-order takes these pairs, --map gives others"
-    return f"layers are alike, and only their order would pair them: {_layer_pairs(ordered)} ({way})"
 
 
 def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> str:
@@ -155,9 +138,9 @@ def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> 
     one, other = ours[alike], theirs[alike]
     named = {leaf_name(item): item.sources[0].name for item in other[0]}
     lines = {item.sources[0].name: named[leaf_name(item)] for item in one[0] if leaf_name(item) in named}
-    told = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
+    names = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
     layers = " and ".join(first_names([_layer(layer[0]) for layer in side]) for side in (one, other))
-    return f"alike are {layers}; a --map gives names that pair: [names] {told}, if these are the same"
+    return f"alike are {layers}; a --map gives names that pair: [names] {names}, if these are the same"
 
 
 def _layers_by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
@@ -165,11 +148,11 @@ def _layers_by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[lis
     layers: dict[str, list[LayoutItem]] = {}
     for item in items:
         layers.setdefault(_layer(item), []).append(item)
-    found: dict[_Contents, list[list[LayoutItem]]] = {}
-    for own in layers.values():
-        key = frozenset((leaf_name(item), item.tensor.shape) for item in own if item.tensor.shape)
-        found.setdefault(key, []).append(own)
-    return found
+    by_contents: dict[_Contents, list[list[LayoutItem]]] = {}
+    for layer in layers.values():
+        key = frozenset((leaf_name(item), item.tensor.shape) for item in layer if item.tensor.shape)
+        by_contents.setdefault(key, []).append(layer)
+    return by_contents
 
 
 def _other_shape(pair: Pair) -> str:
@@ -190,70 +173,66 @@ class _TemplateTensors:
         for pair in pairing.pairs:
             for at, source in enumerate(pair.b.sources):
                 self._parts.setdefault(id(source), []).append((pair, at))
-        self._books = {id(item.sources[0]) for side, item in pairing.bookkeeping if side == "b"}
-        self._done: dict[str, Tensor] = {}
+        self._bookkeeping = {id(item.sources[0]) for side, item in pairing.bookkeeping if side == "b"}
+        self._owners: dict[str, Tensor] = {}
         self._seconds = {id(tensor): name for tensor, name in pairing.seconds}
-        self._kept: list[str] = []
+        self.unfilled: list[str] = []
 
-    def of(self, tensor: Tensor) -> Tensor:
+    def tensor_for(self, tensor: Tensor) -> Tensor:
         """Return what a tensor of the model becomes."""
         parts = self._parts.get(id(tensor))
-        owner = self._done.get(tensor.shares_with or "")
+        owner = self._owners.get(tensor.shares_with or "")
         if owner is not None:
-            self._require_tied(tensor, owner, parts)
-            made = replace(owner, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=owner.name)
+            if parts is not None:
+                self._require_tied(tensor, owner, parts)
+            new = replace(owner, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=owner.name)
         elif parts is not None:
-            made = self._made(tensor, parts)
+            new = self._assemble(tensor, parts)
         elif id(tensor) in self._seconds:
-            twin = self.of(self._model[self._seconds[id(tensor)]])
-            made = replace(twin, path=tensor.path, role=tensor.role, key=tensor.key)
+            twin = self.tensor_for(self._model[self._seconds[id(tensor)]])
+            new = replace(twin, path=tensor.path, role=tensor.role, key=tensor.key)
         else:
-            made = self._left(tensor)
-        if made.shares_with is None:
-            self._done[tensor.name] = made
-        return made
+            new = self._own_tensor(tensor)
+        if new.shares_with is None:
+            self._owners[tensor.name] = new
+        return new
 
-    def _made(self, tensor: Tensor, parts: Sequence[tuple[Pair, int]]) -> Tensor:
+    def _assemble(self, tensor: Tensor, parts: Sequence[tuple[Pair, int]]) -> Tensor:
+        """Return a tensor of the model made of the source's: each pair gives it, or a row of it."""
         parts = sorted(parts, key=lambda part: part[0].b.row or 0)
         pair = parts[0][0]
         try:
             rows = [one.b.to_source(one.a.tensor, at) for one, at in parts]
-            made = rows[0] if len(rows) == 1 else concatenate(rows, tensor.path)
+            whole = rows[0] if len(rows) == 1 else concatenate(rows, tensor.path)
         except Unfit as failure:
             raise UsageError(
                 f"{display_name(pair.a)}: it does not fit {tensor.name} of the model: {failure}"
             ) from failure
-        if made.shape != tensor.shape:
+        if whole.shape != tensor.shape:
             raise UsageError(_other_shape(pair))
-        return replace(made, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=None)
+        return replace(whole, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=None)
 
-    def _require_tied(self, tensor: Tensor, owner: Tensor, parts: Sequence[tuple[Pair, int]] | None) -> None:
+    def _require_tied(self, tensor: Tensor, owner: Tensor, parts: Sequence[tuple[Pair, int]]) -> None:
         """Require that what the model has under two names has one value in the source."""
-        if parts is None:
-            return
-        own = self._made(tensor, parts)
-        if own.values is not owner.values and not same_content(own, owner):
-            told = f"{parts[0][0].a.tensor.name} holds something else"
-            raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, and {told}")
+        new = self._assemble(tensor, parts)
+        if new.values is not owner.values and not same_content(new, owner):
+            problem = f"{parts[0][0].a.tensor.name} holds something else"
+            raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, and {problem}")
 
-    def _left(self, tensor: Tensor) -> Tensor:
+    def _own_tensor(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the source hasn't got: it is the model's own."""
-        if tensor.role is Role.WEIGHTS and id(tensor) not in self._books:
+        if tensor.role is Role.WEIGHTS and id(tensor) not in self._bookkeeping:
             raise UsageError(f"{self._model.path}[{tensor.name}]: nothing in the source is known to be it")
         if may_be_copy(tensor, self._model.conventions):
-            told = "a private copy of one of the model's variables, and nothing says of which"
-            raise UsageError(f"{self._model.path}[{tensor.name}]: {told} (take a checkpoint of its weights)")
-        self._kept.append(tensor.name)
+            problem = "a private copy of one of the model's variables, and nothing says of which"
+            raise UsageError(
+                f"{self._model.path}[{tensor.name}]: {problem} (take a checkpoint of its weights)"
+            )
+        self.unfilled.append(tensor.name)
         return replace(tensor, shares_with=None)
 
-    def notes(self) -> list[str]:
-        """Return what was taken from the model."""
-        if not self._kept:
-            return []
-        return [f"values of the model's own: {first_names(self._kept)}"]
 
-
-# What is told -----------------------------------------------------------------------------------------
+# Notes -----------------------------------------------------------------------------------------
 
 
 def _notes(pairing: Pairing, content: Content, checkpoint: Checkpoint) -> Iterator[str]:
@@ -273,28 +252,24 @@ def _notes(pairing: Pairing, content: Content, checkpoint: Checkpoint) -> Iterat
     extra += [item.name for item in pairing.removed]
     if extra:
         yield f"the source's own left out: {', '.join(extra)}"
-    types = _type_changes(pairing.pairs)
+    types = dict.fromkeys(
+        (pair.a.tensor.dtype.name, pair.b.tensor.dtype.name)
+        for pair in pairing.pairs
+        if pair.a.tensor.dtype is not pair.b.tensor.dtype
+    )
     if types:
-        yield f"types stay the source's: {types}"
+        changes = ", ".join(f"{ours}, where the model has {theirs}" for ours, theirs in types)
+        yield f"types stay the source's: {changes}"
     yield from loss_notes(content, checkpoint)
 
 
 def _layer_pairs(pairs: Sequence[Pair]) -> str:
     """Return which layers were paired with which."""
-    told = list(dict.fromkeys(f"{_layer(pair.a)} → {_layer(pair.b)}" for pair in pairs))
-    more = f" and {len(told) - _PAIRS:,} more" if len(told) > _PAIRS else ""
-    return ", ".join(told[:_PAIRS]) + more
+    layers = list(dict.fromkeys(f"{_layer(pair.a)} → {_layer(pair.b)}" for pair in pairs))
+    more = f" and {len(layers) - _PAIRS:,} more" if len(layers) > _PAIRS else ""
+    return ", ".join(layers[:_PAIRS]) + more
 
 
 def _layer(item: LayoutItem) -> str:
     name = display_name(item)
     return name.rpartition(".")[0] or name
-
-
-def _type_changes(pairs: Iterable[Pair]) -> str:
-    found: Mapping[tuple[str, str], None] = dict.fromkeys(
-        (pair.a.tensor.dtype.name, pair.b.tensor.dtype.name)
-        for pair in pairs
-        if pair.a.tensor.dtype is not pair.b.tensor.dtype
-    )
-    return ", ".join(f"{ours}, where the model has {theirs}" for ours, theirs in found)

@@ -9,7 +9,7 @@ from ckpttool.report import counted, first_names
 from ckpttool.tensor import Tensor
 
 
-def retied(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+def carry_ties(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
     """Return the second of each pair, tied where the first ones are and both are still the same bytes.
 
     Args:
@@ -25,12 +25,12 @@ def retied(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
     return tuple(made)
 
 
-def untied(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
+def lost_ties(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
     """Return that tensors which shared their bytes don't any more, if there are such.
 
     Args:
         olds: For each of ``made``, the tensor that it was.
-        made: What ``retied`` returned.
+        made: What ``carry_ties`` returned.
     """
     owners: dict[str, set[str]] = {}
     for old, new in zip(olds, made, strict=True):
@@ -38,8 +38,12 @@ def untied(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
     members: dict[str, set[str]] = {}
     for old in olds:
         members.setdefault(old.shares_with or old.name, set()).add(old.name)
-    apart = {name for name, found in members.items() if len(found) > 1 and len(owners[name]) > 1}
-    names = [name for owner in members if owner in apart for name in sorted(members[owner])]
+    names = [
+        name
+        for owner, tied in members.items()
+        if len(tied) > 1 and len(owners[owner]) > 1
+        for name in sorted(tied)
+    ]
     if not names:
         return []
     shown = first_names(names)

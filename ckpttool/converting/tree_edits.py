@@ -35,7 +35,7 @@ Edits = dict[int, list[Edit]]
 
 
 def edit_tree(
-    tree: object, edits: Mapping[int, list[Edit]], ends: Mapping[int, Tensor], old: Iterable[Tensor]
+    tree: object, edits: Mapping[int, list[Edit]], kept: Mapping[int, Tensor], old: Iterable[Tensor]
 ) -> tuple[object, list[str]]:
     """Return a tree with edits, and what there is to say of it.
 
@@ -44,36 +44,40 @@ def edit_tree(
     Args:
         tree: The tree.
         edits: For the ``id`` of a tensor, what stands in its place.
-        ends: For the ``id`` of a tensor that keeps its place, what it is now.
+        kept: For the ``id`` of a tensor that keeps its place, what it is now.
         old: All tensors of the tree as it was.
     """
+
+    def refuse_cycle(node: object) -> object:
+        raise UsageError("a tree that holds itself can't be changed by a map (use --only weights)")
+
     tensors = [*old]
-    editing = _Editing(tree, edits, ends, tensors)
-    made = fold(tree, editing.expand, _no_cycle)
-    left = next((one for one in tensors if id(one) in edits and id(one) not in editing.done), None)
-    if left is not None:
-        raise UsageError(f"{left.name}: a map can't change what lies in no dictionary (use --only weights)")
-    made = replace_tensors(made, ends)
-    known = {id(edit.tensor) for found in edits.values() for edit in found} | set(map(id, ends.values()))
-    lost = next((one for one in tensors_in(made) if id(one) not in known), None)
-    if lost is not None:
-        raise UsageError(f"{lost.name}: a map can't change what lies in several places (use --only weights)")
-    return made, editing.versions.notes()
+    editor = _TreeEditor(tree, edits, kept, tensors)
+    edited = fold(tree, editor.expand, refuse_cycle)
+    missed = next((one for one in tensors if id(one) in edits and id(one) not in editor.done), None)
+    if missed is not None:
+        raise UsageError(f"{missed.name}: a map can't change what lies in no dictionary (use --only weights)")
+    edited = replace_tensors(edited, kept)
+    known = {id(edit.tensor) for new in edits.values() for edit in new} | set(map(id, kept.values()))
+    stale = next((one for one in tensors_in(edited) if id(one) not in known), None)
+    if stale is not None:
+        raise UsageError(f"{stale.name}: a map can't change what lies in several places (use --only weights)")
+    return edited, editor.versions.notes()
 
 
-class _Editing:
+class _TreeEditor:
     """A tree that is being edited; ``done`` has the ``id`` of what was."""
 
     def __init__(
         self,
         tree: object,
         edits: Mapping[int, list[Edit]],
-        ends: Mapping[int, Tensor],
+        kept: Mapping[int, Tensor],
         tensors: list[Tensor],
     ) -> None:
-        self._edits, self._ends = edits, ends
+        self._edits, self._kept = edits, kept
         self._tensors = {tensor.path: tensor for tensor in tensors}
-        self._places = {id(node): path for path, node in walk(tree) if isinstance(node, dict)}
+        self._paths = {id(node): path for path, node in walk(tree) if isinstance(node, dict)}
         self.done: set[int] = set()
         self.versions = ModuleVersions()
 
@@ -81,23 +85,14 @@ class _Editing:
         """Return what a node becomes, or its parts where these come first."""
         if isinstance(node, Tensor):
             return node
-        if isinstance(node, dict) and any(self._own(node, key, one) is not None for key, one in node.items()):
-            return self._like(node)
-        return node_parts(node) or node
-
-    def _own(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
-        """Return the tensor whose place an entry is; the object there may be one that others share."""
-        held = _held_tensor(value)
-        path: Path = (*self._places.get(id(node), ()), key)
-        return None if held is None or type(key) is not str else self._tensors.get(path, held)
-
-    def _like(self, node: dict[Any, Any]) -> NodeParts:
+        if not isinstance(node, dict) or all(self._tensor_at(node, *entry) is None for entry in node.items()):
+            return node_parts(node) or node
         names: dict[str, list[str]] = {}
         entries = self._entries(node, names)
         keys, values = [key for key, _ in entries], [value for _, value in entries]
         count = len(keys)
         if isinstance(node, Mapped):
-            kind, state = node.kind, self.versions.moved(node.state, names)
+            kind, state = node.kind, self.versions.rename(node.state, names)
             return NodeParts(
                 [*values, state, node.factory],
                 lambda made: make_mapped(kind, zip(keys, made[:count], strict=True), *made[count:]),
@@ -108,19 +103,24 @@ class _Editing:
         """Return the new entries of a dictionary, and put the new names of its tensors into ``names``."""
         entries: list[tuple[Any, Any]] = []
         for key, value in node.items():
-            own, held = self._own(node, key, value), _held_tensor(value)
-            if own is None or held is None:
+            tensor, held = self._tensor_at(node, key, value), _held_tensor(value)
+            if tensor is None or held is None:
                 entries.append((key, value))
-            elif id(own) in self._edits:
-                self.done.add(id(own))
-                names[key] = [str(one.key) for one in self._edits[id(own)]]
-                entries += [
-                    (one.key, replace_tensors(value, {id(held): one.tensor})) for one in self._edits[id(own)]
-                ]
+            elif id(tensor) in self._edits:
+                edits = self._edits[id(tensor)]
+                self.done.add(id(tensor))
+                names[key] = [str(edit.key) for edit in edits]
+                entries += [(edit.key, replace_tensors(value, {id(held): edit.tensor})) for edit in edits]
             else:
                 names[key] = [key]
-                entries.append((key, replace_tensors(value, {id(held): self._ends[id(own)]})))
+                entries.append((key, replace_tensors(value, {id(held): self._kept[id(tensor)]})))
         return entries
+
+    def _tensor_at(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
+        """Return the tensor whose place an entry is; the object there may be one that others share."""
+        held = _held_tensor(value)
+        path: Path = (*self._paths.get(id(node), ()), key)
+        return None if held is None or type(key) is not str else self._tensors.get(path, held)
 
 
 def _held_tensor(value: object) -> Tensor | None:
@@ -133,17 +133,13 @@ def _held_tensor(value: object) -> Tensor | None:
     return inside[0] if len(inside) == 1 else None
 
 
-def _no_cycle(node: object) -> object:
-    raise UsageError("a tree that holds itself can't be changed by a map (use --only weights)")
-
-
 class ModuleVersions:
-    """Counts what becomes of the names of modules; ``moved`` is called for each state dict."""
+    """Counts what becomes of the names of modules; ``rename`` is called for each state dict."""
 
     def __init__(self) -> None:
         self._renamed = self._dropped = 0
 
-    def moved(self, state: object, names: Mapping[str, list[str]]) -> object:
+    def rename(self, state: object, names: Mapping[str, list[str]]) -> object:
         """Return the attributes of a state dict with the new names of its modules.
 
         Args:
@@ -178,30 +174,21 @@ def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> d
     for old, given in names.items():
         steps = old.split(".")
         for depth in range(1, len(steps)):
-            found = below.setdefault(".".join(steps[:depth]), set())
-            found.update(_without_last(new, len(steps) - depth) for new in given)
-    made: dict[Any, Any] = {}
+            modules = below.setdefault(".".join(steps[:depth]), set())
+            # The new names of its tensors without their last steps; None where nothing is left.
+            modules.update(".".join(new.split(".")[: depth - len(steps)]) or None for new in given)
+    renamed: dict[Any, Any] = {}
     for old in known:
         if not isinstance(old, str) or not old:
-            made[old] = old
+            renamed[old] = old
         elif old in below:
-            found = below[old]
-            made[old] = next(iter(found)) if len(found) == 1 else None
-        else:
-            made[old] = _name_beside(old, made)
-    return made
-
-
-def _without_last(name: str, behind: int) -> str | None:
-    """Return a name without its last steps, or None where nothing is left."""
-    return ".".join(name.split(".")[:-behind]) or None
-
-
-def _name_beside(name: str, made: Mapping[Any, Any]) -> str | None:
-    """Return what a module without tensors is called now: as the module is that it lies in."""
-    around, _, last = name.rpartition(".")
-    front = made.get(around, around)
-    return None if front is None else f"{front}.{last}" if front else last
+            modules = below[old]
+            renamed[old] = next(iter(modules)) if len(modules) == 1 else None
+        else:  # a module without tensors is called as the one that it lies in
+            parent, _, last = old.rpartition(".")
+            front = renamed.get(parent, parent)
+            renamed[old] = None if front is None else f"{front}.{last}" if front else last
+    return renamed
 
 
 def _versions_like(node: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:

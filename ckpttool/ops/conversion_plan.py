@@ -277,9 +277,9 @@ def _content_steps(
 
         told = read_map(wishes.mapping)
         yield lambda content: rename_by_map(content, told)
-    from ckpttool.converting.content_view import with_conventions
+    from ckpttool.converting.content_view import state_conventions
 
-    yield lambda content: (with_conventions(content, checkpoint), ())
+    yield lambda content: (state_conventions(content, checkpoint), ())
     if wishes.layout != "as-is":
         from ckpttool.converting.framework_layout import to_layout
 
