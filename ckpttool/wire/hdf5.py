@@ -19,6 +19,8 @@ from ckpttool.wire.h5worker import WORKER, Crashed
 from ckpttool.wire.readable import swap_bytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
+USER_BLOCKS = (0, 512, 1024, 2048)
+"""Where the signature is looked for: a user block may lie before it."""
 MAX_CHUNK = 1 << 27
 """The most bytes of a chunk: all of it is in memory when any of it is read."""
 

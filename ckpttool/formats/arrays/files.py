@@ -29,7 +29,6 @@ from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
 from ckpttool.wire.pickle_nodes import Payload
 from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
-from ckpttool.wire.source import Source
 from ckpttool.wire.views import Strided, is_contiguous
 from ckpttool.wire.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
 
@@ -48,7 +47,7 @@ class _Arrays:
     def __init__(self, path: str) -> None:
         self.path = path
         self.tensors: list[tuple[Path, TensorParts]] = []
-        self.told: dict[str, dict[str, object]] = {}
+        self.descriptions: dict[str, dict[str, object]] = {}
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
 
@@ -73,26 +72,8 @@ class _Arrays:
         """
         header = read_npy_header(source, start, end, where)
         if header.has_objects:
-            self.told[name] = described(header, crc32)
+            self.descriptions[name] = describe_array(header, crc32)
             return self._add_objects(source, header, end, name, where)
-        nbytes = self._nbytes(header, where)
-        if header.data + nbytes > end:
-            found = f"truncated: {end - header.data:,} of {nbytes:,} bytes of elements"
-            raise Truncated(self.path, found, where=where)
-        dtype, order = element_type(header.descr)
-        if dtype is None:
-            self.told[name] = described(header, crc32)
-            return header.data + nbytes
-        if dtype.kind == "bits":
-            message = (
-                f"elements of an unknown type of {dtype.itemsize} bytes; bfloat16 and float8 are saved so"
-            )
-            self.findings.append(note("opaque-type", message, where or name))
-        place = Extent(self.path, header.data, nbytes) if extent else None
-        self.tensors.append(((name,), _parts(name, header, dtype, order, source, nbytes, place)))
-        return header.data + nbytes
-
-    def _nbytes(self, header: Header, where: str | None) -> int:
         try:
             nbytes = itemsize(header.descr) * math.prod(header.shape)
         except ValueError as failure:
@@ -100,28 +81,46 @@ class _Arrays:
         if nbytes > _MAX_INT64 or math.prod(header.shape) > _MAX_INT64:
             found = f"shape {list(header.shape)} overflows"
             raise DamagedCheckpoint(self.path, found, where=where, code="shape-overflow")
-        return nbytes
+        if header.data + nbytes > end:
+            found = f"truncated: {end - header.data:,} of {nbytes:,} bytes of elements"
+            raise Truncated(self.path, found, where=where)
+        dtype, order = element_type(header.descr)
+        if dtype is None:
+            self.descriptions[name] = describe_array(header, crc32)
+            return header.data + nbytes
+        if dtype.kind == "bits":
+            message = (
+                f"elements of an unknown type of {dtype.itemsize} bytes; bfloat16 and float8 are saved so"
+            )
+            self.findings.append(note("opaque-type", message, where or name))
+        storage = Extent(self.path, header.data, nbytes) if extent else None
+        parts = _tensor_parts(name, header, dtype, order, source, nbytes, storage)
+        self.tensors.append(((name,), parts))
+        return header.data + nbytes
 
-    def judge_behind(self, source: Readable, at: int, end: int, where: str | None) -> Finding:
+    def judge_rest(self, source: Readable, start: int, end: int, where: str | None) -> Finding:
         """Judge what ``np.load`` would read next from the same file, and return what is said of it.
 
         More arrays, as ``np.save`` into an open file writes them, are a warning; anything else is an error.
         """
-        start, more = at, _Arrays(self.path)
+        offset, arrays = start, _Arrays(self.path)
         for _ in range(MAX_BEHIND):
-            if not _begins_array(source, at, end):
+            if not _begins_array(source, offset, end):
                 break
             try:
-                at = more.add(source, at, end, "", extent=False, where=where)
+                offset = arrays.add(source, offset, end, "", extent=False, where=where)
             except DamagedCheckpoint as failure:
-                more.safety += failure.safety
+                arrays.safety += failure.safety
                 break
-        self.safety += more.safety
-        if at >= end:
+        self.safety += arrays.safety
+        if offset >= end:
             return warning("trailing-bytes", f"{end - start:,} bytes behind the array, another array", where)
-        self.safety += _judged_bytes(source, at, end, where)
-        found = f"{end - start:,} bytes behind the array, which nothing declares"
-        return error("trailing-bytes", found, where)
+        try:  # ``np.load`` takes for a pickle what is no array
+            self.safety += read_pickles(source, offset, end, where).safety
+        except DamagedCheckpoint as failure:
+            self.safety += failure.safety
+        message = f"{end - start:,} bytes behind the array, which nothing declares"
+        return error("trailing-bytes", message, where)
 
     def _add_objects(self, source: Readable, header: Header, end: int, name: str, where: str | None) -> int:
         """Judge the pickle of an array of objects; return where it ends, or all that belongs to no array."""
@@ -129,41 +128,33 @@ class _Arrays:
             note("object-array", "Python objects in a pickle, which are not read", where or name)
         )
         try:
-            judged = read_pickles(source, header.data, end, where)
+            judgement = read_pickles(source, header.data, end, where)
         except DamagedCheckpoint as failure:
             failure.safety = (*self.safety, *failure.safety)
             raise
-        self.safety += judged.safety
-        behind = judged.pickles[-1].end
-        if len(judged.pickles) == 1 and _begins_array(source, behind, end):
-            return behind
-        if judged.trailing or len(judged.pickles) > 1:
+        self.safety += judgement.safety
+        end_of_pickle = judgement.pickles[-1].end
+        if len(judgement.pickles) == 1 and _begins_array(source, end_of_pickle, end):
+            return end_of_pickle
+        if judgement.trailing or len(judgement.pickles) > 1:
             self.findings.append(
                 error("pickle-trailing", "something lies behind the pickle's STOP", where or name)
             )
         return end
 
 
-def _begins_array(source: Readable, at: int, end: int) -> bool:
-    return at < end and source.read(at, min(end - at, len(MAGIC))) == MAGIC
+def _begins_array(source: Readable, offset: int, end: int) -> bool:
+    return offset < end and source.read(offset, min(end - offset, len(MAGIC))) == MAGIC
 
 
-def _judged_bytes(source: Readable, at: int, end: int, where: str | None) -> tuple[Finding, ...]:
-    """Return what reading bytes as a pickle could run, which is what ``np.load`` takes all else for."""
-    try:
-        return read_pickles(source, at, end, where).safety
-    except DamagedCheckpoint as failure:
-        return failure.safety
-
-
-def _parts(
+def _tensor_parts(
     name: str,
     header: Header,
     dtype: DType,
     order: Literal["little", "big"],
     source: Readable,
     nbytes: int,
-    place: Extent | None,
+    storage: Extent | None,
 ) -> TensorParts:
     shape, swap = header.shape, swap_width(dtype.word_bytes, order)
     strides = tuple(math.prod(shape[:axis]) for axis in range(len(shape)))
@@ -175,7 +166,7 @@ def _parts(
         values = Strided(source, header.data, dtype.itemsize, shape, strides, swap)
     is_state = math.prod(shape) == 1 and role_of((name,), shape) is Role.TRAINING
     role = Role.TRAINING if is_state else None
-    return TensorParts(dtype, shape, values, place if in_place else None, place, order, None, role)
+    return TensorParts(dtype, shape, values, storage if in_place else None, storage, order, None, role)
 
 
 def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
@@ -193,11 +184,11 @@ def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
     return None, order
 
 
-def described(header: Header, crc32: int | None) -> dict[str, object]:
+def describe_array(header: Header, crc32: int | None) -> dict[str, object]:
     """Return what is known of an array that is no tensor; the checksum is that of header and elements."""
-    shown = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
-    told: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": shown, "shape": list(header.shape)}
-    return told if crc32 is None else {**told, "CRC-32": f"{crc32:08x}"}
+    dtype = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
+    description: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": dtype, "shape": list(header.shape)}
+    return description if crc32 is None else {**description, "CRC-32": f"{crc32:08x}"}
 
 
 class Npy(Format):
@@ -213,55 +204,54 @@ class Npy(Format):
         source, arrays = probe.source, _Arrays(probe.path)
         end = arrays.add(source, 0, source.size, "tensor", extent=True, where=None)
         if end < source.size:
-            arrays.findings.append(arrays.judge_behind(source, end, source.size, None))
-        if arrays.told:
-            return _told(probe, arrays)
+            arrays.findings.append(arrays.judge_rest(source, end, source.size, None))
+        if arrays.descriptions:
+            return self._open_without_tensors(probe, arrays)
+
+        def spans() -> Iterator[Span]:
+            for path, parts in arrays.tensors:
+                if parts.storage is not None:
+                    read = reader_from(source, parts.storage.offset)
+                    yield Span(parts.storage, str(path[0]), read, None, parts.dtype, parts.byteorder)
+
         return assemble(
             probe=probe,
             format=self.name,
             variant="npy",
-            flat=Flat(arrays.tensors, arrays.told),
+            flat=Flat(arrays.tensors, arrays.descriptions),
             files=(FileEntry(probe.path, source.size),),
-            spans=lambda: _spans(source, arrays),
+            spans=spans,
             producer=Producer("numpy"),
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
 
+    def _open_without_tensors(self, probe: Probe, arrays: _Arrays) -> Checkpoint:
+        """Return the checkpoint of an array that is no tensor; only its metadata reads it."""
+        content = Payload(probe.source, 0, probe.source.size, "bytes")
 
-def _told(probe: Probe, arrays: _Arrays) -> Checkpoint:
-    """Return the checkpoint of an array that is no tensor, which is read only to tell what it is."""
-    source, place = probe.source, Payload(probe.source, 0, probe.source.size, "bytes")
+        @functools.cache
+        def metadata() -> Mapping[str, object]:
+            checksum = PayloadChecksums().of(content)
+            if checksum is None:
+                return arrays.descriptions
+            ((name, description),) = arrays.descriptions.items()
+            return {name: {**description, "CRC-32": f"{checksum[1]:08x}"}}
 
-    @functools.cache
-    def metadata() -> Mapping[str, object]:
-        found = PayloadChecksums().of(place)
-        if found is None:
-            return arrays.told
-        ((name, told),) = arrays.told.items()
-        return {name: {**told, "CRC-32": f"{found[1]:08x}"}}
-
-    return Checkpoint(
-        path=probe.path,
-        format="numpy",
-        variant="npy",
-        tensors=(),
-        files=(FileEntry(probe.path, source.size),),
-        spans=lambda: iter(()),
-        metadata=metadata,
-        training=lambda: training_of(arrays.told, (), probe.name),
-        producer=Producer("numpy"),
-        findings=tuple(arrays.findings),
-        safety=tuple(arrays.safety),
-        close=probe.close,
-    )
-
-
-def _spans(source: Source, arrays: _Arrays) -> Iterator[Span]:
-    for path, parts in arrays.tensors:
-        if parts.storage is not None:
-            read = reader_from(source, parts.storage.offset)
-            yield Span(parts.storage, str(path[0]), read, None, parts.dtype, parts.byteorder)
+        return Checkpoint(
+            path=probe.path,
+            format=self.name,
+            variant="npy",
+            tensors=(),
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=lambda: iter(()),
+            metadata=metadata,
+            training=lambda: training_of(arrays.descriptions, (), probe.name),
+            producer=Producer("numpy"),
+            findings=tuple(arrays.findings),
+            safety=tuple(arrays.safety),
+            close=probe.close,
+        )
 
 
 class Npz(Format):
@@ -291,14 +281,22 @@ class Npz(Format):
         entry = next((member for member in members if member.name == ENTRY), None)
         for member in members:
             if member is not entry:
-                _add(archive, arrays, member)
+                _add_member(archive, arrays, member)
+
+        def spans() -> Iterator[Span]:
+            for member in members:
+                extent = Extent(probe.path, member.payload, member.stored)
+                read = reader_from(archive.content(member), archive.offset(member))
+                inflated = None if member.method == STORED else member.size
+                yield Span(extent, member.name, read, member.crc32, inflated=inflated)
+
         checkpoint = assemble(
             probe=probe,
             format=self.name,
             variant="npz",
-            flat=Flat(arrays.tensors, arrays.told),
+            flat=Flat(arrays.tensors, arrays.descriptions),
             files=(FileEntry(probe.path, probe.source.size),),
-            spans=lambda: _member_spans(probe, members),
+            spans=spans,
             producer=Producer("numpy"),
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
@@ -311,7 +309,7 @@ def safety_of(archive: Archive) -> list[Finding]:
     arrays = _Arrays(archive.source.path)
     for member in archive.members:
         if member.name != ENTRY:
-            _add(archive, arrays, member)
+            _add_member(archive, arrays, member)
     return arrays.safety
 
 
@@ -325,29 +323,23 @@ def safety_of_array(source: Readable, name: str) -> list[Finding]:
 def safety_of_member(archive: Archive, member: Member) -> list[Finding]:
     """Return what loading the array in one record of a zip could run."""
     arrays = _Arrays(archive.source.path)
-    _add(archive, arrays, member)
+    _add_member(archive, arrays, member)
     return arrays.safety
 
 
-def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
+def _add_member(archive: Archive, arrays: _Arrays, member: Member) -> None:
     content, start = archive.content(member), archive.offset(member)
     name, end = member.name.removesuffix(_SUFFIX), start + member.size
     try:
         in_place = member.method == STORED
-        behind = arrays.add(content, start, end, name, extent=in_place, where=member.name, crc32=member.crc32)
+        end_of_array = arrays.add(
+            content, start, end, name, extent=in_place, where=member.name, crc32=member.crc32
+        )
     except DamagedCheckpoint as failure:
         arrays.findings.append(error(failure.code, failure.reason, member.name))
         arrays.safety += failure.safety
         arrays.safety.append(warning("not-scanned", "it could not be read", member.name))
         return
-    if behind < end:
-        found = arrays.judge_behind(content, behind, end, member.name)
-        arrays.findings.append(replace(found, severity=Severity.ERROR))
-
-
-def _member_spans(probe: Probe, members: tuple[Member, ...]) -> Iterator[Span]:
-    for member in members:
-        extent = Extent(probe.path, member.payload, member.stored)
-        read = reader_from(probe.archive.content(member), probe.archive.offset(member))
-        inflated = None if member.method == STORED else member.size
-        yield Span(extent, member.name, read, member.crc32, inflated=inflated)
+    if end_of_array < end:
+        finding = arrays.judge_rest(content, end_of_array, end, member.name)
+        arrays.findings.append(replace(finding, severity=Severity.ERROR))

@@ -58,7 +58,7 @@ class DecodedArray:
     def blocks(self, limit: int) -> Iterator[memoryview]:
         step = max(16, limit - limit % 16)
         ready = b""
-        for data in self._decoded(step):
+        for data in self._decode(step):
             ready += data
             while len(ready) >= step:
                 yield swap_bytes(memoryview(ready)[:step], self.swap)
@@ -66,7 +66,7 @@ class DecodedArray:
         if ready:
             yield swap_bytes(memoryview(ready), self.swap)
 
-    def _decoded(self, step: int) -> Iterator[bytes]:
+    def _decode(self, step: int) -> Iterator[bytes]:
         source, end = self.payload.source, self.payload.offset + self.payload.nbytes
         decoder = codecs.getincrementaldecoder("utf-8")()
         done = 0
@@ -98,7 +98,7 @@ class TransposedArray:
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         data = b"".join(map(bytes, self.stored.blocks(limit)))
-        return InMemory(_transposed(data, self.element, self.shape, self.axes)).blocks(limit)
+        return InMemory(_transpose(data, self.element, self.shape, self.axes)).blocks(limit)
 
     def once(self) -> TransposedArray:
         return self
@@ -122,13 +122,13 @@ def numpy_leaf(
         if function.name == "scalar" and function.module in _MULTIARRAY:
             return Leaf(plain=_scalar(call, sums))
         if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
-            return _masked_array(path, call.state, make, sums)
+            return _masked_array_leaf(path, call.state, make, sums)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
             shape, dtype, fortran, data = tuple(call.state)[-4:]
-            return _array(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make, sums)
+            return _array_leaf(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make, sums)
         if function.name == "_frombuffer" and function.module in _NUMERIC:
             data, dtype, *layout = call.args
-            return _array(path, dtype, *_layout(*layout), data, make, sums)
+            return _array_leaf(path, dtype, *_layout(*layout), data, make, sums)
         return None
     except (IndexError, TypeError, ValueError, struct.error) as error:
         message = f"arguments that make no array: {error}"
@@ -136,11 +136,7 @@ def numpy_leaf(
 
 
 def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of the elements as they are stored, and which of its axes each axis of the array is.
-
-    Raises:
-        ValueError: They make no array.
-    """
+    """Return the shape in which the elements are stored, and which of its axes each axis of the array is."""
     if not isinstance(shape, tuple) or len(shape) > _MAX_AXES:
         raise ValueError("no shape")
     if any(type(length) is not int or length < 0 for length in shape):
@@ -157,7 +153,7 @@ def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...
     return shape, axes
 
 
-def _array(
+def _array_leaf(
     path: str,
     dtype: object,
     stored_shape: tuple[int, ...],
@@ -166,16 +162,16 @@ def _array(
     make: Callable[..., Any],
     sums: PayloadChecksums,
 ) -> Leaf[Any] | None:
-    described = element_type(dtype)
-    if described is None:
+    shape = tuple(stored_shape[axis] for axis in axes)
+    typed = element_type(dtype)
+    if typed is None:
         # An array of objects holds them in a list, for whoever walks the tree.
         if isinstance(data, list):
             return None
-        shape = tuple(stored_shape[axis] for axis in axes)
-        return Leaf(
-            plain=_described_array(dtype, shape, "C" if axes == tuple(range(len(axes))) else axes, data, sums)
-        )
-    element, byteorder = described
+        order = "" if axes == tuple(range(len(axes))) else f", stored by axes {axes}"
+        description = _describe_content(_content(data), sums)
+        return Leaf(plain=f"<NumPy array of {dtype_text(dtype)}, shape {list(shape)}{order}: {description}>")
+    element, byteorder = typed
     content = _content(data)
     nbytes = element.nbytes(math.prod(stored_shape))
     stored = content.nbytes if isinstance(content, Payload) else len(content)
@@ -185,34 +181,23 @@ def _array(
         raise ValueError(f"{stored:,} bytes for an array that takes {nbytes:,}")
     values, extent = _values(path, content, element, byteorder, stored_shape, axes)
     in_order = None if isinstance(values, Strided) else extent
-    shape = tuple(stored_shape[axis] for axis in axes)
     return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
 
 
-def _described_array(
-    dtype: object, shape: tuple[int, ...], order: object, data: object, sums: PayloadChecksums
-) -> str:
-    """Return what an array is that is no tensor, with the checksum of its bytes."""
-    content = _content(data)
-    told = sums.describe(content) if isinstance(content, Payload) else describe_bytes(content)
-    ordered = "" if order == "C" else f", stored by axes {order}"
-    return f"<NumPy array of {dtype_text(dtype)}, shape {list(shape)}{ordered}: {told[1:-1]}>"
-
-
-def _masked_array(
+def _masked_array_leaf(
     path: str, state: Any, make: Callable[..., Any], sums: PayloadChecksums
 ) -> Leaf[Any] | None:
     """Return a masked array: its values, and which of them are hidden."""
     _, shape, dtype, fortran, data, mask, fill = state
     layout = _layout(shape, "F" if fortran else "C")
-    values = _array(path, dtype, *layout, data, make, sums)
+    values = _array_leaf(path, dtype, *layout, data, make, sums)
     if values is None:
         return None
-    hidden = _array(path, _BOOL, *layout, mask, make, sums)
-    below = hidden.tensors if hidden is not None else ()
-    told = {"values": values.plain, "fill_value": None if fill is None else describe(fill)}
-    left = {name: form for name, form in told.items() if form is not None}
-    return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)), left or None)
+    hidden = _array_leaf(path, _BOOL, *layout, mask, make, sums)
+    masks = [(("mask",), parts) for _, parts in (hidden.tensors if hidden is not None else ())]
+    fields = {"values": values.plain, "fill_value": None if fill is None else describe(fill)}
+    plain = {name: form for name, form in fields.items() if form is not None}
+    return Leaf((*values.tensors, *masks), plain or None)
 
 
 def _values(
@@ -229,7 +214,7 @@ def _values(
     shape = tuple(stored_shape[axis] for axis in axes)
     moved = not is_contiguous(shape, strides) and 0 not in shape
     if not isinstance(data, Payload):
-        content = _transposed(data, element, stored_shape, axes) if moved else data
+        content = _transpose(data, element, stored_shape, axes) if moved else data
         return InMemory(content, swap), None
     if data.kind == "latin1":
         decoded = DecodedArray(data, element.nbytes(math.prod(shape)), swap)
@@ -256,7 +241,7 @@ def _content(data: object) -> bytes | Payload:
     return data
 
 
-def _transposed(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple[int, ...]) -> bytes:
+def _transpose(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple[int, ...]) -> bytes:
     """Return the elements in C order of the axes."""
     import numpy as np
 
@@ -266,33 +251,28 @@ def _transposed(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple
 
 
 def _scalar(call: Call, sums: PayloadChecksums) -> object:
-    """Return a NumPy scalar as a number, or described where Python has none like it."""
-    described = element_type(call.args[0])
-    if described is None:
-        return f"<NumPy scalar of {dtype_text(call.args[0])}: {_describe_data(call.args[1], sums)}>"
-    element, byteorder = described
-    code = _SCALARS.get(element.name)
-    if code is None:
-        return f"<NumPy scalar of {element.name}: {_describe_data(call.args[1], sums)}>"
-    (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, _scalar_bytes(call.args[1]))
+    """Return a NumPy scalar as a number, or described if Python has none like it."""
+    dtype = call.args[0]
+    typed = element_type(dtype)
+    code = None if typed is None else _SCALARS.get(typed[0].name)
+    if typed is None or code is None:
+        name = dtype_text(dtype) if typed is None else typed[0].name
+        try:
+            content = _content(call.args[1])
+        except TypeError:  # the content of the type ``object`` is any object
+            return f"<NumPy scalar of {name}: {describe(call.args[1])}>"
+        return f"<NumPy scalar of {name}: {_describe_content(content, sums)}>"
+    element, byteorder = typed
+    content = _content(call.args[1])
+    if isinstance(content, Payload):
+        raise TypeError(f"{content.nbytes:,} bytes of a scalar")
+    (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, content)
     return shortest(number) if element.name in ("float16", "float32") else number
 
 
-def _describe_data(data: object, sums: PayloadChecksums) -> str:
-    """Return what the content of a scalar is; that of the type ``object`` is any object."""
-    try:
-        content = _content(data)
-    except TypeError:
-        return str(describe(data))
-    told = sums.describe(content) if isinstance(content, Payload) else describe_bytes(content)
-    return told[1:-1]
-
-
-def _scalar_bytes(data: object) -> bytes:
-    content = _content(data)
-    if isinstance(content, Payload):
-        raise TypeError(f"{content.nbytes:,} bytes of a scalar")
-    return content
+def _describe_content(content: bytes | Payload, sums: PayloadChecksums) -> str:
+    description = sums.describe(content) if isinstance(content, Payload) else describe_bytes(content)
+    return description[1:-1]
 
 
 def element_type(dtype: object) -> tuple[DType, ByteOrder] | None:
@@ -328,12 +308,12 @@ def dtype_text(dtype: object) -> str:
     order = ">" if state[1] == ">" else ""
     if state[2:5] == (None, None, None) and len(state) <= 8:
         return f"{order}{name}"
-    if name in ("M8", "m8") and (unit := _unit(state)) is not None:
+    if name in ("M8", "m8") and (unit := _date_unit(state)) is not None:
         return f"{order}{name}[{unit}]"
     return f"{order}{name} {describe(state[2:])}"
 
 
-def _unit(state: tuple[Any, ...]) -> str | None:
+def _date_unit(state: tuple[Any, ...]) -> str | None:
     """Return the unit of a date, as NumPy writes it: how many of what."""
     try:
         code, count, one, event = state[8][1]

@@ -17,13 +17,10 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.roles import role_of
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.h5worker import WORKER
-from ckpttool.wire.hdf5 import SIGNATURE, Location
+from ckpttool.wire.hdf5 import SIGNATURE, USER_BLOCKS, Location
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5
-    from ckpttool.wire.hdf5 import Dataset
-
-_STARTS = (0, 512, 1024, 2048)
 
 _LINKS = {
     "external": "a link to another file, {}",
@@ -37,7 +34,7 @@ _opened: WeakKeyDictionary[Probe, OpenedHdf5 | CheckpointError] = WeakKeyDiction
 
 def is_hdf5(probe: Probe) -> bool:
     """Tell whether a file has HDF5's signature where a small user block lets it lie."""
-    return any(probe.head.startswith(SIGNATURE, at) for at in _STARTS)
+    return any(probe.head.startswith(SIGNATURE, at) for at in USER_BLOCKS)
 
 
 def opened_hdf5(probe: Probe) -> OpenedHdf5:
@@ -53,10 +50,10 @@ def opened_hdf5(probe: Probe) -> OpenedHdf5:
             _opened[probe] = failure
         finally:
             location.close()
-    found = _opened[probe]
-    if isinstance(found, CheckpointError):
-        raise found
-    return found
+    opened = _opened[probe]
+    if isinstance(opened, CheckpointError):
+        raise opened
+    return opened
 
 
 class Hdf5(Format):
@@ -72,13 +69,13 @@ class Hdf5(Format):
         from ckpttool.formats.content.assembly import training_of
 
         opened = opened_hdf5(probe)
-        tensors = _with_roles(opened)
+        tensors = _infer_roles(opened)
 
         @functools.cache
         def metadata() -> dict[str, object]:
             return metadata_of(opened)
 
-        found = Checkpoint(
+        checkpoint = Checkpoint(
             path=probe.path,
             format=self.name,
             variant=None,
@@ -90,25 +87,25 @@ class Hdf5(Format):
             findings=tuple(opened.findings),
             safety=tuple(opened.safety),
             complete=opened.complete,
-            close=opened.with_it(probe.close),
+            close=opened.close_then(probe.close),
         )
-        return with_sidecar(found, opened)
+        return apply_hdf5_sidecar(checkpoint, opened)
 
 
-def with_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = ENTRY) -> Checkpoint:
+def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = ENTRY) -> Checkpoint:
     """Return a checkpoint with what the entry in its file says of it, where there is one."""
     if opened.entry is None:
         return checkpoint
     from ckpttool.formats.content.sidecar import apply_sidecar
-    from ckpttool.formats.hdf5.sidecar import with_slashes
+    from ckpttool.formats.hdf5.sidecar import restore_slashes
 
     document = opened.entry()
-    tensors = with_slashes(checkpoint.tensors, document)
+    tensors = restore_slashes(checkpoint.tensors, document)
     return apply_sidecar(checkpoint.but(tensors=tensors), document, where)
 
 
-def _with_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
-    """Return the tensors with what they serve; where no name tells, they are weights, as in ``.npz``."""
+def _infer_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
+    """Return the tensors with their roles; if no name says any, they are weights, as in ``.npz``."""
     roles = {path: role_of(path, tensor.shape) for path, tensor in opened.tensors.items()}
     is_flat = all(len(path) <= 1 for path in roles)
     if not opened.described and (is_flat or set(roles.values()) == {Role.OTHER}):
@@ -121,30 +118,25 @@ def _with_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
 def metadata_of(opened: OpenedHdf5) -> dict[str, object]:
     """Return the attributes of the root, those of all else, what datasets hold but numbers, and links."""
     tree = opened.tree
-    told: dict[str, object] = dict(tree.groups.get((), {}))
-    attributes = {"/" + "/".join(path): dict(found) for path, found in tree.groups.items() if path and found}
-    attributes |= {one.name: own for one in tree.datasets.values() if (own := _attributes(one))}
-    if attributes:
-        told["attributes"] = attributes
-    if opened.described:
-        told["datasets"] = opened.others
-    if links := _links(opened):
-        told["links"] = links
-    return told
-
-
-def _attributes(dataset: Dataset) -> dict[str, object]:
-    """Return the attributes of a dataset, without the one that says what its opaque elements are."""
-    is_told = dataset.kind.family == "opaque"
-    return {key: value for key, value in dataset.attributes.items() if not (is_told and key == "dtype")}
-
-
-def _links(opened: OpenedHdf5) -> dict[str, str]:
-    """Return where the names and the values lead that lie elsewhere."""
-    found = {
+    metadata: dict[str, object] = dict(tree.groups.get((), {}))
+    attributes = {"/" + "/".join(path): dict(group) for path, group in tree.groups.items() if path and group}
+    links = {
         "/" + "/".join(path): _LINKS[kind].format(target or "/")
-        for path, kind, target in opened.tree.links
+        for path, kind, target in tree.links
         if kind in _LINKS and path not in opened.tensors
     }
-    elsewhere = [one for one in opened.tree.datasets.values() if one.layout == "external"]
-    return found | {one.name: f"values in another file, {one.target}" for one in elsewhere}
+    for dataset in tree.datasets.values():
+        own = dict(dataset.attributes)
+        if dataset.kind.family == "opaque":
+            own.pop("dtype", None)  # it says what the elements are
+        if own:
+            attributes[dataset.name] = own
+        if dataset.layout == "external":
+            links[dataset.name] = f"values in another file, {dataset.target}"
+    if attributes:
+        metadata["attributes"] = attributes
+    if opened.described:
+        metadata["datasets"] = opened.other_content
+    if links:
+        metadata["links"] = links
+    return metadata

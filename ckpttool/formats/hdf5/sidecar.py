@@ -21,55 +21,55 @@ def is_text(dataset: Dataset) -> bool:
     return is_one and in_place and dataset.stored == dataset.nbytes <= MAX_DOCUMENT
 
 
-def reader_of(source: Readable, base: int, dataset: Dataset) -> Callable[[], bytes]:
+def text_reader(source: Readable, base: int, dataset: Dataset) -> Callable[[], bytes]:
     """Return what reads the text; the file begins at ``base`` of its source."""
-    at, nbytes, name = base + (dataset.offset or 0), dataset.nbytes, dataset.name
+    offset, nbytes, name = base + (dataset.offset or 0), dataset.nbytes, dataset.name
 
     def read() -> bytes:
-        source.check(at, nbytes, name)
-        return source.read(at, nbytes, name).rstrip(b"\0")
+        source.check(offset, nbytes, name)
+        return source.read(offset, nbytes, name).rstrip(b"\0")
 
     return read
 
 
 def parts_of(path: Path) -> tuple[str, ...]:
     """Return the groups and the dataset that a tensor's path becomes; slashes in its parts make groups."""
-    return tuple(part for one in path for part in str(one).split("/"))
+    return tuple(name for part in path for name in str(part).split("/"))
 
 
-def with_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
-    """Return tensors in which parts of paths are as an entry tells them that have slashes."""
-    own = {one.path for one in tensors}
-    told = _paths(document, own) if b"/" in document else {}
+def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
+    """Return tensors in which the parts of paths that have slashes are as the entry has them."""
+    paths = _paths_with_slashes(document, {tensor.path for tensor in tensors}) if b"/" in document else {}
     changed = {
-        one.name: replace(one, path=told[one.path], key="/" + "/".join(map(str, one.path)))
-        for one in tensors
-        if one.path in told
+        tensor.name: replace(tensor, path=paths[tensor.path], key="/" + "/".join(map(str, tensor.path)))
+        for tensor in tensors
+        if tensor.path in paths
     }
-    names = {name: one.name for name, one in changed.items()}
-    return tuple(
-        replace(one, shares_with=names.get(one.shares_with, one.shares_with)) if one.shares_with else one
-        for one in (changed.get(one.name, one) for one in tensors)
-    )
+    names = {name: tensor.name for name, tensor in changed.items()}
+    restored = []
+    for old in tensors:
+        tensor = changed.get(old.name, old)
+        if owner := tensor.shares_with:
+            tensor = replace(tensor, shares_with=names.get(owner, owner))
+        restored.append(tensor)
+    return tuple(restored)
 
 
-def _paths(document: bytes, own: Set[Path]) -> dict[Path, Path]:
-    """Return the paths with slashes that an entry tells, by those of their datasets; none of a damaged one.
+def _paths_with_slashes(document: bytes, taken: Set[Path]) -> dict[Path, Path]:
+    """Return the paths with slashes that an entry has, by those of their datasets; none of a damaged one.
 
     Those that tensors have already are left out.
     """
     try:
-        told: Any = parse_json("", document, "entry")
+        parsed: Any = parse_json("", document, "entry")
     except CheckpointError:
         return {}
-    tensors = told.get("tensors") if isinstance(told, dict) else None
-    paths = [
-        tuple(one["path"])
-        for one in (tensors.values() if isinstance(tensors, dict) else ())
-        if isinstance(one, dict) and _is_path(one.get("path"))
-    ]
-    return {parts_of(path): path for path in paths if len(parts_of(path)) != len(path) and path not in own}
-
-
-def _is_path(path: object) -> bool:
-    return isinstance(path, list) and all(type(part) in (str, int) for part in path)
+    entries = parsed.get("tensors") if isinstance(parsed, dict) else None
+    paths: dict[Path, Path] = {}
+    for entry in entries.values() if isinstance(entries, dict) else ():
+        path = entry.get("path") if isinstance(entry, dict) else None
+        if isinstance(path, list) and all(type(part) in (str, int) for part in path):
+            parts = parts_of(tuple(path))
+            if len(parts) != len(path) and tuple(path) not in taken:
+                paths[parts] = tuple(path)
+    return paths

@@ -12,13 +12,14 @@ from typing import Any
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.plain_data import MAX_SUMMED
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.hdf5.sidecar import is_text, reader_of
+from ckpttool.formats.hdf5.sidecar import is_text, text_reader
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.wire.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,
+    USER_BLOCKS,
     Attributes,
     Chunk,
     Dataset,
@@ -79,15 +80,17 @@ class OpenedHdf5:
     _chunks: dict[Path, tuple[Chunk, ...]] = field(default_factory=dict)
 
     @property
-    def others(self) -> dict[str, object]:
-        """Return what holds no numbers; where it is only described, with its checksum, if that is cheap."""
-        left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
+    def other_content(self) -> dict[str, object]:
+        """Return what holds no numbers; what is only described has its checksum, as long as that is cheap."""
+        bytes_left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
         for dataset in self.unsummed[:_MAX_SUMS]:
-            found = None if time.monotonic() > deadline else dataset_checksum(self.location, dataset, left)
-            if found is not None:
-                left -= found.nbytes
-                told: Any = self.described[dataset.name]
-                self.described[dataset.name] = {**told, "CRC-32": f"{found.crc32:08x}"}
+            checksum = (
+                None if time.monotonic() > deadline else dataset_checksum(self.location, dataset, bytes_left)
+            )
+            if checksum is not None:
+                bytes_left -= checksum.nbytes
+                description: Any = self.described[dataset.name]
+                self.described[dataset.name] = {**description, "CRC-32": f"{checksum.crc32:08x}"}
         self.unsummed.clear()
         return self.described
 
@@ -98,34 +101,35 @@ class OpenedHdf5:
 
     def spans(self) -> Iterator[Span]:
         """Iterate over the ranges worth scanning, in file order."""
-        all_summed = self._all_summed()
-        pieces = [
-            piece
-            for tensor, dataset in self._stored()
-            for piece in self._pieces(tensor, dataset, all_summed=all_summed)
-        ]
+        # Only a file in which everything has a checksum counts as checksummed.
+        all_summed = all(
+            FLETCHER32 in dataset.filters and not any(chunk.skips_filters for chunk in self.chunks(dataset))
+            for dataset in self.tree.datasets.values()
+            if dataset.nbytes
+        )
+        spans: list[Span] = []
+        for tensor, dataset in self.stored_tensors():
+            if tensor.extent is not None:
+                read = reader_from(self.source, tensor.extent.offset)
+                spans.append(Span(tensor.extent, dataset.name, read, None, tensor.dtype, tensor.byteorder))
+            elif FLETCHER32 in dataset.filters or tensor.dtype.float_code is None:
+                for chunk in self.chunks(dataset):
+                    extent = Extent(self.location.path, self.base + chunk.offset, chunk.nbytes)
+                    read = _verdict_reader(self.location, dataset, chunk.start)
+                    crc32 = _READ if all_summed else None
+                    spans.append(Span(extent, dataset.name, read, crc32, _ANY_FLOAT, inflated=1))
         end = 0
-        for piece in sorted(pieces, key=lambda piece: piece.extent.offset):
-            if piece.extent.offset >= end:
-                end = piece.extent.end
-                yield piece
+        for span in sorted(spans, key=lambda span: span.extent.offset):
+            if span.extent.offset >= end:
+                end = span.extent.end
+                yield span
 
-    def _stored(self) -> Iterator[tuple[Tensor, Dataset]]:
+    def stored_tensors(self) -> Iterator[tuple[Tensor, Dataset]]:
+        """Yield the tensors whose values lie in the file, with their datasets."""
         for path, tensor in self.tensors.items():
             dataset = self.tree.datasets.get(path)
             if dataset is not None and tensor.values is not None and self.in_place:
                 yield tensor, dataset
-
-    def _pieces(self, tensor: Tensor, dataset: Dataset, *, all_summed: bool) -> Iterator[Span]:
-        if tensor.extent is not None:
-            read = reader_from(self.source, tensor.extent.offset)
-            yield Span(tensor.extent, dataset.name, read, None, tensor.dtype, tensor.byteorder)
-        elif FLETCHER32 in dataset.filters or tensor.dtype.float_code is None:
-            for chunk in self.chunks(dataset):
-                extent = Extent(self.location.path, self.base + chunk.offset, chunk.nbytes)
-                read = _verdict(self.location, dataset, chunk.start)
-                crc32 = _READ if all_summed else None
-                yield Span(extent, dataset.name, read, crc32, _ANY_FLOAT, inflated=1)
 
     def chunks(self, dataset: Dataset) -> tuple[Chunk, ...]:
         """Return the stored chunks of a dataset."""
@@ -133,36 +137,28 @@ class OpenedHdf5:
             self._chunks[dataset.path] = stored_chunks(self.location, dataset)
         return self._chunks[dataset.path]
 
-    def _all_summed(self) -> bool:
-        """Tell whether all that the file holds has checksums."""
-        return all(
-            FLETCHER32 in dataset.filters and not any(chunk.skips_filters for chunk in self.chunks(dataset))
-            for dataset in self.tree.datasets.values()
-            if dataset.nbytes
-        )
-
     def close(self) -> None:
         """Let the child close the file."""
         self.location.close()
 
-    def with_it(self, close: Callable[[], None]) -> Callable[[], None]:
+    def close_then(self, close: Callable[[], None]) -> Callable[[], None]:
         """Return what closes this, and then something else."""
 
-        def both() -> None:
+        def close_both() -> None:
             self.close()
             close()
 
-        return both
+        return close_both
 
 
-def _verdict(
+def _verdict_reader(
     location: Location, dataset: Dataset, start: tuple[int, ...]
 ) -> Callable[[int, memoryview], None]:
     """Return what lets libhdf5 read a chunk, which verifies its checksum, and gives one zero byte."""
 
     def read(offset: int, buffer: memoryview) -> None:
         edges = zip(start, dataset.chunk or (), dataset.shape or (), strict=True)
-        count = tuple(max(0, min(step, length - at)) for at, step, length in edges)
+        count = tuple(max(0, min(step, length - first)) for first, step, length in edges)
         LibraryValues(location, dataset).read(start, count, silent=True)
         buffer[:] = bytes(len(buffer))
 
@@ -177,30 +173,23 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
         source: What its bytes are read from; ``base`` is where it begins there.
         in_place: Whether offsets in ``source`` are offsets in a file on disk.
     """
-    return take_apart(location, walk(location), source, base, in_place=in_place)
-
-
-def take_apart(
-    location: Location, tree: Tree, source: Readable, base: int, *, in_place: bool = True
-) -> OpenedHdf5:
-    """Return what a tree holds; see ``open_h5``."""
+    tree = walk(location)
     opened = OpenedHdf5(location, source, base, tree, in_place)
     for path, dataset in tree.datasets.items():
         dtype = dtype_of(dataset.kind, dataset.attributes)
         if path == (ENTRY,) and is_text(dataset):
-            opened.entry = reader_of(source, base, dataset)
+            opened.entry = text_reader(source, base, dataset)
         elif dtype is None or dataset.shape is None:
             _describe(opened, dataset)
         else:
             opened.tensors[path] = _tensor(opened, dataset, dtype)
-    _links(opened)
+    _judge_links(opened)
     for fault in tree.faults:
         opened.findings.append(error(fault.code, fault.message, fault.where))
     if tree.faults:
         message = "a part of it was not read; what links there lead to is not known"
         opened.safety.append(warning("not-scanned", message, tree.faults[0].where))
-    _overlaps(opened)
-    _trailing(opened)
+    _judge_extents(opened)
     return opened
 
 
@@ -208,13 +197,13 @@ def _describe(opened: OpenedHdf5, dataset: Dataset) -> None:
     if dataset.values is not None:
         opened.described[dataset.name] = dataset.values
         return
-    if _storage(opened, dataset) and dataset.shape is not None:
+    if _is_readable(opened, dataset) and dataset.shape is not None:
         opened.unsummed.append(dataset)
     shape = None if dataset.shape is None else list(dataset.shape)
-    told: dict[str, object] = {"<dataset>": dataset.kind.what, "shape": shape}
+    description: dict[str, object] = {"<dataset>": dataset.kind.what, "shape": shape}
     if dataset.kind.members:
-        told["members"] = list(dataset.kind.members)
-    opened.described[dataset.name] = told
+        description["members"] = list(dataset.kind.members)
+    opened.described[dataset.name] = description
     if dataset.kind.family == "other" and dataset.shape is not None:
         message = f"elements of type {dataset.kind.what} are described and not read"
         opened.findings.append(note("hdf5-type", message, dataset.name))
@@ -224,22 +213,20 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
     swap = swap_width(dtype.word_bytes, dataset.kind.order)
     values: Values | None = None
     extent = None
-    if _storage(opened, dataset):
+    if _is_readable(opened, dataset):
         if dataset.layout == "contiguous" and (dataset.offset is not None or not dataset.nbytes):
-            at = opened.base + (dataset.offset or 0)
-            opened.source.check(at, dataset.nbytes, dataset.name)
-            values = Contiguous(opened.source, at, dataset.nbytes, swap)
-            extent = Extent(opened.location.path, at, dataset.nbytes) if dataset.nbytes else None
+            offset = opened.base + (dataset.offset or 0)
+            opened.source.check(offset, dataset.nbytes, dataset.name)
+            values = Contiguous(opened.source, offset, dataset.nbytes, swap)
+            extent = Extent(opened.location.path, offset, dataset.nbytes) if dataset.nbytes else None
         else:
             values = LibraryValues(opened.location, dataset, swap)
     extent = extent if opened.in_place else None
-    role = Role.OTHER
-    shape = dataset.shape or ()
     order = dataset.kind.order if dtype.word_bytes > 1 else "little"
-    return Tensor(dataset.path, dtype, shape, role, values, extent, extent, order)
+    return Tensor(dataset.path, dtype, dataset.shape or (), Role.OTHER, values, extent, extent, order)
 
 
-def _storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
+def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
     """Tell whether the elements can be read from the file, and note why not."""
     name, layout = dataset.name, dataset.layout
     if layout == "external":
@@ -249,20 +236,20 @@ def _storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
     if layout == "virtual":
         opened.safety.append(error("hdf5-virtual", "loading it would read other datasets or files", name))
         return False
-    strange = sorted(set(dataset.filters) - _BUILT_IN)
-    if strange:
-        message = f"filter {strange[0]} needs a plug-in, which is never loaded"
+    foreign = sorted(set(dataset.filters) - _BUILT_IN)
+    if foreign:
+        message = f"filter {foreign[0]} needs a plug-in, which is never loaded"
         opened.findings.append(error("hdf5-filter", message, name))
         return False
     if dataset.chunk and math.prod(dataset.chunk) * dataset.kind.size > MAX_CHUNK:
         message = f"chunks of {math.prod(dataset.chunk) * dataset.kind.size:,} bytes, over {MAX_CHUNK:,}"
         opened.findings.append(error("hdf5-limit", message, name))
         return False
-    return _is_stored(opened, dataset)
+    return _matches_storage(opened, dataset)
 
 
-def _is_stored(opened: OpenedHdf5, dataset: Dataset) -> bool:
-    """Compare what a dataset declares with what is stored of it."""
+def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
+    """Tell whether what is stored of a dataset can be what it declares, and note why not."""
     name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
     is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
     if dataset.layout != "chunked" and is_allocated and stored != nbytes and not dataset.kind.is_variable:
@@ -282,7 +269,8 @@ def _is_stored(opened: OpenedHdf5, dataset: Dataset) -> bool:
     return True
 
 
-def _links(opened: OpenedHdf5) -> None:
+def _judge_links(opened: OpenedHdf5) -> None:
+    """Note what links lead to; a second name of a tensor is a tie."""
     for path, kind, target in opened.tree.links:
         name = "/" + "/".join(path)
         if kind == "external":
@@ -291,51 +279,39 @@ def _links(opened: OpenedHdf5) -> None:
             message = f"a link to {target!r:.100}; it was not followed"
             opened.findings.append(warning("hdf5-soft-link", message, name))
         elif kind == "again-dataset":
-            _tie(opened, path, target)
+            owner = opened.tensors.get(tuple(target.split("/")[1:]))
+            if owner is not None:
+                opened.tensors[path] = replace(owner, path=path, shares_with=owner.name)
         elif kind == "again-group":
+            message = f"it is the same group as {target or '/'!r:.100}"
             is_cycle = f"{name}/".startswith(f"{target}/")
-            found = warning if is_cycle else note
-            code = "hdf5-cycle" if is_cycle else "hdf5-shared-group"
-            opened.findings.append(found(code, f"it is the same group as {target or '/'!r:.100}", name))
+            if is_cycle:
+                opened.findings.append(warning("hdf5-cycle", message, name))
+            else:
+                opened.findings.append(note("hdf5-shared-group", message, name))
         else:
             opened.findings.append(note("hdf5-type", "a named type", name))
 
 
-def _tie(opened: OpenedHdf5, path: tuple[str, ...], target: str) -> None:
-    first = opened.tensors.get(tuple(target.split("/")[1:]))
-    if first is not None:
-        opened.tensors[path] = replace(first, path=path, shares_with=first.name)
-
-
-def _overlaps(opened: OpenedHdf5) -> None:
+def _judge_extents(opened: OpenedHdf5) -> None:
+    """Note bytes that belong to two tensors, and those behind the end that the file states."""
     extents = sorted(
-        (
-            (tensor.extent.offset, tensor.extent.end, tensor.name)
-            for tensor, _ in opened._stored()
-            if tensor.extent
-        )
+        (tensor.extent.offset, tensor.extent.end, tensor.name)
+        for tensor, _ in opened.stored_tensors()
+        if tensor.extent
     )
-    for before, after in itertools.pairwise(extents):
-        if after[0] < before[1]:
-            opened.findings.append(
-                error("hdf5-overlap", f"its bytes are also those of {before[2]!r}", after[2])
-            )
-
-
-def _trailing(opened: OpenedHdf5) -> None:
-    """Note what lies behind the end that the file states."""
+    for (_, end, name), (offset, _, other) in itertools.pairwise(extents):
+        if offset < end:
+            message = f"its bytes are also those of {name!r}"
+            opened.findings.append(error("hdf5-overlap", message, other))
     size = opened.location.size
-    at = next((at for at in (0, 512, 1024, 2048) if _signature(opened, at)), None)
-    if at is None or size < at + 64:
-        return
-    end = stated_end(opened.source.read(opened.base + at, 64))
-    if end is not None and size > end:
-        found = f"bytes behind the end that the file states: {size - end:,}"
-        opened.findings.append(warning("trailing-bytes", found, opened.location.where))
-
-
-def _signature(opened: OpenedHdf5, at: int) -> bool:
-    return at + 8 <= opened.location.size and opened.source.read(opened.base + at, 8) == SIGNATURE
+    for start in USER_BLOCKS:
+        if start + 8 <= size and opened.source.read(opened.base + start, 8) == SIGNATURE:
+            stated = stated_end(opened.source.read(opened.base + start, 64)) if start + 64 <= size else None
+            if stated is not None and size > stated:
+                message = f"bytes behind the end that the file states: {size - stated:,}"
+                opened.findings.append(warning("trailing-bytes", message, opened.location.where))
+            break
 
 
 def dtype_of(kind: Kind, attributes: Attributes) -> DType | None:
@@ -348,10 +324,10 @@ def dtype_of(kind: Kind, attributes: Attributes) -> DType | None:
         name = _FLOATS.get(kind.fields, "")
         if kind.family == "complex":
             name = _COMPLEX.get(name, "")
-        found = BY_NAME.get(name)
-        return found if found and found.itemsize == kind.size else None
+        dtype = BY_NAME.get(name)
+        return dtype if dtype and dtype.itemsize == kind.size else None
     if kind.family == "opaque":
-        told = attributes.get("dtype")
-        found = BY_NAME.get(told) if isinstance(told, str) else None
-        return found if found and found.bits == 8 * kind.size else BY_NAME.get(f"bits{8 * kind.size}")
+        stated = attributes.get("dtype")
+        dtype = BY_NAME.get(stated) if isinstance(stated, str) else None
+        return dtype if dtype and dtype.bits == 8 * kind.size else BY_NAME.get(f"bits{8 * kind.size}")
     return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.hdf5.plain import Hdf5, is_hdf5, opened_hdf5, with_sidecar
+from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Tensor
@@ -72,9 +72,9 @@ class KerasH5(Format):
             findings=(*dict.fromkeys(opened.findings), *findings),
             safety=(*opened.safety, *safety, *_safety_of_config_beside(probe)),
             complete=opened.complete,
-            close=opened.with_it(probe.close),
+            close=opened.close_then(probe.close),
         )
-        return with_sidecar(checkpoint, opened)
+        return apply_hdf5_sidecar(checkpoint, opened)
 
 
 def _layers(
@@ -131,6 +131,6 @@ def _metadata_of(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Fi
             safety.append(warning("not-scanned", message, key))
         else:
             safety += judge(metadata[key], key)
-    if opened.others:
-        metadata["datasets"] = opened.others
+    if opened.other_content:
+        metadata["datasets"] = opened.other_content
     return metadata, findings, safety

@@ -55,7 +55,7 @@ class KerasZip(Format):
             findings=tuple(dict.fromkeys(model.findings)),
             safety=tuple(dict.fromkeys(model.safety)),
             complete=model.complete,
-            close=probe.close if model.weights is None else model.weights.with_it(probe.close),
+            close=probe.close if model.weights is None else model.weights.close_then(probe.close),
         )
         sidecar = model.sidecar()
         return checkpoint if sidecar is None else apply_sidecar(checkpoint, sidecar, ENTRY)
