@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeGuard
+from typing import Any
 
 from ckpttool.wire.pickle_nodes import Call, Global, Mapped, Payload, Persistent
-from ckpttool.wire.states import Charge, fits, free, has_plain_attributes, is_open_dtype
+from ckpttool.wire.states import Charge, called_kind, fits, free, has_plain_attributes, is_open_dtype
 from ckpttool.wire.trust import UNVETTED, Trust, is_dunder, is_made, kind_of, stranger
 
 _COST_OF_A_PART, _COST_OF_AN_ITEM = 80, 16
@@ -53,7 +53,10 @@ def judge(call: Call, charge: Charge = free) -> Trust:
         return Trust.DANGEROUS
     kind = kind_of(function.module, function.name)
     if kind is None:
-        return _judge_stranger(function, call)
+        meaning = stranger(function.module, function.name)
+        # `__new__` alone makes an empty object; what its class does with a state, nobody looked at.
+        is_empty = call.is_new and not call.args and not call.kwargs
+        return Trust.DANGEROUS if meaning is Trust.KNOWN and not is_empty else meaning
     if call.kwargs:
         return Trust.DANGEROUS
     return _KINDS[kind](call, charge)
@@ -112,15 +115,6 @@ def _is_plain_key(key: object) -> bool:
     return not isinstance(key, Persistent | Payload) and key != "__setstate__"
 
 
-def _judge_stranger(function: Global, call: Call) -> Trust:
-    """Judge a call of what is not on the list: unknown is what nobody knows."""
-    meaning = stranger(function.module, function.name)
-    if meaning is Trust.KNOWN:
-        # `__new__` alone makes an empty object; what its class does with a state, nobody looked at.
-        return Trust.KNOWN if call.is_new and not call.args and not call.kwargs else Trust.DANGEROUS
-    return meaning
-
-
 # Arguments --------------------------------------------------------------------------------------------
 
 
@@ -140,9 +134,9 @@ def _names_in(value: object, charge: Charge) -> Iterator[Global]:
             continue
         elif isinstance(node, Call):
             seen.add(id(node))
-            yield from _made_by(node)
-            held = (node.state, node.items, node.pairs, _held_arguments(node))
-            pending += (part for part in held if part)
+            yield from _makers_of(node)
+            parts = (node.state, node.items, node.pairs, _unsearched_arguments(node))
+            pending += (part for part in parts if part)
         elif isinstance(node, Persistent):
             if not _is_storage_id(node.id):
                 pending.append(node.id)
@@ -156,7 +150,7 @@ def _names_in(value: object, charge: Charge) -> Iterator[Global]:
                 pending += [node.factory] if isinstance(node.factory, Call) else []
 
 
-def _made_by(call: Call) -> Iterator[Global]:
+def _makers_of(call: Call) -> Iterator[Global]:
     """Yield what made an object, unless it makes data."""
     made = _maker(call)
     if isinstance(made, Global) and (
@@ -170,10 +164,9 @@ def _maker(call: Call) -> object:
     return call.args[0] if call.is_of("copyreg", "_reconstructor") and call.args else call.function
 
 
-def _held_arguments(call: Call) -> tuple[Any, ...]:
+def _unsearched_arguments(call: Call) -> tuple[Any, ...]:
     """Return those arguments of a call that its result holds, and no rule has searched for names."""
-    function = call.function
-    kind = kind_of(function.module, function.name) if isinstance(function, Global) else None
+    kind = called_kind(call)
     if kind in ("items", "list", "dict"):
         return call.args
     return call.args[3:] if kind in ("from_type", "with_state") else ()
@@ -206,9 +199,7 @@ def _is_flat(args: tuple[Any, ...]) -> bool:
 
 def _is_tensor(call: Call) -> bool:
     """Tell at once of a call that it makes a tensor without attributes."""
-    function = call.function
-    is_rebuilt = isinstance(function, Global) and kind_of(function.module, function.name) == "tensor"
-    return is_rebuilt and call.state is None and not call.items and not call.pairs
+    return called_kind(call) == "tensor" and call.state is None and not call.items and not call.pairs
 
 
 def _data(call: Call, charge: Charge, kinds: Collection[str] = ("value",)) -> Trust:
@@ -225,8 +216,8 @@ def _judge_argument(name: Global, kinds: Collection[str]) -> Trust:
     return Trust.DANGEROUS if kind or stranger(name.module, name.name) is not Trust.UNKNOWN else Trust.UNKNOWN
 
 
-def _worst(*found: Trust) -> Trust:
-    return max(found, key=_WORST.index, default=Trust.PLAIN)
+def _worst(*meanings: Trust) -> Trust:
+    return max(meanings, key=_WORST.index, default=Trust.PLAIN)
 
 
 # One rule for each kind ---------------------------------------------------------------------------------
@@ -248,17 +239,12 @@ def _judge_content(arg: object) -> Trust:
     if isinstance(arg, Global | Persistent):
         return Trust.DANGEROUS
     if isinstance(arg, Call):
-        return _worst(*(_judge_argument(name, ()) for name in _made_by(arg)))
-    parts = chain.from_iterable(arg) if _holds_pairs(arg) else ()
-    return Trust.DANGEROUS if any(map(_is_instance, parts)) else Trust.PLAIN
-
-
-def _holds_pairs(arg: object) -> TypeGuard[list[tuple[Any, ...]] | tuple[tuple[Any, ...], ...]]:
-    return isinstance(arg, list | tuple) and all(isinstance(part, tuple | list) for part in arg)
-
-
-def _is_instance(part: object) -> bool:
-    return isinstance(part, Global) and kind_of(part.module, part.name) == "instance"
+        return _worst(*(_judge_argument(name, ()) for name in _makers_of(arg)))
+    if isinstance(arg, list | tuple) and all(isinstance(part, tuple | list) for part in arg):
+        names = (part for part in chain.from_iterable(arg) if isinstance(part, Global))
+        if any(kind_of(name.module, name.name) == "instance" for name in names):
+            return Trust.DANGEROUS
+    return Trust.PLAIN
 
 
 def _new(call: Call, charge: Charge) -> Trust:
@@ -292,7 +278,7 @@ def _array(call: Call, charge: Charge) -> Trust:
     return _worst(meaning, _data(Call(call.function, call.args[1:]), charge))
 
 
-def _with_state(call: Call, charge: Charge) -> Trust:
+def _tensor_with_state(call: Call, charge: Charge) -> Trust:
     """``_rebuild_parameter_with_state(tensor, requires_grad, hooks, attributes)``."""
     if not all(has_plain_attributes(state, charge) for state in call.args[3:]):
         return Trust.DANGEROUS
@@ -414,7 +400,7 @@ def _partial(call: Call, charge: Charge) -> Trust:
     return Trust.UNKNOWN if kind is None or kind in _GIVE_CALLABLES else Trust.DANGEROUS
 
 
-def _unvetted(call: Call, charge: Charge) -> Trust:
+def _unvetted_helper(call: Call, charge: Charge) -> Trust:
     """A helper of a package that is given data, and classes of its kind: unknown, and so is what it makes."""
     return _worst(Trust.UNKNOWN, _data(call, charge, ("value", UNVETTED)))
 
@@ -430,7 +416,7 @@ def _paddle_eval(call: Call, charge: Charge) -> Trust:
     return Trust.PLAIN if array.function.name in _ARRAYS else Trust.DANGEROUS
 
 
-def _stored_bytes(call: Call, charge: Charge) -> Trust:
+def _storage_bytes(call: Call, charge: Charge) -> Trust:
     """A storage that was pickled without ``torch.save``; what its bytes hold is judged apart."""
     return (
         Trust.PLAIN if len(call.args) == 1 and isinstance(call.args[0], bytes | Payload) else Trust.DANGEROUS
@@ -451,7 +437,7 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "dict": _items,
     "class": _data,
     "tensor": _data,
-    "with_state": _with_state,
+    "with_state": _tensor_with_state,
     "factory": _factory,
     "array": _array,
     "elements": _elements,
@@ -465,8 +451,8 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "attribute": _attribute,
     "partial": _partial,
     "eval": _paddle_eval,
-    "storage_bytes": _stored_bytes,
-    UNVETTED: _unvetted,
+    "storage_bytes": _storage_bytes,
+    UNVETTED: _unvetted_helper,
 }
 _GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute", "partial", UNVETTED}
 """The kinds of calls whose results call nothing of what they hold."""

@@ -19,10 +19,10 @@ Pair = tuple[int, int]
 def fingerprint64(data: bytes) -> int:
     """Return the 64-bit fingerprint of bytes."""
     if len(data) <= 16:
-        return _short(data)
+        return _hash_0_to_16(data)
     if len(data) <= 32:
-        return _middle(data)
-    return _long(data) if len(data) > _BLOCK else _up_to_64(data)
+        return _hash_17_to_32(data)
+    return _hash_over_64(data) if len(data) > _BLOCK else _hash_33_to_64(data)
 
 
 def _word(data: bytes, at: int) -> int:
@@ -35,55 +35,55 @@ def _rotate(value: int, by: int) -> int:
     return (value >> by | value << (64 - by)) & _MASK
 
 
-def _mixed(value: int) -> int:
+def _shift_mix(value: int) -> int:
     value &= _MASK
     return value ^ value >> 47
 
 
-def _joined(first: int, second: int, multiplier: int) -> int:
+def _hash_len_16(first: int, second: int, multiplier: int) -> int:
     first, second = first & _MASK, second & _MASK
-    a = _mixed((first ^ second) * multiplier)
-    b = _mixed((second ^ a) * multiplier)
+    a = _shift_mix((first ^ second) * multiplier)
+    b = _shift_mix((second ^ a) * multiplier)
     return b * multiplier & _MASK
 
 
-def _short(data: bytes) -> int:
+def _hash_0_to_16(data: bytes) -> int:
     length = len(data)
     multiplier = _K2 + length * 2
     if length >= 8:
         a, b = _word(data, 0) + _K2, _word(data, length - 8)
-        return _joined(_rotate(b, 37) * multiplier + a, (_rotate(a, 25) + b) * multiplier, multiplier)
+        return _hash_len_16(_rotate(b, 37) * multiplier + a, (_rotate(a, 25) + b) * multiplier, multiplier)
     if length >= 4:
         first, last = _HALF.unpack_from(data, 0)[0], _HALF.unpack_from(data, length - 4)[0]
-        return _joined(length + (first << 3), last, multiplier)
+        return _hash_len_16(length + (first << 3), last, multiplier)
     if not length:
         return _K2
     y = data[0] + (data[length >> 1] << 8)
     z = length + (data[-1] << 2)
-    return _mixed(y * _K2 ^ z * _K0) * _K2 & _MASK
+    return _shift_mix(y * _K2 ^ z * _K0) * _K2 & _MASK
 
 
-def _middle(data: bytes) -> int:
+def _hash_17_to_32(data: bytes) -> int:
     multiplier = _K2 + len(data) * 2
     a, b = _word(data, 0) * _K1, _word(data, 8)
     c, d = _word(data, len(data) - 8) * multiplier, _word(data, len(data) - 16) * _K2
     y = _rotate(a + b, 43) + _rotate(c, 30) + d
-    return _joined(y, a + _rotate(b + _K2, 18) + c, multiplier)
+    return _hash_len_16(y, a + _rotate(b + _K2, 18) + c, multiplier)
 
 
-def _up_to_64(data: bytes) -> int:
+def _hash_33_to_64(data: bytes) -> int:
     size = len(data)
     multiplier = _K2 + size * 2
     a, b = _word(data, 0) * _K2, _word(data, 8)
     c, d = _word(data, size - 8) * multiplier, _word(data, size - 16) * _K2
     y = _rotate(a + b, 43) + _rotate(c, 30) + d
-    z = _joined(y, a + _rotate(b + _K2, 18) + c, multiplier)
+    z = _hash_len_16(y, a + _rotate(b + _K2, 18) + c, multiplier)
     e, f = _word(data, 16) * multiplier, _word(data, 24)
     g, h = (y + _word(data, size - 32)) * multiplier, (z + _word(data, size - 24)) * multiplier
-    return _joined(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, multiplier)
+    return _hash_len_16(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, multiplier)
 
 
-def _weak(words: tuple[int, ...], a: int, b: int) -> Pair:
+def _weak_hash_32(words: tuple[int, ...], a: int, b: int) -> Pair:
     w, x, y, z = words
     a += w
     b = _rotate(b + a + z, 21)
@@ -91,9 +91,9 @@ def _weak(words: tuple[int, ...], a: int, b: int) -> Pair:
     return total + z & _MASK, b + _rotate(total, 44) + a & _MASK
 
 
-def _long(data: bytes) -> int:
+def _hash_over_64(data: bytes) -> int:
     x, y = _SEED * _K2 & _MASK, (_SEED * _K1 + 113) & _MASK
-    z = _mixed(y * _K2 + 113) * _K2 & _MASK
+    z = _shift_mix(y * _K2 + 113) * _K2 & _MASK
     x = x + _word(data, 0) & _MASK
     v: Pair = (0, 0)
     w: Pair = (0, 0)
@@ -105,8 +105,8 @@ def _long(data: bytes) -> int:
     v = (v[0] + first, v[1])
     w = (first + v[0], w[1])
     x, y, z, v, w = _round(_WORDS.unpack_from(data, len(data) - _BLOCK), x, y, z, v, w, multiplier, 9)
-    low = _joined(v[0], w[0], multiplier) + _mixed(y) * _K0 + z
-    return _joined(low, _joined(v[1], w[1], multiplier) + x, multiplier)
+    low = _hash_len_16(v[0], w[0], multiplier) + _shift_mix(y) * _K0 + z
+    return _hash_len_16(low, _hash_len_16(v[1], w[1], multiplier) + x, multiplier)
 
 
 def _round(
@@ -118,6 +118,6 @@ def _round(
     x = (x ^ w[1] * weight) & _MASK
     y = y + v[0] * weight + words[5] & _MASK
     z = _rotate(z + w[0], 33) * multiplier & _MASK
-    v = _weak(words[:4], v[1] * multiplier, x + w[0])
-    w = _weak(words[4:], z + w[1], y + words[2])
+    v = _weak_hash_32(words[:4], v[1] * multiplier, x + w[0])
+    w = _weak_hash_32(words[4:], z + w[1], y + words[2])
     return z, y, x, v, w

@@ -28,24 +28,6 @@ class Doubled(dict[str, Any]):
 _CONTAINERS = frozenset({dict, list, Doubled})
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    doubled, seen = Doubled(found), set[str]()
-    doubled.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-    return doubled
-
-
-def _number(digits: str) -> int | float:
-    """Return an integer where 64 bits can hold it, a float elsewhere, as the library's parser does."""
-    return float(digits) if len(digits) > _LENGTH_DIGITS or digits == "-0" else int(digits)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
 def parse_json(
     path: str, data: bytes, what: str, *, constants: bool = False, surrogates: bool = False
 ) -> Any:
@@ -68,12 +50,14 @@ def parse_json(
         raise LimitExceeded(
             path, f"the {what} holds {values:,} JSON values", expected=f"at most {MAX_VALUES:,}"
         )
-    constant = float if constants else _no_constant
+    constant = float if constants else _refuse_constant
     deep = LimitExceeded(
         path, f"the {what} is nested over {MAX_DEPTH} deep", expected="less", code=f"{what}-too-deep"
     )
     try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_int=_number, parse_constant=constant)
+        tree = json.loads(
+            text, object_pairs_hook=_build_object, parse_int=_parse_integer, parse_constant=constant
+        )
         if _is_deeper(tree, MAX_DEPTH):
             raise deep
         if not surrogates and _SURROGATE.search(text):
@@ -88,6 +72,24 @@ def parse_json(
         found = f"the {what} is no JSON: {failure}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
     return tree
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
+    doubled, seen = Doubled(members), set[str]()
+    doubled.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    return doubled
+
+
+def _parse_integer(digits: str) -> int | float:
+    """Return an integer where 64 bits can hold it, a float elsewhere, as the library's parser does."""
+    return float(digits) if len(digits) > _LENGTH_DIGITS or digits == "-0" else int(digits)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _is_deeper(tree: Any, limit: int) -> bool:

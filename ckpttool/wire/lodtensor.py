@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.wire.protobuf import BYTES, VARINT, fields, varint
+from ckpttool.wire.protobuf import BYTES, VARINT, encoded_varint, fields, varint
 from ckpttool.wire.readable import Readable
 
 MAX_LEVELS = 8
@@ -52,8 +52,6 @@ ELEMENTS: dict[int, DType] = {
         33: "float8_e5m2",
     }.items()
 }
-
-
 NUMBERS: dict[str, int] = {dtype.name: number for number, dtype in ELEMENTS.items()}
 """The numbers of ``VarType.Type`` by the names of the types of elements."""
 NO_LEVELS = bytes(8)
@@ -100,11 +98,11 @@ def read_file(source: Readable) -> Stream:
         raise Truncated(source.path, "an empty file", expected="a tensor")
     try:
         stream = read_lod_tensor(source, 0)
-        return _to_the_end(source, stream)
+        return _require_end(source, stream)
     except DamagedCheckpoint as failure:
         for with_lod in (False, True):
             try:
-                return _to_the_end(source, read_selected_rows(source, with_lod=with_lod))
+                return _require_end(source, read_selected_rows(source, with_lod=with_lod))
             except DamagedCheckpoint:
                 continue
         raise failure
@@ -138,9 +136,9 @@ def starts_like_stream(source: Readable) -> bool:
 
 def read_lod_tensor(source: Readable, at: int = 0, where: str | None = None) -> Stream:
     """Return the LoDTensor whose header lies at an offset; its data may reach behind the end of the file."""
-    at = _version(source, at, where)
-    lod, at = _levels(source, at, where)
-    return _tensor(source, at, where)._replace(lod=lod)
+    at = _skip_version(source, at, where)
+    lod, at = _read_levels(source, at, where)
+    return _read_tensor(source, at, where)._replace(lod=lod)
 
 
 def read_selected_rows(source: Readable, *, with_lod: bool = False) -> Stream:
@@ -148,26 +146,26 @@ def read_selected_rows(source: Readable, *, with_lod: bool = False) -> Stream:
 
     ``with_lod``: whether its values are a whole LoDTensor, as some releases of 2018 wrote them.
     """
-    at = _version(source, 0, None)
-    (count,) = _number(source, _U64, at, "rows")
+    at = _skip_version(source, 0, None)
+    count = _read_number(source, _U64, at, "rows")
     at += _U64.size
     source.check(at, 8 * count, "rows")
-    (height,) = _number(source, _I64, at + 8 * count, "height")
+    height = _read_number(source, _I64, at + 8 * count, "height")
     rows = Rows(at, count, height)
     at += 8 * count + _I64.size
-    stream = read_lod_tensor(source, at) if with_lod else _tensor(source, at, None)
+    stream = read_lod_tensor(source, at) if with_lod else _read_tensor(source, at, None)
     if not stream.shape or stream.shape[0] < count:
-        raise _wrong(source, "rows", f"{count:,} rows and values of shape {stream.shape}", "rows-mismatch")
+        raise _damage(source, "rows", f"{count:,} rows and values of shape {stream.shape}", "rows-mismatch")
     if not height >= 0:
-        raise _wrong(source, "height", f"a height of {height:,}", "rows-mismatch")
+        raise _damage(source, "height", f"a height of {height:,}", "rows-mismatch")
     return stream._replace(rows=rows)
 
 
-def _wrong(source: Readable, where: str | None, found: str, code: str) -> DamagedCheckpoint:
+def _damage(source: Readable, where: str | None, found: str, code: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(source.path, found, where=where, code=code)
 
 
-def _to_the_end(source: Readable, stream: Stream) -> Stream:
+def _require_end(source: Readable, stream: Stream) -> Stream:
     if stream.end > source.size:
         raise Truncated(source.path, f"truncated: {source.size:,} of {stream.end:,} bytes")
     if stream.end < source.size:
@@ -176,44 +174,44 @@ def _to_the_end(source: Readable, stream: Stream) -> Stream:
     return stream
 
 
-def _number(source: Readable, layout: struct.Struct, at: int, where: str | None) -> tuple[int]:
+def _read_number(source: Readable, layout: struct.Struct, at: int, where: str | None) -> int:
     (number,) = layout.unpack(source.read(at, layout.size, where))
-    return (number,)
+    return int(number)
 
 
-def _version(source: Readable, at: int, where: str | None) -> int:
+def _skip_version(source: Readable, at: int, where: str | None) -> int:
     """Return the offset behind a version, which has always been 0."""
-    (version,) = _number(source, _U32, at, where)
+    version = _read_number(source, _U32, at, where)
     if version != 0:
-        raise _wrong(source, where, f"version {version:,} at byte {at:,}", "tensor-version")
+        raise _damage(source, where, f"version {version:,} at byte {at:,}", "tensor-version")
     return at + _U32.size
 
 
-def _levels(source: Readable, at: int, where: str | None) -> tuple[tuple[tuple[int, int], ...], int]:
+def _read_levels(source: Readable, at: int, where: str | None) -> tuple[tuple[tuple[int, int], ...], int]:
     """Return where the bounds of each level of sequences lie, and the offset behind them."""
-    (count,) = _number(source, _U64, at, where)
+    count = _read_number(source, _U64, at, where)
     if count > MAX_LEVELS:
         found = f"{count:,} levels of sequences"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_LEVELS}", where=where)
     at += _U64.size
     levels = []
     for _ in range(count):
-        (nbytes,) = _number(source, _U64, at, where)
+        nbytes = _read_number(source, _U64, at, where)
         at += _U64.size
         source.check(at, nbytes, where)
         if nbytes % _U64.size:
-            raise _wrong(source, where, f"a level of sequences of {nbytes:,} bytes", "lod-damaged")
+            raise _damage(source, where, f"a level of sequences of {nbytes:,} bytes", "lod-damaged")
         levels.append((at, nbytes // _U64.size))
         at += nbytes
     return tuple(levels), at
 
 
-def _tensor(source: Readable, at: int, where: str | None) -> Stream:
-    at = _version(source, at, where)
-    (nbytes,) = _number(source, _I32, at, where)
+def _read_tensor(source: Readable, at: int, where: str | None) -> Stream:
+    at = _skip_version(source, at, where)
+    nbytes = _read_number(source, _I32, at, where)
     at += _I32.size
     if not 0 < nbytes <= _MAX_DESCRIPTION:
-        raise _wrong(source, where, f"a description of {nbytes:,} bytes", "tensor-description")
+        raise _damage(source, where, f"a description of {nbytes:,} bytes", "tensor-description")
     dtype, shape = describe(source.read(at, nbytes, where), source.path, where)
     at += nbytes
     return Stream(dtype, shape, at, dtype.nbytes(math.prod(shape)))
@@ -245,14 +243,14 @@ def parse_description(
         elif (field.number, field.kind) == (2, VARINT):
             shape.append(field.signed)
         elif (field.number, field.kind) == (2, BYTES):
-            shape += _packed(field.data, path, where)
+            shape += _packed_integers(field.data, path, where)
         else:
             found = f"field {field.number} in the description of a tensor"
             raise DamagedCheckpoint(path, found, where=where, code="tensor-description")
     return number, tuple(shape)
 
 
-def _packed(data: memoryview, path: str, where: str | None) -> Iterator[int]:
+def _packed_integers(data: memoryview, path: str, where: str | None) -> Iterator[int]:
     at = 0
     while at < len(data):
         try:
@@ -315,15 +313,6 @@ def values_header(height: int, dtype: DType, shape: tuple[int, ...]) -> bytes:
 
 def tensor_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
     """Return a version and a ``TensorDesc``, which stand in front of the elements in any stream."""
-    axes = b"".join(bytes([_DIMS]) + _varint(length) for length in shape)
-    description = bytes([_DATA_TYPE]) + _varint(NUMBERS[dtype.name]) + axes
+    axes = b"".join(bytes([_DIMS]) + encoded_varint(length) for length in shape)
+    description = bytes([_DATA_TYPE]) + encoded_varint(NUMBERS[dtype.name]) + axes
     return _VERSION + struct.pack("<i", len(description)) + description
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

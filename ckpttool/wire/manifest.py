@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,12 +60,12 @@ class Manifest:
     @cached_property
     def digests(self) -> Mapping[str, frozenset[str]]:
         """Return what it says of each file, by absolute path; twice the same file has several."""
-        found: dict[str, frozenset[str]] = {}
+        digests: dict[str, frozenset[str]] = {}
         directory = os.path.dirname(os.path.abspath(self.path))
         for line in self.lines:
             place = os.path.normpath(os.path.join(directory, line.name))
-            found[place] = found.get(place, frozenset()) | {line.digest}
-        return found
+            digests[place] = digests.get(place, frozenset()) | {line.digest}
+        return digests
 
     def about(self, checkpoint: str, files: Collection[str]) -> Manifest:
         """Return what it says of one checkpoint: of its files, and of what lies in its directory."""
@@ -105,24 +105,22 @@ def parse_manifest(path: str, data: bytes, *, of: str | None = None) -> Manifest
         text = text.removesuffix(b"\r")
         if not text or text.startswith(b"#"):
             continue
-        line = _line(text, of)
+        line = _parse_line(text, of)
         if isinstance(line, Line):
             lines.append(line)
         else:
             faults.append((number, line))
     if not lines and not faults:
         faults.append((1, "it lists no file"))
-    return Manifest(path, tuple(lines), tuple(_faulty(os.path.basename(path), faults)))
+    if not faults:
+        return Manifest(path, tuple(lines))
+    number, why = faults[0]
+    more = f"; so are {counted(len(faults) - 1, 'more line')}" if len(faults) > 1 else ""
+    malformed = error("manifest-malformed", f"{why}{more}", f"{os.path.basename(path)}:{number}")
+    return Manifest(path, tuple(lines), (malformed,))
 
 
-def _faulty(name: str, faults: list[tuple[int, str]]) -> Iterator[Finding]:
-    if faults:
-        number, why = faults[0]
-        more = f"; so are {counted(len(faults) - 1, 'more line')}" if len(faults) > 1 else ""
-        yield error("manifest-malformed", f"{why}{more}", f"{name}:{number}")
-
-
-def _line(text: bytes, of: str | None) -> Line | str:
+def _parse_line(text: bytes, of: str | None) -> Line | str:
     """Return what a line says, or why it says nothing."""
     if of is not None and _BARE.fullmatch(text):
         return Line(os.path.basename(of), text.decode().lower())
@@ -133,9 +131,11 @@ def _line(text: bytes, of: str | None) -> Line | str:
         return "no line that sha256sum writes"
     if len(match["name"]) > MAX_NAME:
         return "a name that is too long"
-    name = _unescaped(match["name"]) if match["escaped"] else match["name"]
-    if name is None:
-        return "a name with an escape that sha256sum doesn't have"
+    name = match["name"]
+    if match["escaped"]:
+        if any(escape not in _ESCAPED for escape in _ESCAPE.findall(name)):
+            return "a name with an escape that sha256sum doesn't have"
+        name = _ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], name)
     path = os.fsdecode(name)
     while path.startswith("./"):
         path = path[2:]
@@ -144,19 +144,12 @@ def _line(text: bytes, of: str | None) -> Line | str:
     return Line(path, match["digest"].decode().lower())
 
 
-def _unescaped(name: bytes) -> bytes | None:
-    if any(found not in _ESCAPED for found in _ESCAPE.findall(name)):
-        return None
-    return _ESCAPE.sub(lambda match: _ESCAPED[match[1]], name)
-
-
 def dumps_manifest(lines: Iterable[Line]) -> bytes:
     """Return the text that ``sha256sum -c`` checks: a line a file."""
-    return b"".join(map(_written, lines))
-
-
-def _written(line: Line) -> bytes:
-    name = os.fsencode(line.name)
-    escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
-    mark = b"\\" if escaped != name else b""
-    return mark + line.digest.encode() + b"  " + escaped + b"\n"
+    text = bytearray()
+    for line in lines:
+        name = os.fsencode(line.name)
+        escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+        mark = b"\\" if escaped != name else b""
+        text += mark + line.digest.encode() + b"  " + escaped + b"\n"
+    return bytes(text)

@@ -67,7 +67,7 @@ def read_npy_header(source: Readable, start: int, end: int, where: str | None = 
     head = source.read(start, len(MAGIC) + 2, where)
     width = _VERSIONS.get((head[6], head[7]))
     if not head.startswith(MAGIC) or width is None:
-        raise _damaged(
+        raise _header_error(
             path, f"a header that starts with {head.hex(' ')}", where, "an array of version 1 to 3"
         )
     at = start + len(head)
@@ -86,19 +86,19 @@ def read_npy_header(source: Readable, start: int, end: int, where: str | None = 
         text = raw.decode("utf-8" if head[6] == 3 else "latin-1")
         descr, fortran_order, shape = _repeated_fields(text) if length <= _SHORT else _fields(text)
     except ValueError as failure:
-        raise _damaged(path, f"a header that can't be read: {failure}", where) from failure
+        raise _header_error(path, f"a header that can't be read: {failure}", where) from failure
     return Header(descr, fortran_order, shape, data)
 
 
-def _damaged(path: str, found: str, where: str | None, expected: str | None = None) -> DamagedCheckpoint:
+def _header_error(path: str, found: str, where: str | None, expected: str | None = None) -> DamagedCheckpoint:
     return DamagedCheckpoint(path, found, expected=expected, where=where, code="npy-header")
 
 
 def _fields(text: str) -> tuple[Any, bool, tuple[int, ...]]:
-    told = _Parser(text).parse()
-    if not isinstance(told, dict) or set(told) != {"descr", "fortran_order", "shape"}:
+    literal = _Parser(text).parse()
+    if not isinstance(literal, dict) or set(literal) != {"descr", "fortran_order", "shape"}:
         raise _Malformed("it is no dictionary of descr, fortran_order and shape")
-    descr, fortran_order, shape = told["descr"], told["fortran_order"], told["shape"]
+    descr, fortran_order, shape = literal["descr"], literal["fortran_order"], literal["shape"]
     if not isinstance(fortran_order, bool):
         raise _Malformed("fortran_order is no boolean")
     if not isinstance(shape, tuple) or len(shape) > MAX_AXES:
@@ -121,12 +121,12 @@ class _Parser:
         self._text, self._at, self._tokens = text, 0, 0
 
     def parse(self) -> Any:
-        found = self._value(*self._next(), 0)
+        literal = self._value(*self._next_token(), 0)
         if self._text[self._at :].strip(" \n"):
             raise _Malformed("something follows the dictionary")
-        return found
+        return literal
 
-    def _next(self) -> tuple[str, str]:
+    def _next_token(self) -> tuple[str, str]:
         match = _TOKEN.match(self._text, self._at)
         self._tokens += 1
         if match is None or match.lastgroup is None or self._tokens > MAX_TOKENS:
@@ -136,7 +136,7 @@ class _Parser:
 
     def _value(self, kind: str, token: str, depth: int) -> Any:
         if kind == "text":
-            return _unescaped(token[1:-1])
+            return _unescape(token[1:-1])
         if kind == "number":
             if len(token) > _MAX_DIGITS:
                 raise _Malformed("a number of over 64 bits")
@@ -148,33 +148,33 @@ class _Parser:
         return self._dictionary(depth) if token == "{" else self._sequence(token, depth)
 
     def _dictionary(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        kind, token = self._next()
+        members: dict[str, Any] = {}
+        kind, token = self._next_token()
         while token != "}" or kind != "sign":
             key = self._value(kind, token, depth + 1)
-            if not isinstance(key, str) or key in found or self._next() != ("sign", ":"):
+            if not isinstance(key, str) or key in members or self._next_token() != ("sign", ":"):
                 raise _Malformed("keys that are no text, or stand twice")
-            found[key] = self._value(*self._next(), depth + 1)
-            kind, token = self._after("}")
-        return found
+            members[key] = self._value(*self._next_token(), depth + 1)
+            kind, token = self._token_after_comma("}")
+        return members
 
     def _sequence(self, opening: str, depth: int) -> Any:
-        closing, found = _CLOSING[opening], []
-        kind, token = self._next()
+        closing, items = _CLOSING[opening], []
+        kind, token = self._next_token()
         while token != closing or kind != "sign":
-            found.append(self._value(kind, token, depth + 1))
-            kind, token = self._after(closing)
-        return tuple(found) if opening == "(" else found
+            items.append(self._value(kind, token, depth + 1))
+            kind, token = self._token_after_comma(closing)
+        return tuple(items) if opening == "(" else items
 
-    def _after(self, closing: str) -> tuple[str, str]:
+    def _token_after_comma(self, closing: str) -> tuple[str, str]:
         """Return the token behind a comma, or the closing one."""
-        kind, token = self._next()
+        kind, token = self._next_token()
         if kind != "sign" or token not in (",", closing):
             raise _Malformed(f"no comma at character {self._at}")
-        return self._next() if token == "," else (kind, token)
+        return self._next_token() if token == "," else (kind, token)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     if "\\" in _ESCAPE.sub("", text):
@@ -197,13 +197,13 @@ def itemsize(descr: Any, depth: int = 0) -> int:
     if depth > MAX_DEPTH or not isinstance(descr, list | tuple):
         raise _Malformed("a type that is nested too deep, or none")
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], tuple):
-        return _repeated(descr[0], descr[1], depth)
+        return _field_bytes(descr[0], descr[1], depth)
     if not all(isinstance(field, tuple) and len(field) in (2, 3) for field in descr):
         raise _Malformed("a field that is none")
-    return sum(_repeated(field[1], field[2] if len(field) == 3 else (), depth) for field in descr)
+    return sum(_field_bytes(field[1], field[2] if len(field) == 3 else (), depth) for field in descr)
 
 
-def _repeated(descr: Any, shape: Any, depth: int) -> int:
+def _field_bytes(descr: Any, shape: Any, depth: int) -> int:
     shape = (shape,) if type(shape) is int else shape
     if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
         raise _Malformed("a field's shape that is none")

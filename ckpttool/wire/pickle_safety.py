@@ -20,12 +20,12 @@ from ckpttool.wire.trust import UNVETTED, Trust, kind_of, modern, stranger
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
 
-_SEARCHED = 1 << 20
+_SEARCHED_BYTES = 1 << 20
 """How many bytes behind the place where a pickle broke off are searched for names."""
-_MOST_TOLD = 100
-_BACK = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
+_MAX_NAMES = 100
+_LONGEST_REACH = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
 _LONGEST_NAME = 255
-_OF_NAMES = f"{string.ascii_letters}{string.digits}_.".encode()
+_NAME_BYTES = f"{string.ascii_letters}{string.digits}_.".encode()
 _TEXT_OR_IMPORT = re.compile(rb"\x93|[\x8cU](?=(.))", re.DOTALL)
 """STACK_GLOBAL, or a string with its length, wherever one could begin."""
 _NAME = re.compile(rb"[A-Za-z_][\w.]*")
@@ -94,9 +94,9 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
     except DamagedCheckpoint as failure:
         # Without a name or a protocol it could be anything, and names in it chance.
         is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
-        behind = _names_behind(interpreter.source, interpreter.position, end) if is_pickle else ()
+        behind = _names_after_break(interpreter.source, interpreter.position, end) if is_pickle else ()
         dangerous = (name for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
-        found = (_judge_name(name, where) for name in islice(dangerous, _MOST_TOLD))
+        found = (_judge_name(name, where) for name in islice(dangerous, _MAX_NAMES))
         failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
         raise
 
@@ -104,17 +104,17 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
 def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
     functions = (call.function for _, call in pickle.unsafe)
-    called = dict.fromkeys(name for name in functions if _meaning(name) is not Trust.DANGEROUS)
+    called = dict.fromkeys(name for name in functions if _import_trust(name) is not Trust.DANGEROUS)
     findings = [
         found
         for name in pickle.names
         if name not in called and (found := _judge_name((name.module, name.name), where))
     ]
     for name in called:
-        how = "" if _meaning(name) is Trust.KNOWN else " with arguments that it should not have"
+        how = "" if _import_trust(name) is Trust.KNOWN else " with arguments that it should not have"
         findings.append(error("unsafe-call", f"loading it would call {name}{how}", where))
     for name in pickle.unknown:
-        if name not in called and _meaning(name) is Trust.PLAIN:
+        if name not in called and _import_trust(name) is Trust.PLAIN:
             message = f"loading it would call {name} with what is not known to be harmless"
             findings.append(warning("unknown-class", message, where))
     if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
@@ -137,7 +137,7 @@ def attach_safety(safety: tuple[Finding, ...]) -> Iterator[None]:
 
 def _judge_name(name: tuple[str, str], where: str | None) -> Finding | None:
     module, attribute = modern(*name)
-    meaning = _meaning(Global(module, attribute))
+    meaning = _import_trust(Global(module, attribute))
     if meaning is Trust.PLAIN:
         return None
     message = f"loading it would import {module}.{attribute}"
@@ -146,7 +146,7 @@ def _judge_name(name: tuple[str, str], where: str | None) -> Finding | None:
     return warning("unknown-class", f"{message}, which is not known to be harmless", where)
 
 
-def _meaning(name: object) -> Trust:
+def _import_trust(name: object) -> Trust:
     """Return what it means that loading imports a name, whatever is done with it then."""
     if not isinstance(name, Global):
         return Trust.DANGEROUS
@@ -198,9 +198,9 @@ def content_is_other(source: Readable, at: int, end: int) -> bool:
 # Behind the place where a pickle broke off ----------------------------------------------------------------
 
 
-def _names_behind(source: Readable, at: int, end: int) -> Iterator[tuple[str, str]]:
+def _names_after_break(source: Readable, at: int, end: int) -> Iterator[tuple[str, str]]:
     """Yield the names that opcodes behind an offset import: another reader may come so far."""
-    nbytes = min(end - at, _SEARCHED)
+    nbytes = min(end - at, _SEARCHED_BYTES)
     data = source.read(at, nbytes) if nbytes > 0 else b""
     seen = set[tuple[str, str]]()
     for name in chain(_names_in_lines(data), _names_on_the_stack(data)):
@@ -216,7 +216,7 @@ def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:
         if len(line) > _LONGEST_NAME or not _NAME.fullmatch(line):
             continue
         end = before[-_LONGEST_NAME - 1 :]
-        letters = end[len(end.rstrip(_OF_NAMES)) :]
+        letters = end[len(end.rstrip(_NAME_BYTES)) :]
         for at, letter in enumerate(letters):
             if letter in b"ci" and _NAME.fullmatch(letters, at + 1):
                 yield letters[at + 1 :].decode(), line.decode()
@@ -224,11 +224,11 @@ def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:
 
 def _names_on_the_stack(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield each two short strings that could be names and lie last before what imports from the stack."""
-    (module_at, module), (name_at, name) = (-_BACK, ""), (-_BACK, "")
+    (module_at, module), (name_at, name) = (-_LONGEST_REACH, ""), (-_LONGEST_REACH, "")
     for match in _TEXT_OR_IMPORT.finditer(data):
         at = match.start()
         if match[1] is None:
-            if at - module_at < _BACK and module:
+            if at - module_at < _LONGEST_REACH and module:
                 yield module, name
         elif at + 2 + match[1][0] <= len(data):
             text = data[at + 2 : at + 2 + match[1][0]]

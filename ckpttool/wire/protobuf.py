@@ -14,8 +14,6 @@ from ckpttool.errors import DamagedCheckpoint
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 _FIXED32, _FIXED64 = struct.Struct("<I"), struct.Struct("<Q")
-
-
 _WORD = 1 << 64
 _SHORT = tuple(bytes([number]) for number in range(1 << 7))
 
@@ -84,37 +82,32 @@ def fields(message: bytes | memoryview, path: str, where: str | None = None) -> 
                     continue
                 at = start - 2
             key, at = varint(view, at)
-            field = _field(view, key >> 3, key & 7, at)
+            field, at = _read_field(view, key >> 3, key & 7, at)
             yield field
-            at = field.start + len(field.data) if field.kind == BYTES else _behind(view, field)
     except ValueError as failure:
         raise DamagedCheckpoint(
             path, f"no message: {failure}", where=where, code="protobuf-damaged"
         ) from failure
 
 
-def _field(view: memoryview, number: int, kind: int, at: int) -> Field:
+def _read_field(view: memoryview, number: int, kind: int, at: int) -> tuple[Field, int]:
+    """Return the field whose value lies at an offset, and the offset behind it."""
     if number == 0:
         raise ValueError(f"field number 0 at byte {at}")
     if kind == VARINT:
-        return Field(number, kind, varint(view, at)[0], at)
+        value, end = varint(view, at)
+        return Field(number, kind, value, at), end
     if kind == BYTES:
         length, start = varint(view, at)
         if start + length > len(view):
             raise ValueError(f"{length:,} bytes announced at byte {at:,} of {len(view):,}")
-        return Field(number, kind, view[start : start + length], start)
+        return Field(number, kind, view[start : start + length], start), start + length
     layout = {FIXED32: _FIXED32, FIXED64: _FIXED64}.get(kind)
     if layout is None:
         raise ValueError(f"wire type {kind} at byte {at}")
     if at + layout.size > len(view):
         raise ValueError(f"a number that ends behind byte {len(view):,}")
-    return Field(number, kind, layout.unpack_from(view, at)[0], at)
-
-
-def _behind(view: memoryview, field: Field) -> int:
-    if field.kind == VARINT:
-        return varint(view, field.start)[1]
-    return field.start + (4 if field.kind == FIXED32 else 8)
+    return Field(number, kind, layout.unpack_from(view, at)[0], at), at + layout.size
 
 
 def encoded_varint(number: int) -> bytes:

@@ -59,17 +59,24 @@ class Table:
         """Read the footer and the index."""
         self._source = source
         self.path = source.path
-        self._decompressed: tuple[Handle, memoryview] | None = None
+        self._last_inflated: tuple[Handle, memoryview] | None = None
         metaindex, index = self._footer()
         self.blocks = [
-            (entry.key, self._handle(bytes(entry.value), "index block"))
+            (entry.key, self._parse_handle(bytes(entry.value), "index block"))
             for entry in self._entries(index, "index block", None)
         ]
-        self._check_tiles([*(handle for _, handle in self.blocks), metaindex, index])
+        expected = 0  # the blocks lie one behind the other, and nothing between them
+        for handle in (*(handle for _, handle in self.blocks), metaindex, index):
+            if handle.offset != expected:
+                raise self._damage(f"a block at byte {handle.offset:,}", "index block", f"{expected:,}")
+            expected = handle.end
+        if expected + FOOTER_BYTES != source.size:
+            found = f"{source.size:,} bytes"
+            raise self._damage(found, "footer", f"{expected + FOOTER_BYTES:,} for all blocks")
         if next(self._entries(metaindex, "metaindex block", None), None) is not None:
-            raise self._damaged("entries that nobody knows", "metaindex block", "none")
+            raise self._damage("entries that nobody knows", "metaindex block", "none")
 
-    def _damaged(self, found: str, where: str, expected: str | None = None) -> DamagedCheckpoint:
+    def _damage(self, found: str, where: str, expected: str | None = None) -> DamagedCheckpoint:
         return DamagedCheckpoint(self.path, found, expected=expected, where=where, code="table-damaged")
 
     def _footer(self) -> tuple[Handle, Handle]:
@@ -79,37 +86,27 @@ class Table:
         footer = self._source.read(size - FOOTER_BYTES, FOOTER_BYTES, "footer")
         if footer[_HANDLES_BYTES:] != MAGIC:
             found = f"no table ends in {footer[_HANDLES_BYTES:].hex(' ')}; it is truncated or damaged"
-            raise self._damaged(found, "footer", MAGIC.hex(" "))
+            raise self._damage(found, "footer", MAGIC.hex(" "))
         try:
             numbers, at = [], 0
             for _ in range(4):
                 number, at = _shortest(footer, at)
                 numbers.append(number)
         except ValueError as failure:
-            raise self._damaged(str(failure), "footer") from failure
+            raise self._damage(str(failure), "footer") from failure
         if any(footer[at:_HANDLES_BYTES]):
-            raise self._damaged("bytes behind the places of the blocks", "footer", "zeros")
+            raise self._damage("bytes behind the places of the blocks", "footer", "zeros")
         return Handle(*numbers[:2]), Handle(*numbers[2:])
 
-    def _handle(self, data: bytes, where: str) -> Handle:
+    def _parse_handle(self, data: bytes, where: str) -> Handle:
         try:
             offset, at = _shortest(data, 0)
             nbytes, end = _shortest(data, at)
         except ValueError as failure:
-            raise self._damaged(str(failure), where) from failure
+            raise self._damage(str(failure), where) from failure
         if end != len(data):
-            raise self._damaged("bytes behind the place of a block", where)
+            raise self._damage("bytes behind the place of a block", where)
         return Handle(offset, nbytes)
-
-    def _check_tiles(self, handles: list[Handle]) -> None:
-        expected = 0
-        for handle in handles:
-            if handle.offset != expected:
-                raise self._damaged(f"a block at byte {handle.offset:,}", "index block", f"{expected:,}")
-            expected = handle.end
-        if expected + FOOTER_BYTES != self._source.size:
-            found = f"{self._source.size:,} bytes"
-            raise self._damaged(found, "footer", f"{expected + FOOTER_BYTES:,} for all blocks")
 
     def entries(self) -> Iterator[Entry]:
         """Yield all keys with their values, in order; every block is checked."""
@@ -119,7 +116,7 @@ class Table:
                 yield entry
                 before = entry.key
             if before is not None and before > last:
-                raise self._damaged("keys behind the one that the index states", f"block {number}")
+                raise self._damage("keys behind the one that the index states", f"block {number}")
 
     def block(self, number: int) -> Iterator[Entry]:
         """Yield the keys of one block with their values."""
@@ -145,8 +142,8 @@ class Table:
         return unmask_crc(_U32.unpack(data)[0])
 
     def _contents(self, handle: Handle, where: str) -> memoryview:
-        if self._decompressed is not None and self._decompressed[0] == handle:
-            return self._decompressed[1]  # the one before, in which the next key is looked for, too
+        if self._last_inflated is not None and self._last_inflated[0] == handle:
+            return self._last_inflated[1]  # the one before, in which the next key is looked for, too
         if handle.nbytes > MAX_READ - TRAILER_BYTES:
             found = f"a block of {handle.nbytes:,} bytes"
             raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
@@ -158,11 +155,18 @@ class Table:
             raise DamagedCheckpoint(self.path, found, where=where, code="checksum-mismatch")
         kind, body = data[handle.nbytes], memoryview(data)[: handle.nbytes]
         if kind not in (_PLAIN, _SNAPPY):
-            raise self._damaged(f"compression type {kind}", where, "0 or 1")
+            raise self._damage(f"compression type {kind}", where, "0 or 1")
         if kind == _PLAIN:
             return body
-        contents = _decompressed(body, self.path, where)
-        self._decompressed = handle, contents
+        try:
+            size = decompressed_size(body)
+            if size > MAX_READ:
+                found = f"a block of {size:,} bytes"
+                raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
+            contents = memoryview(decompress(body))
+        except ValueError as failure:
+            raise self._damage(f"a block that can't be decompressed: {failure}", where) from failure
+        self._last_inflated = handle, contents
         return contents
 
     def _entries(self, handle: Handle, where: str, before: bytes | None) -> Iterator[Entry]:
@@ -177,12 +181,12 @@ class Table:
                 added, at = _shortest(data, at)
                 length, at = _shortest(data, at)
             except ValueError as failure:
-                raise self._damaged(str(failure), where) from failure
+                raise self._damage(str(failure), where) from failure
             if shared > len(previous) or shared + added > _MAX_KEY or at + added + length > end:
-                raise self._damaged(f"an entry that doesn't fit, at byte {at:,}", where)
+                raise self._damage(f"an entry that doesn't fit, at byte {at:,}", where)
             previous = previous[:shared] + bytes(data[at : at + added])
             if key is not None and previous <= key:
-                raise self._damaged("keys out of order", where, "each greater than the one before")
+                raise self._damage("keys out of order", where, "each greater than the one before")
             at += added
             yield Entry(previous, data[at : at + length])
             at, key = at + length, previous
@@ -190,18 +194,18 @@ class Table:
     def _end_of_entries(self, data: memoryview, where: str) -> int:
         """Return where the entries of a block end and its restart points begin."""
         if len(data) < 8:
-            raise self._damaged(f"a block of {len(data)} bytes", where, "at least 8")
+            raise self._damage(f"a block of {len(data)} bytes", where, "at least 8")
         count: int = _U32.unpack_from(data, len(data) - 4)[0]
         end = len(data) - 4 - 4 * count
         if end < 0 or count == 0:
-            raise self._damaged(f"{count:,} restart points in {len(data):,} bytes", where)
+            raise self._damage(f"{count:,} restart points in {len(data):,} bytes", where)
         last = -1
         for (restart,) in _U32.iter_unpack(data[end:-4]):
             if restart <= last or (last < 0 and restart):
-                raise self._damaged("restart points out of order", where)
+                raise self._damage("restart points out of order", where)
             last = restart
         if last > end:
-            raise self._damaged("a restart point outside the entries", where)
+            raise self._damage("a restart point outside the entries", where)
         return end
 
 
@@ -216,16 +220,3 @@ def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
 def begins_with_empty_key(head: bytes) -> bool:
     """Tell whether a table with these first bytes may begin with the empty key, compressed or not."""
     return any(start[:2] == b"\0\0" for start in (head, first_bytes(head)))
-
-
-def _decompressed(body: memoryview, path: str, where: str) -> memoryview:
-    """Return a block that Snappy compressed."""
-    try:
-        size = decompressed_size(body)
-        if size > MAX_READ:
-            found = f"a block of {size:,} bytes"
-            raise LimitExceeded(path, found, expected=f"at most {MAX_READ:,}", where=where)
-        return memoryview(decompress(body))
-    except ValueError as failure:
-        found = f"a block that can't be decompressed: {failure}"
-        raise DamagedCheckpoint(path, found, where=where, code="table-damaged") from failure

@@ -26,8 +26,8 @@ class TableWriter:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._block = _Block(_RESTART_INTERVAL)
-        self._index = _Block(1)
+        self._block = _BlockBuilder(_RESTART_INTERVAL)
+        self._index = _BlockBuilder(1)
         self._last: bytes | None = None
 
     def add(self, key: bytes, value: bytes) -> None:
@@ -43,17 +43,16 @@ class TableWriter:
         """Write what a table ends with."""
         if self._block.nbytes:
             self._end_block()
-        metaindex = self._written(_Block(1))
-        index = self._written(self._index)
+        metaindex, index = self._write_block(_BlockBuilder(1)), self._write_block(self._index)
         handles = b"".join(map(encoded_varint, (*metaindex, *index)))
         self._sink.write(handles.ljust(FOOTER_BYTES - len(MAGIC), b"\0") + MAGIC)
 
     def _end_block(self) -> None:
-        handle = self._written(self._block)
+        handle = self._write_block(self._block)
         self._index.add(self._block.last, b"".join(map(encoded_varint, handle)))
-        self._block = _Block(_RESTART_INTERVAL)
+        self._block = _BlockBuilder(_RESTART_INTERVAL)
 
-    def _written(self, block: _Block) -> Handle:
+    def _write_block(self, block: _BlockBuilder) -> Handle:
         contents = block.contents()
         handle = Handle(self._sink.offset, len(contents))
         self._sink.write(contents + _PLAIN)
@@ -61,7 +60,7 @@ class TableWriter:
         return handle
 
 
-class _Block:
+class _BlockBuilder:
     """Entries in the order of their keys; each tells only in what its key differs from the one before.
 
     Every so many entries, at a restart point, a key stands whole.
@@ -86,7 +85,8 @@ class _Block:
         """Append an entry."""
         shared = 0
         if self._count % self._interval:
-            shared = _shared(self.last, key)
+            pairs = zip(self.last, key, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         elif self._count:
             self._restarts.append(len(self._entries))
         for length in (shared, len(key) - shared, len(value)):
@@ -100,9 +100,3 @@ class _Block:
         """Return the entries with the places of the restart points behind them."""
         restarts = b"".join(map(_U32.pack, (*self._restarts, len(self._restarts))))
         return bytes(self._entries) + restarts
-
-
-def _shared(one: bytes, other: bytes) -> int:
-    """Return how many bytes two keys have in common at their start."""
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -41,19 +41,24 @@ def free(nbytes: int) -> None:
     """Charge nothing."""
 
 
+def called_kind(call: Call) -> str | None:
+    """Return the kind under which what a call calls stands on the list, or None."""
+    function = call.function
+    return kind_of(function.module, function.name) if isinstance(function, Global) else None
+
+
 def fits(call: Call, state: object, charge: Charge = free) -> bool:
     """Tell whether a state may be set on what a call of a listed function makes."""
-    function = call.function
-    kind = kind_of(function.module, function.name) if isinstance(function, Global) else None
-    if kind is None or not isinstance(function, Global):
-        return True  # nobody knows it, or it was told
+    kind = called_kind(call)
+    if kind is None:
+        return True  # nobody knows it, or the call itself is a finding
     if kind in _STATELESS:
         return False
     if isinstance(state, Call | Persistent | Global):
         return False  # its attributes are another object's
-    if function == _DTYPE:
+    if call.function == _DTYPE:
         charge(_FIELD_IN_ATTRIBUTES * _cost(state))
-        return _describes(call, state)
+        return _matches_type(call, state)
     if isinstance(state, tuple) and any(map(is_open_dtype, state)):
         return False
     return has_plain_attributes(state, charge)
@@ -75,13 +80,8 @@ def _attributes(state: object) -> Iterator[object]:
     for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if isinstance(part, dict):
             yield from part
-        elif isinstance(part, Persistent) or (isinstance(part, Call) and not _is_random(part)):
+        elif isinstance(part, Persistent) or (isinstance(part, Call) and called_kind(part) != "random"):
             yield part  # what it gives may be a dictionary
-
-
-def _is_random(call: Call) -> bool:
-    function = call.function
-    return isinstance(function, Global) and kind_of(function.module, function.name) == "random"
 
 
 def _is_plain_attribute(name: object) -> bool:
@@ -92,7 +92,7 @@ def _is_plain_attribute(name: object) -> bool:
 
 # NumPy's types ------------------------------------------------------------------------------------------
 
-_SPELLED = re.compile(r"([biufcSVUOmM])(\d{1,9})")
+_NAMED_TYPE = re.compile(r"([biufcSVUOmM])(\d{1,9})")
 _USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
 """The sizes of the types of ml_dtypes, in bytes; the others take one."""
 _RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
@@ -107,7 +107,10 @@ _MAX_AXES = 64
 def is_open_dtype(node: object) -> bool:
     """Tell whether a node is a NumPy type whose state, which says what its bytes mean, is still to come."""
     return (
-        isinstance(node, Call) and node.function == _DTYPE and node.state is None and _spelled(node) is None
+        isinstance(node, Call)
+        and node.function == _DTYPE
+        and node.state is None
+        and _named_type(node) is None
     )
 
 
@@ -117,19 +120,19 @@ def fields_of(call: Call) -> object:
     return call.state[4] if is_described else None
 
 
-def _spelled(dtype: Call) -> tuple[str, int] | None:
+def _named_type(dtype: Call) -> tuple[str, int] | None:
     """Return the letter and the bytes of a type that its arguments alone describe; None of any other."""
     spec = dtype.args[0] if dtype.args else None
-    match = _SPELLED.fullmatch(spec.lstrip("<>=|")) if isinstance(spec, str) else None
+    match = _NAMED_TYPE.fullmatch(spec.lstrip("<>=|")) if isinstance(spec, str) else None
     if match is None or match[1] == "V":
         return None
     letter, count = match[1], int(match[2])
     return letter, {"U": 4 * count, "O": _POINTER_BYTES}.get(letter, count)
 
 
-def _described(dtype: Call) -> tuple[str, int] | None:
+def _type_of(dtype: Call) -> tuple[str, int] | None:
     """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
-    if (known := _spelled(dtype)) is not None:
+    if (known := _named_type(dtype)) is not None:
         return known
     spec = dtype.args[0] if dtype.args else None
     if isinstance(spec, Global):
@@ -141,9 +144,9 @@ def _described(dtype: Call) -> tuple[str, int] | None:
     return None
 
 
-def _describes(dtype: Call, state: object) -> bool:
+def _matches_type(dtype: Call, state: object) -> bool:
     """Tell whether the state of a NumPy type says what its name says: sizes, and where pointers lie."""
-    known, numbers = _described(dtype), _numbers(state)
+    known, numbers = _type_of(dtype), _size_alignment_flags(state)
     if known is None or numbers is None:
         return False
     (letter, nbytes), (size, alignment, flags) = known, numbers
@@ -158,7 +161,7 @@ def _describes(dtype: Call, state: object) -> bool:
     return flags & _POINTERS == (_POINTERS if holds_pointers else 0)
 
 
-def _numbers(state: object) -> tuple[int, int, int] | None:
+def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
     """Return size, alignment and flags in the state of a type.
 
     (version, byte order, (base, shape), names, fields, size, alignment, flags[, metadata])
@@ -176,7 +179,7 @@ Part: TypeAlias = tuple[int, int, bool]
 
 def _parts(base: object, names: object, fields: object) -> list[Part] | None:
     """Return the parts of a type; None where one makes no sense."""
-    parts = [] if base is None else [_repeated(base)]
+    parts = [] if base is None else [_subarray(base)]
     if fields is None and names:
         return None
     if fields is not None:
@@ -184,33 +187,30 @@ def _parts(base: object, names: object, fields: object) -> list[Part] | None:
             return None
         if not all(isinstance(name, str) and name in fields for name in names):
             return None
-        parts += [_field(field) for field in fields.values()]
+        for field in fields.values():
+            if not isinstance(field, tuple) or len(field) not in (2, 3) or type(field[1]) is not int:
+                return None
+            parts.append(_part(field[0], field[1]))
     return None if None in parts else [part for part in parts if part is not None]
 
 
-def _field(field: object) -> Part | None:
-    if not isinstance(field, tuple) or len(field) not in (2, 3) or type(field[1]) is not int:
-        return None
-    return _part(field[0], field[1])
-
-
-def _repeated(base: object) -> Part | None:
+def _subarray(base: object) -> Part | None:
     """Return a type of several elements as a part."""
     if not isinstance(base, tuple) or len(base) != 2:
         return None
-    found, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
-    if found is None or len(shape) > _MAX_AXES:
+    element, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
+    if element is None or len(shape) > _MAX_AXES:
         return None
     if not all(type(length) is int and 0 <= length < 1 << 31 for length in shape):
         return None
-    return 0, found[1] * math.prod(shape), found[2]
+    return 0, element[1] * math.prod(shape), element[2]
 
 
 def _part(dtype: object, offset: int = 0) -> Part | None:
     """Return a type as a part of another; its own state was judged before."""
     if not isinstance(dtype, Call) or dtype.function != _DTYPE or is_open_dtype(dtype):
         return None
-    known, numbers = _described(dtype), _numbers(dtype.state)
+    known, numbers = _type_of(dtype), _size_alignment_flags(dtype.state)
     if known is None or (numbers is None and dtype.state is not None):
         return None
     size, _, flags = numbers or (-1, -1, 0)

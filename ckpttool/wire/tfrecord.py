@@ -32,7 +32,10 @@ class Record(NamedTuple):
 
 def is_record_head(start: bytes) -> bool:
     """Tell whether a file begins as one of records does: with a length and the checksum of it."""
-    return len(start) >= _HEAD.size and _is_whole(start[:_LENGTH_BYTES], _HEAD.unpack_from(start)[1])
+    if len(start) < _HEAD.size:
+        return False
+    _, checksum = _HEAD.unpack_from(start)
+    return mask_crc(crc32c(start[:_LENGTH_BYTES])) == int(checksum)
 
 
 def records(file: BinaryIO, path: str) -> Iterator[Record]:
@@ -45,52 +48,48 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
 
     offset = 0
     while True:
-        head = _read(file, path, _HEAD.size)
+        head = _read_bytes(file, path, _HEAD.size)
         if not head:
             return
         if len(head) < _HEAD.size:
-            raise _cut(path, offset, len(head), _HEAD.size)
+            raise _truncation(path, offset, len(head), _HEAD.size)
         nbytes, checksum = _HEAD.unpack(head)
         if mask_crc(crc(head[:_LENGTH_BYTES])) != checksum:
             found = "the length of a record has another checksum"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
-        data = _read(file, path, nbytes) if nbytes <= MAX_RECORD else None
+        data = _read_bytes(file, path, nbytes) if nbytes <= MAX_RECORD else None
         if data is not None and len(data) < nbytes:
-            raise _cut(path, offset, len(data), nbytes)
-        found_sum = _sum_of(file, path, offset, nbytes) if data is None else crc(data)
-        foot = _read(file, path, _FOOT_BYTES)
+            raise _truncation(path, offset, len(data), nbytes)
+        data_crc = _streamed_crc(file, path, offset, nbytes) if data is None else crc(data)
+        foot = _read_bytes(file, path, _FOOT_BYTES)
         if len(foot) < _FOOT_BYTES:
-            raise _cut(path, offset, nbytes + len(foot), nbytes + _FOOT_BYTES)
-        if mask_crc(found_sum) != int.from_bytes(foot, "little"):
+            raise _truncation(path, offset, nbytes + len(foot), nbytes + _FOOT_BYTES)
+        if mask_crc(data_crc) != int.from_bytes(foot, "little"):
             found = "a record has another checksum than it says"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
         yield Record(offset, data)
         offset += _HEAD.size + nbytes + _FOOT_BYTES
 
 
-def _sum_of(file: BinaryIO, path: str, offset: int, nbytes: int) -> int:
+def _streamed_crc(file: BinaryIO, path: str, offset: int, nbytes: int) -> int:
     """Return the checksum of data that is too large to be kept."""
-    found, left = 0, nbytes
+    crc, left = 0, nbytes
     while left:
-        block = _read(file, path, min(left, _BLOCK))
+        block = _read_bytes(file, path, min(left, _BLOCK))
         if not block:
-            raise _cut(path, offset, nbytes - left, nbytes)
-        found, left = crc32c(block, found), left - len(block)
-    return found
+            raise _truncation(path, offset, nbytes - left, nbytes)
+        crc, left = crc32c(block, crc), left - len(block)
+    return crc
 
 
-def _read(file: BinaryIO, path: str, nbytes: int) -> bytes:
+def _read_bytes(file: BinaryIO, path: str, nbytes: int) -> bytes:
     try:
         return file.read(nbytes)
     except OSError as error:
         raise from_os_error(error, path) from error
 
 
-def _is_whole(length: bytes, checksum: int) -> bool:
-    return mask_crc(crc32c(length)) == checksum
-
-
-def _cut(path: str, offset: int, found: int, expected: int) -> Truncated:
+def _truncation(path: str, offset: int, found: int, expected: int) -> Truncated:
     return Truncated(
         path,
         f"the file ends after {found:,} bytes of a record",

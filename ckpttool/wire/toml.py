@@ -55,17 +55,29 @@ def change_strings(
     """
     tables = parse_toml(text)
     old = tables.get(key, [])
-    if not isinstance(old, list) or not all(isinstance(one, str) for one in old):
+    if not isinstance(old, list) or not all(isinstance(name, str) for name in old):
         raise ValueError(f"{key} is no list of names")
-    new = [kept for one in old if (kept := (renamed or {}).get(one, one)) is not None] + [*added]
+    new = [kept for name in old if (kept := (renamed or {}).get(name, name)) is not None] + [*added]
     if new == old:
         return text
-    found = text if key in tables else _with_key(text, key)
-    array = _array(found, key)
-    result = _changed(found, array, renamed or {}, added)
-    if parse_toml(result) != tables | {key: new}:
+    if key not in tables:
+        text = _add_key(text, key)
+    array = _find_array(text, key)
+    # From the last to the first: what stands before a string stays where it is.
+    for index in reversed(range(len(array.strings))):
+        start, end = _scan_array(text, array.start).strings[index]
+        name = _unquote(text[start:end])
+        other = (renamed or {}).get(name, name)
+        if other is None:
+            text = _remove_string(text, _scan_array(text, array.start), index)
+        elif other != name:
+            text = text[:start] + quote(other) + text[end:]
+    for name in added:
+        text = _add_string(text, _scan_array(text, array.start), quote(name))
+    # Text that was matched, not parsed, is not believed: TOML itself must say that just this list is another.
+    if parse_toml(text) != tables | {key: new}:
         raise ValueError(f"{key} is written in a way that can't be changed in its place")
-    return result
+    return text
 
 
 def quote(text: str) -> str:
@@ -76,21 +88,7 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _changed(text: str, array: _Array, renamed: Mapping[str, str | None], added: Sequence[str]) -> str:
-    for index in reversed(range(len(array.strings))):
-        start, end = _scanned(text, array.start).strings[index]
-        told = _value(text[start:end])
-        new = renamed.get(told, told)
-        if new is None:
-            text = _without(text, _scanned(text, array.start), index)
-        elif new != told:
-            text = text[:start] + quote(new) + text[end:]
-    for one in added:
-        text = _with_string(text, _scanned(text, array.start), quote(one))
-    return text
-
-
-def _without(text: str, array: _Array, index: int) -> str:
+def _remove_string(text: str, array: _Array, index: int) -> str:
     """Return the text without a string and its comma; a line that is empty then goes too."""
     start, end = array.strings[index]
     comma = array.comma_behind(index)
@@ -109,10 +107,15 @@ def _without(text: str, array: _Array, index: int) -> str:
     return text[:start] + text[end:]
 
 
-def _with_string(text: str, array: _Array, token: str) -> str:
+def _add_string(text: str, array: _Array, token: str) -> str:
     """Return the text with one more string: on a line of its own where the last one has one."""
     if not array.strings:
-        return _with_first(text, array, token)
+        at = array.start + 1
+        if text.startswith(("\n", "\r\n"), at):
+            newline = "\r\n" if text[at] == "\r" else "\n"
+            return f"{text[:at]}{newline}{_INDENT}{token},{text[at:]}"
+        separator = "," if "#" in text[at : array.end] else ""
+        return f"{text[:at]}{token}{separator}{text[at:]}"
     start, end = array.strings[-1]
     comma = array.comma_behind(len(array.strings) - 1)
     line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", end, array.end)
@@ -126,16 +129,7 @@ def _with_string(text: str, array: _Array, token: str) -> str:
     return f"{text[:end]}{separator}{text[end:tail]}{line}{text[tail:]}"
 
 
-def _with_first(text: str, array: _Array, token: str) -> str:
-    at = array.start + 1
-    if text.startswith(("\n", "\r\n"), at):
-        newline = "\r\n" if text[at] == "\r" else "\n"
-        return f"{text[:at]}{newline}{_INDENT}{token},{text[at:]}"
-    comma = "," if "#" in text[at : array.end] else ""
-    return f"{text[:at]}{token}{comma}{text[at:]}"
-
-
-def _with_key(text: str, key: str) -> str:
+def _add_key(text: str, key: str) -> str:
     """Return the text with an empty list, behind what stands before the first table."""
     newline = "\r\n" if "\r\n" in text else "\n"
     line = f"{key} = [{newline}]{newline}"
@@ -151,13 +145,13 @@ def _with_key(text: str, key: str) -> str:
     return text[:at] + line + text[at:]
 
 
-def _array(text: str, key: str) -> _Array:
+def _find_array(text: str, key: str) -> _Array:
     for start, name, _ in _statements(text):
         if name is None:
             break
         match = _ASSIGNED.match(text, start)
-        if match is not None and _value(name) == key and text[match.end()] == "[":
-            return _scanned(text, match.end())
+        if match is not None and _unquote(name) == key and text[match.end()] == "[":
+            return _scan_array(text, match.end())
     raise ValueError(f"{key} is no list of names")
 
 
@@ -202,7 +196,7 @@ def _behind_value(text: str, at: int) -> int:
     return at
 
 
-def _scanned(text: str, start: int) -> _Array:
+def _scan_array(text: str, start: int) -> _Array:
     strings: list[tuple[int, int]] = []
     commas: list[int] = []
     at = start + 1
@@ -219,7 +213,7 @@ def _scanned(text: str, start: int) -> _Array:
     return _Array(start, at + 1, tuple(strings), tuple(commas))
 
 
-def _value(token: str) -> str:
+def _unquote(token: str) -> str:
     """Return what a string token, or a key, says."""
     if token[:1] not in "\"'":
         return token
