@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -53,27 +53,24 @@ def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_prog
     """Return what reading every byte of a checkpoint comes to."""
     from ckpttool.ops.verify import verify
 
+    # A manifest counts, too, unless the checkpoint was written again since it was made.
+    manifests = [file for file in entry.contents.files if file.path.endswith(SIDECARS)]
+    is_current = any(file.mtime_ns >= entry.modified_ns for file in manifests)
+    checks = (*FULL_CHECKS, OPTIONAL) if is_current else FULL_CHECKS
     try:
         with progress(entry.name, entry.nbytes) as advance:
-            verdict = verify(entry.unit, only=_checks(entry), jobs=jobs, advance=advance)
-        special = [one for one in verdict.findings if one.code in _SPECIAL]
+            verdict = verify(entry.unit, only=checks, jobs=jobs, advance=advance)
+        special = [finding for finding in verdict.findings if finding.code in _SPECIAL]
         grave = findings_of_weights(entry, special)
     except CheckpointError as failure:
         unreadable = fault(Code.UNREADABLE, failure.reason)
         return FullRead(unreadable, is_finite=False, damage=unreadable)
     if verdict.is_valid:
         return FullRead(None, is_finite=not grave)
-    errors = [one for one in verdict.findings if one.severity is Severity.ERROR]
-    heavy = [one for one in errors if one.code != "nan" or one in grave]
+    errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
+    heavy = [finding for finding in errors if finding.code != "nan" or finding in grave]
     damage = _damage(heavy) if heavy or not errors else None
     return FullRead(_damage(errors), is_finite=not grave, damage=damage)
-
-
-def _checks(entry: Entry) -> Collection[str]:
-    """Return what is checked: a manifest, too, unless the checkpoint was written again since it was made."""
-    manifests = [file for file in entry.contents.files if file.path.endswith(SIDECARS)]
-    is_told = any(file.mtime_ns >= entry.modified_ns for file in manifests)
-    return (*FULL_CHECKS, OPTIONAL) if is_told else FULL_CHECKS
 
 
 def _damage(errors: Sequence[Finding]) -> Reason:
@@ -86,16 +83,11 @@ def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Findi
 
     An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
     """
-    found = list(findings)
-    names = _names_of_weights(entry) if found else ()
-    return [one for one in found if one.where in names]
-
-
-def _names_of_weights(entry: Entry) -> Collection[str]:
-    """Return the names of the weights, of ties the first; an average alone is weights, too."""
-    if entry.unit.format is None:
-        return ()
-    role = Role.WEIGHTS if entry.has_weights else Role.OTHER
+    findings = list(findings)
+    if not findings or entry.unit.format is None:
+        return []
+    role = Role.WEIGHTS if entry.has_weights else Role.OTHER  # an average alone is weights, too
     with entry.unit.format.open_unit(entry.unit) as checkpoint:
-        weights = [one for one in checkpoint.tensors if one.role is role and one.size > 1]
-        return {one.shares_with or one.name for one in weights}
+        weights = [tensor for tensor in checkpoint.tensors if tensor.role is role and tensor.size > 1]
+        names = {tensor.shares_with or tensor.name for tensor in weights}  # of ties the first
+    return [finding for finding in findings if finding.where in names]

@@ -36,11 +36,11 @@ def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
     It is opened and closed again; no value is read.
     """
     try:
-        found = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
+        files = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
     except OSError as error:
         failure = from_os_error(error, unit.path)
         return None if isinstance(failure, NotFound) else _unsound_entry(unit, Contents(), failure)
-    return _entry_from(unit, found, lambda: _open(unit), holds_others=holds_others)
+    return _entry_from(unit, files, lambda: _open(unit), holds_others=holds_others)
 
 
 def look_for(path: str) -> tuple[Unit | None, Entry | None]:
@@ -50,33 +50,30 @@ def look_for(path: str) -> tuple[Unit | None, Entry | None]:
     """
     directory, name = os.path.split(path)
     try:
-        found = contents(directory or os.curdir, (name,))  # before it is opened, so that a change is noticed
+        files = contents(directory or os.curdir, (name,))  # before it is opened, so that a change is noticed
     except OSError as error:
         raise from_os_error(error, path) from error
     with Probe(path) as probe:
         unit = unit_of(probe)
         if unit is None:
             return None, None
-        if unit.path == path and unit.members == (name,) and _opens_alone(unit.format):
-            return unit, _entry_from(unit, found, lambda: _open_from(probe, unit.format))
+        # Not every format opens a unit as it opens a path.
+        opens_alone = unit.format is None or type(unit.format).open_unit is Format.open_unit
+        if unit.path == path and unit.members == (name,) and opens_alone:
+            return unit, _entry_from(unit, files, lambda: _open_from(probe, unit.format))
     return unit, look_at(unit)
 
 
-def _opens_alone(format: Format | None) -> bool:
-    """Tell whether a format opens a unit as it opens a path."""
-    return format is None or type(format).open_unit is Format.open_unit
-
-
 def _entry_from(
-    unit: Unit, found: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
+    unit: Unit, files: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
 ) -> Entry | None:
     try:
         with opened() as checkpoint:
-            return _sound_entry(unit, found, checkpoint, holds_others)
+            return _sound_entry(unit, files, checkpoint, holds_others)
     except NotFound:
         return None
     except CheckpointError as failure:
-        return _unsound_entry(unit, found, failure)
+        return _unsound_entry(unit, files, failure)
 
 
 def _open(unit: Unit) -> Checkpoint:
@@ -92,15 +89,21 @@ def _open_from(probe: Probe, format: Format | None) -> Checkpoint:
     return open_probed(probe, lambda probe: format)
 
 
-def _unsound_entry(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
-    kind = _kind_of(failure, is_empty=bool(found.files) and not found.nbytes)
+def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Entry:
+    is_empty = bool(files.files) and not files.nbytes
+    if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
+        kind = Code.UNREADABLE
+    elif isinstance(failure, Truncated) or is_empty:
+        kind = Code.INCOMPLETE  # it lacks its end, and the rest may be right
+    else:
+        kind = Code.DAMAGED
     fields = parse_name(os.path.basename(unit.path))
     danger = _first_error(failure.safety) if isinstance(failure, DamagedCheckpoint) else None
     return Entry(
         path=shown(unit.path),
         unit=unit,
         format=unit.format.name if unit.format else None,
-        contents=found,
+        contents=files,
         fields=fields,
         safety=Safety.UNSAFE if danger else Safety.UNKNOWN,
         danger=danger,
@@ -109,32 +112,25 @@ def _unsound_entry(unit: Unit, found: Contents, failure: CheckpointError) -> Ent
         epoch=fields.epoch,
         step=fields.step,
         saved_at=_seconds(fields.saved_at),
-        needs=needed_paths(unit, found, None),
+        needs=needed_paths(unit, files, None),
     )
 
 
-def _kind_of(failure: CheckpointError, *, is_empty: bool) -> Code:
-    """Return what kind of fault it is; a file that was cut short lacks its end, and the rest may be right."""
-    if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
-        return Code.UNREADABLE
-    return Code.INCOMPLETE if isinstance(failure, Truncated) or is_empty else Code.DAMAGED
-
-
-def _sound_entry(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
+def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
     training = checkpoint.training
     fields = parse_name(os.path.basename(unit.path))
     inside = _counts_inside(training)
-    wrong = _structural_fault(checkpoint)
+    structural_fault = _structural_fault(checkpoint)
     return Entry(
         path=shown(unit.path),
         unit=unit,
         format=checkpoint.format,
-        contents=found,
+        contents=files,
         fields=fields,
         safety=safety_of(checkpoint.safety),
         danger=_first_error(checkpoint.safety),
         is_complete=checkpoint.complete,
-        fault=wrong,
+        fault=structural_fault,
         epoch=fields.epoch if inside[0] is None else inside[0],
         step=fields.step if inside[1] is None else inside[1],
         inside=inside,
@@ -142,30 +138,35 @@ def _sound_entry(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_othe
         loss=_own_loss(training, fields),
         metrics=training.metrics,
         logged_as=_logged_as(checkpoint),
-        signature=signature(checkpoint) if wrong is None else None,
+        signature=signature(checkpoint) if structural_fault is None else None,
         granularity=checkpoint.granularity,
         has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
         best_paths=tuple(_best_paths(checkpoint)),
         holds_others=holds_others,
-        linked_bytes=_linked_bytes(unit, found),
+        linked_bytes=_linked_bytes(unit, files),
         holds=_holds(checkpoint),
-        needs=needed_paths(unit, found, checkpoint, all=holds_others),
+        needs=needed_paths(unit, files, checkpoint, all=holds_others),
     )
+
+
+def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
+    kind = Code.DAMAGED if checkpoint.complete else Code.INCOMPLETE
+    if (error := _first_error(checkpoint.findings)) is not None:
+        return fault(kind, error)
+    return None if checkpoint.complete else fault(kind, "a part of it is missing")
 
 
 def _holds(checkpoint: Checkpoint) -> str:
     """Return in words what tells checkpoints of one name apart."""
     weights = sum(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors)
-    told = (
-        f"{counted(weights, 'tensor')} of weights" if weights else counted(len(checkpoint.tensors), "tensor")
-    )
-    return f"{checkpoint.granularity.value}, {told}, {counted(checkpoint.parameters, 'parameter')}"
+    tensors = counted(weights or len(checkpoint.tensors), "tensor") + (" of weights" if weights else "")
+    return f"{checkpoint.granularity.value}, {tensors}, {counted(checkpoint.parameters, 'parameter')}"
 
 
-def _linked_bytes(unit: Unit, found: Contents) -> int | None:
+def _linked_bytes(unit: Unit, files: Contents) -> int | None:
     """Return the bytes of a checkpoint of which parts are symlinks; None where none is."""
     directory = os.path.dirname(unit.path)
-    paths = [os.path.join(directory, file.path) for file in found.files]
+    paths = [os.path.join(directory, file.path) for file in files.files]
     if not any(map(os.path.islink, paths)):
         return None
     return sum(
@@ -205,26 +206,18 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
     Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
     ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
     """
-    told = _own_metadata(checkpoint)
-    batches: object = told
+    metadata = _own_metadata(checkpoint)
+    batches: object = metadata
     for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
         batches = batches.get(key) if isinstance(batches, Mapping) else None
-    steps, optimizers = told.get("global_step"), told.get("optimizer_states")
+    steps, optimizers = metadata.get("global_step"), metadata.get("optimizer_states")
     if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
         return None
-    return {batches: batches - 1, batches + 1: batches}.get(_quotient(steps, len(optimizers)))
-
-
-def _quotient(steps: object, optimizers: int) -> int:
-    """Return how many batches made so many steps of all optimizers, -1 where that is no whole number."""
-    return steps // optimizers if isinstance(steps, int) and steps and steps % optimizers == 0 else -1
-
-
-def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
-    kind = Code.DAMAGED if checkpoint.complete else Code.INCOMPLETE
-    if (error := _first_error(checkpoint.findings)) is not None:
-        return fault(kind, error)
-    return None if checkpoint.complete else fault(kind, "a part of it is missing")
+    if not isinstance(steps, int) or not steps or steps % len(optimizers):
+        stepped = -1
+    else:
+        stepped = steps // len(optimizers)  # batches that made steps of all optimizers
+    return {batches: batches - 1, batches + 1: batches}.get(stepped)
 
 
 def _first_error(findings: Iterable[Finding]) -> str | None:
@@ -244,8 +237,8 @@ def signature(checkpoint: Checkpoint) -> str:
     import hashlib
 
     weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
-    told = sorted(f"{tensor.path!r}{tensor.shape!r}" for tensor in weights or checkpoint.tensors)
-    text = "\n".join([checkpoint.granularity.value, *told])
+    lines = sorted(f"{tensor.path!r}{tensor.shape!r}" for tensor in weights or checkpoint.tensors)
+    text = "\n".join([checkpoint.granularity.value, *lines])
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 

@@ -16,18 +16,15 @@ _MOST_LINKS = 40
 
 
 def needed_paths(
-    unit: Unit, found: Contents, checkpoint: Checkpoint | None, *, all: bool = False
+    unit: Unit, files: Contents, checkpoint: Checkpoint | None, *, all: bool = False
 ) -> tuple[str, ...]:
     """Return the paths of what a checkpoint needs besides files of its own.
 
-    Args:
-        unit: The checkpoint.
-        found: Its own files.
-        checkpoint: The same, opened; None where it can't be.
-        all: Whether its own files count, too: since others may lie among them.
+    ``checkpoint`` is None where it can't be opened. With ``all``, its own files count, too: since others may
+    lie among them.
     """
     directory = os.path.dirname(unit.path)
-    own = {os.path.normpath(os.path.join(directory, file.path)) for file in found.files}
+    own = {os.path.normpath(os.path.join(directory, file.path)) for file in files.files}
     read = () if checkpoint is None else (file.path for file in checkpoint.files)
     foreign = (path for path in read if all or os.path.normpath(path) not in own)
     links = (path for path in own if os.path.islink(path))
@@ -38,46 +35,40 @@ def needed_paths(
 def places_on_the_way(path: str) -> Iterator[str]:
     """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
     waiting = [part for part in reversed(os.path.abspath(path).split(os.sep)) if part]
-    place, links = os.sep, 0
+    reached, links = os.sep, 0
     while waiting:
         part = waiting.pop()
         if part in (os.curdir, os.pardir):
-            place = os.path.dirname(place) if part == os.pardir else place
+            reached = os.path.dirname(reached) if part == os.pardir else reached
             continue
-        at = os.path.join(place, part)
-        target = _target(at)
-        if target is None:
-            place = at
+        current = os.path.join(reached, part)
+        try:
+            target = os.readlink(current)
+        except (OSError, ValueError):  # no link, or not there
+            reached = current
             continue
-        yield at
+        yield current
         links += 1
         if links > _MOST_LINKS:
             return
         if os.path.isabs(target):
-            place = os.sep
+            reached = os.sep
         waiting += [part for part in reversed(target.split(os.sep)) if part]
-    yield place
-
-
-def _target(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except (OSError, ValueError):  # no link, or not there
-        return None
+    yield reached
 
 
 def all_places(paths: Iterable[str]) -> set[str]:
     """Return all places that paths lead to or over; what lies in one directory is looked up together."""
-    found: set[str] = set()
-    known: dict[str, str] = {}
+    places: set[str] = set()
+    real: dict[str, str] = {}
     for path in paths:
         above, name = os.path.split(path)
-        if above not in known:
-            *links, known[above] = places_on_the_way(above or os.curdir)
-            found.update(links)
-        at = os.path.join(known[above], name)
-        found.update(places_on_the_way(at) if os.path.islink(at) else (at,))
-    return found
+        if above not in real:
+            *links, real[above] = places_on_the_way(above or os.curdir)
+            places.update(links)
+        place = os.path.join(real[above], name)
+        places.update(places_on_the_way(place) if os.path.islink(place) else (place,))
+    return places
 
 
 def named_above(root: str) -> dict[str, str]:

@@ -22,20 +22,15 @@ from ckpttool.series.paths import shown
 
 GroupBy = Literal["parent", "prefix", "format", "none"]
 
-
 Kind = tuple[str | None, str | None]
 """Format and signature; of these, what the checkpoints of a series share."""
-
 
 CONTRADICTION_SECONDS = 60
 """Copies made in one go have times within moments of one another; a restarted run has not."""
 
-
 Criterion = Callable[[Entry], Any]
 
-
 _INSIDE: tuple[Criterion, ...] = (lambda entry: entry.inside[0], lambda entry: entry.inside[1])
-
 
 _NAMED: tuple[Criterion, ...] = (
     lambda entry: entry.fields.epoch,
@@ -43,21 +38,16 @@ _NAMED: tuple[Criterion, ...] = (
     lambda entry: entry.fields.number,
 )
 
-
 COUNTS: tuple[Criterion, ...] = (*_INSIDE, *_NAMED)
 """Epoch and step inside, then epoch, step and number of the name."""
-
 
 CRITERIA: tuple[Criterion, ...] = (*COUNTS, lambda entry: entry.saved_at)
 """The counts, and the time inside."""
 
-
 _EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
-
 
 AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
 """Averages of weights are for use; a training goes on from the weights themselves."""
-
 
 Rank = tuple[int, bool, bool]
 
@@ -83,44 +73,35 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
             and the name once its fields are blanked), ``format`` (and directory), or nothing. Only the last
             spans directories: what lies in several may be several runs.
     """
-    named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
-    homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
+    by_pattern: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
+    kinds_of_name: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
-    found = read_number_pairs(list(entries))
-    for entry in take_directory_counts(found, everywhere=by == "none"):
+    paired = read_number_pairs(list(entries))
+    for entry in take_directory_counts(paired, everywhere=by == "none"):
         if entry.is_sound:
             kind = (entry.format if by is None else None, entry.signature)
-            named[_place(entry, by)].setdefault(kind, []).append(entry)
-            homes[entry.directory, entry.fields.blank].add(kind)
+            by_pattern[_pattern(entry, by)].setdefault(kind, []).append(entry)
+            kinds_of_name[entry.directory, entry.fields.blank].add(kind)
         else:
             unsound.append(entry)
     for entry in unsound:
-        kinds = named[_place(entry, by)]
-        alike = homes[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()
-        only = next(iter(alike)) if len(alike) == 1 else (entry.format, None)
+        kinds = by_pattern[_pattern(entry, by)]
+        candidates = kinds_of_name[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()
+        only = next(iter(candidates)) if len(candidates) == 1 else (entry.format, None)
         kinds.setdefault(only, []).append(entry)
-    groups = [
-        one
-        for place, kinds in named.items()
-        for key, found in _key_kinds(place, list(kinds.values()))
-        for one in _groups_of_runs(key, found, by)
-    ]
-    return tuple(sorted(groups, key=lambda one: one.key))
+    groups: list[Group] = []
+    for pattern, kinds in by_pattern.items():
+        for series, members in _key_kinds(pattern, list(kinds.values())):
+            runs = split_into_runs(members) if by is None else [members]
+            for run in runs:
+                begun = min(entry.fields.saved_at or "" for entry in run)
+                key = f"{series}@{begun}" if len(runs) > 1 else series
+                ordered, warnings = order_entries([replace(entry, group=key) for entry in run])
+                groups.append(Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings)))
+    return tuple(sorted(groups, key=lambda group: group.key))
 
 
-def _groups_of_runs(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
-    runs = split_into_runs(entries) if by is None else [entries]
-    for run in runs:
-        begun = min(entry.fields.saved_at or "" for entry in run)
-        yield _ordered_group(f"{key}@{begun}" if len(runs) > 1 else key, run)
-
-
-def _ordered_group(key: str, entries: list[Entry]) -> Group:
-    ordered, warnings = order_entries([replace(entry, group=key) for entry in entries])
-    return Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings))
-
-
-def _place(entry: Entry, by: GroupBy | None) -> str:
+def _pattern(entry: Entry, by: GroupBy | None) -> str:
     """Return what checkpoints of one series have in common, but for the tensors, as people read it."""
     if by == "none":
         return "all checkpoints"
@@ -129,26 +110,26 @@ def _place(entry: Entry, by: GroupBy | None) -> str:
     if by == "parent":
         return shown(os.path.join(entry.directory, "*"))
     if by == "format":
-        told = f"format {entry.format}" if entry.format else "no known format"
-        return f"{shown(os.path.join(entry.directory, '*'))} ({told})"
+        format = f"format {entry.format}" if entry.format else "no known format"
+        return f"{shown(os.path.join(entry.directory, '*'))} ({format})"
     return shown(os.path.join(entry.directory, entry.fields.blank))
 
 
-def _key_kinds(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+def _key_kinds(pattern: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
     if len(kinds) == 1:
-        yield path, kinds[0]
+        yield pattern, kinds[0]
         return
-    formats = [{entry.format for entry in found} for found in kinds]
-    is_told = len(set().union(*formats)) > 1 and all(len(one) == 1 for one in formats)
-    named: dict[str, list[list[Entry]]] = defaultdict(list)
-    for found in sorted(kinds, key=lambda found: min(entry.path for entry in found)):
-        first = found[0]
+    formats = [{entry.format for entry in kind} for kind in kinds]
+    says_format = len(set().union(*formats)) > 1 and all(len(names) == 1 for names in formats)
+    by_words: dict[str, list[list[Entry]]] = defaultdict(list)
+    for kind in sorted(kinds, key=lambda kind: min(entry.path for entry in kind)):
+        first = kind[0]
         holds = first.holds if first.is_sound else "damaged"
-        named[_join_words(first.format if is_told else None, holds)].append(found)
-    for words, alike in named.items():
-        for number, found in enumerate(alike, 1):
-            yield f"{path} ({_join_words(words, f'kind {number}' if len(alike) > 1 else None)})", found
+        by_words[_join_words(first.format if says_format else None, holds)].append(kind)
+    for words, same in by_words.items():
+        for number, kind in enumerate(same, 1):
+            yield f"{pattern} ({_join_words(words, f'kind {number}' if len(same) > 1 else None)})", kind
 
 
 def _join_words(*words: str | None) -> str:
@@ -160,10 +141,10 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
     sound = [entry for entry in entries if entry.is_sound]
     unsound = [entry for entry in entries if not entry.is_sound] if sound else []
     known = sound or list(entries)
-    found = decision(known)
-    warnings = list(found.warnings)
-    ordered = sorted_by(known, found.criteria)
-    if len(set(positions(known, found.criteria))) < len(known):
+    decided = decision(known)
+    warnings = list(decided.warnings)
+    ordered = sorted_by(known, decided.criteria)
+    if len(set(positions(known, decided.criteria))) < len(known):
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
@@ -180,50 +161,43 @@ def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 
     None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
     """
-    found = set(positions(entries, had_by_all(entries, COUNTS)))
-    if len(found) < len(entries) or not all(entry.is_sound for entry in entries):
+    counts = set(positions(entries, had_by_all(entries, COUNTS)))
+    if len(counts) < len(entries) or not all(entry.is_sound for entry in entries):
         return None
     return order_entries(entries)[0]
 
 
 def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
-    behind: dict[str | None, list[Entry]] = defaultdict(list)
-    places = {entry.path: _named_place(entry) for entry in unsound}
-    last_before = _last_before(sound)
-    for entry in sorted(unsound, key=lambda one: (places[one.path] or (), one.modified_ns, one.path)):
-        behind[last_before(places[entry.path])].append(entry)
-    yield from behind[None]
+    """Yield sound checkpoints in their order, each followed by the unsound ones whose names come after it.
+
+    Where nobody can tell, they follow the newest.
+    """
+    first: dict[Any, str] = {}
+    for entry in sound:
+        first.setdefault(_named_position(entry), entry.path)
+    known = [] if None in first else sorted(first)
+    named = {entry.path: _named_position(entry) for entry in unsound}
+    followers: dict[str | None, list[Entry]] = defaultdict(list)
+    for entry in sorted(unsound, key=lambda entry: (named[entry.path] or (), entry.modified_ns, entry.path)):
+        position = named[entry.path]
+        if position is None or None in first:
+            followers[sound[-1].path].append(entry)
+        else:
+            count = bisect_right(known, position)
+            followers[first[known[count - 1]] if count else None].append(entry)
+    yield from followers[None]
     for entry in sound:
         yield entry
-        yield from behind[entry.path]
+        yield from followers[entry.path]
 
 
-def _named_place(entry: Entry) -> tuple[object, ...] | None:
-    """Return the place that a name gives in its series, or None where it gives none."""
+def _named_position(entry: Entry) -> tuple[Any, ...] | None:
+    """Return the position that a name gives in its series, or None where it gives none."""
     fields = entry.fields
     *numbers, saved_at = fields.epoch, fields.step, fields.number, fields.saved_at
     if saved_at is None and all(number is None for number in numbers):
         return None
     return (*(-1 if number is None else number for number in numbers), saved_at or "")
-
-
-def _last_before(sound: Sequence[Entry]) -> Callable[[Any], str | None]:
-    """Return what finds the path of the sound one that a place follows: the newest where nobody can tell."""
-    first: dict[Any, str] = {}
-    for entry in sound:
-        first.setdefault(_named_place(entry), entry.path)
-    if None in first:
-        return lambda place: sound[-1].path
-    places = sorted(first)
-
-    def found(place: Any) -> str | None:
-        if place is None:
-            return sound[-1].path
-        count = bisect_right(places, place)
-        return first[places[count - 1]] if count else None
-
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,17 +269,15 @@ def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]
     Only in a series of one name do they count the same, and only after some words do they count saves.
     """
     named = had_by_all(entries, _NAMED)
-    if not named or not any(one in _INSIDE for one in criteria) or not _count_alike(entries):
+    if not named or not any(criterion in _INSIDE for criterion in criteria):
+        return []
+    has_one_name = len({entry.fields.blank for entry in entries}) == 1
+    if not has_one_name or not all(entry.fields.is_ordinal for entry in entries):
         return []
     rows = sorted(zip(positions(entries, named), positions(entries, criteria), strict=True))
-    is_told_apart = all(one[0] < two[0] for one, two in pairwise(rows))
+    tells_apart = all(one[0] < two[0] for one, two in pairwise(rows))
     is_same = all(one[1] <= two[1] for one, two in pairwise(rows))
-    return named if is_told_apart and not is_same else []
-
-
-def _count_alike(entries: Sequence[Entry]) -> bool:
-    blanks = {entry.fields.blank for entry in entries}
-    return len(blanks) == 1 and all(entry.fields.is_ordinal for entry in entries)
+    return named if tells_apart and not is_same else []
 
 
 def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
@@ -345,47 +317,47 @@ def is_flat(entries: Sequence[Entry]) -> bool:
 
 def had_by_all(entries: Sequence[Entry], criteria: Sequence[Criterion] = CRITERIA) -> list[Criterion]:
     """Return the criteria that all checkpoints have."""
-    return [one for one in criteria if all(one(entry) is not None for entry in entries)]
+    return [criterion for criterion in criteria if all(criterion(entry) is not None for entry in entries)]
 
 
 def positions(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[tuple[Any, ...]]:
-    """Return the places of checkpoints by some criteria."""
-    return [tuple(one(entry) for one in criteria) for entry in entries]
+    """Return the positions of checkpoints by some criteria."""
+    return [tuple(criterion(entry) for criterion in criteria) for entry in entries]
 
 
 def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Entry]:
     """Return checkpoints from the oldest to the newest by some criteria, and by their files' times."""
 
-    def place(entry: Entry) -> tuple[Any, ...]:
-        return (*(one(entry) for one in criteria), entry.modified_ns, entry.unit.path)
+    def position(entry: Entry) -> tuple[Any, ...]:
+        return (*(criterion(entry) for criterion in criteria), entry.modified_ns, entry.unit.path)
 
-    return sorted(entries, key=place)
+    return sorted(entries, key=position)
 
 
 def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
     """Yield what is newest by a count that didn't decide, and by which: epoch, step, name, what is inside."""
-    found = decision(entries)
+    decided = decision(entries)
     others: list[tuple[Sequence[Criterion], str]] = []
-    if found.counts is not None:
-        others += [(found.counts, "epoch"), (found.counts[::-1], "step")]
-    if found.named:
-        others += [(found.named, "its name"), (found.usual, "what is inside")]
-    told = {sorted_by(entries, found.criteria)[-1].path} if others else set()
+    if decided.counts is not None:
+        others += [(decided.counts, "epoch"), (decided.counts[::-1], "step")]
+    if decided.named:
+        others += [(decided.named, "its name"), (decided.usual, "what is inside")]
+    seen = {sorted_by(entries, decided.criteria)[-1].path} if others else set()
     for criteria, name in others:
         newest = sorted_by(entries, criteria)[-1]
-        if newest.path not in told:
-            told.add(newest.path)
+        if newest.path not in seen:
+            seen.add(newest.path)
             yield newest, name
 
 
 def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
     """Return what may be the newest of a series: by its order, by time, or by another count."""
-    found = [entries[-1]]
+    newest = [entries[-1]]
     if not is_flat(entries):
-        found.append(max(entries, key=lambda entry: entry.modified_ns))
+        newest.append(max(entries, key=lambda entry: entry.modified_ns))
     sound = [entry for entry in entries if entry.is_sound]
-    found += [entry for entry, _ in newest_otherwise(sound)] if sound else []
-    return list({entry.path: entry for entry in found}.values())
+    newest += [entry for entry, _ in newest_otherwise(sound)] if sound else []
+    return list({entry.path: entry for entry in newest}.values())
 
 
 def written_last(entries: Sequence[Entry]) -> list[Entry]:
@@ -411,14 +383,19 @@ def newest_first(
     Each costs a look at the newest of all series, so whoever takes the first that will do asks for no more.
     """
     for tier in tiers(groups):
-        yield from _merge_newest([list(filter(is_meant, one.entries)) for one in tier])
+        waiting = [list(filter(is_meant, group.entries)) for group in tier]
+        while waiting := [series for series in waiting if series]:
+            ordered, _ = order_entries([series[-1] for series in waiting])
+            newest = ordered[-1]
+            yield newest
+            next(series for series in waiting if series[-1] is newest).pop()
 
 
 def tiers(groups: Iterable[Group]) -> list[list[Group]]:
     """Return series in the order in which one would resume from them; those of one tier compete."""
     ranked: dict[Rank, list[Group]] = {}
-    for one in groups:
-        ranked.setdefault(_rank(one), []).append(one)
+    for group in groups:
+        ranked.setdefault(_rank(group), []).append(group)
     return [ranked[rank] for rank in sorted(ranked)]
 
 
@@ -435,11 +412,3 @@ def _rank(group: Group) -> Rank:
     else:
         level = 2 if newest.granularity is Granularity.PARTIAL else 3
     return level, is_uncounted, bool(AVERAGED.search(newest.name))
-
-
-def _merge_newest(waiting: list[list[Entry]]) -> Iterator[Entry]:
-    while waiting := [one for one in waiting if one]:
-        ordered, _ = order_entries([one[-1] for one in waiting])
-        newest = ordered[-1]
-        yield newest
-        next(one for one in waiting if one[-1] is newest).pop()

@@ -18,29 +18,24 @@ _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 
 
 def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
-    """Return checkpoints; those whose names match a glob are of one series, whatever else their names say."""
-    return [_apply_series_glob(entry, globs) for entry in keep_run_settings(entries)]
-
-
-def _apply_series_glob(entry: Entry, globs: Globs) -> Entry:
-    """Return a checkpoint in the series of the first glob that matches it.
+    """Return checkpoints; those whose names match a glob are of one series, whatever else their names say.
 
     A name without a wildcard, ``model.pt``, is that of one in each of several directories beside each other.
     """
-    glob = next((last_name(glob) for glob in globs.of(entry.path)), None)
-    if glob is None:
-        return entry
-    is_in_each = glob == entry.name
-    series = os.path.join(os.path.dirname(entry.directory), "*", glob) if is_in_each else None
-    return replace(entry, fields=_named_series_fields(entry, glob), series=series)
-
-
-def _named_series_fields(entry: Entry, glob: str) -> NameFields:
-    fields = entry.fields
-    numbers = [one for one in _NUMBERS.findall(os.path.splitext(entry.name)[0]) if one.isdigit()]
-    is_placed = any(place is not None for place in fields.position)
-    number = fields.number if is_placed or not numbers else int(numbers[-1])
-    return replace(fields, blank=glob, number=number)
+    applied: list[Entry] = []
+    for entry in keep_run_settings(entries):
+        glob = next((last_name(glob) for glob in globs.of(entry.path)), None)
+        if glob is not None:
+            fields = entry.fields
+            stem = os.path.splitext(entry.name)[0]
+            numbers = [number for number in _NUMBERS.findall(stem) if number.isdigit()]
+            has_position = any(value is not None for value in fields.position)
+            number = fields.number if has_position or not numbers else int(numbers[-1])
+            is_in_each = glob == entry.name
+            series = os.path.join(os.path.dirname(entry.directory), "*", glob) if is_in_each else None
+            entry = replace(entry, fields=replace(fields, blank=glob, number=number), series=series)
+        applied.append(entry)
+    return applied
 
 
 def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
@@ -49,26 +44,30 @@ def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     It does where each of its values has several checkpoints, and two have the same epoch and step:
     ``llama_acc2_epoch_1.pth`` and ``llama_acc4_epoch_1.pth``. A run that has just begun may have one.
     """
-    named: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
-        if any(place is not None for place in entry.fields.position):
-            named[entry.directory, entry.fields.blank].append(entry)
-    settings = {place: told for place, alike in named.items() if (told := _settings(alike))}
-    places = ((entry, (entry.directory, entry.fields.blank)) for entry in entries)
-    return [
-        _keep_settings_in_blank(entry, settings[place]) if place in settings else entry
-        for entry, place in places
-    ]
+        if any(value is not None for value in entry.fields.position):
+            by_name[entry.directory, entry.fields.blank].append(entry)
+    settings_of_name = {name: _settings(same) for name, same in by_name.items()}
+    kept: list[Entry] = []
+    for entry in entries:
+        if settings := settings_of_name.get((entry.directory, entry.fields.blank)):
+            first, *rest = entry.fields.blank.split("*")
+            texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
+            blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
+            entry = replace(entry, fields=replace(entry.fields, blank=blank))
+        kept.append(entry)
+    return kept
 
 
-def _settings(alike: Sequence[Entry]) -> Collection[int]:
+def _settings(same: Sequence[Entry]) -> Collection[int]:
     """Return which of the fields in names of one form, neither epoch nor step, are settings.
 
     Where no two have the same epoch and step, only what comes before these is one: a metric follows them.
     """
-    positions = [entry.fields.position for entry in alike]
-    texts = [_field_texts(entry) for entry in alike]
-    if len({len(one) for one in texts}) > 1:
+    positions = [entry.fields.position for entry in same]
+    texts = [_field_texts(entry) for entry in same]
+    if len({len(fields) for fields in texts}) > 1:
         return ()
     counts = [list(column) for column in zip(*positions, strict=True)]
     columns = [[_number(text) for text in column] for column in zip(*texts, strict=True)]
@@ -101,13 +100,6 @@ def _field_texts(entry: Entry) -> tuple[str, ...]:
     return match.groups() if match else ()
 
 
-def _keep_settings_in_blank(entry: Entry, settings: Collection[int]) -> Entry:
-    first, *rest = entry.fields.blank.split("*")
-    texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
-    blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
-    return replace(entry, fields=replace(entry.fields, blank=blank))
-
-
 def has_run_setting(entry: Entry) -> bool:
     """Tell whether a setting in its name stays there, which would look like a metric without other runs."""
     return entry.fields.blank.count("*") < parse_name(entry.name).blank.count("*")
@@ -120,37 +112,38 @@ def has_run_setting_after_count(entry: Entry) -> bool:
 
 def take_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
     """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs."""
-    named: dict[str, list[Entry]] = defaultdict(list)
+    uncounted: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        if (everywhere or entry.series is not None) and all(one is None for one in entry.fields.position):
-            named[entry.fields.blank if everywhere else entry.series or ""].append(entry)
-    told = {path: fields for alike in named.values() for path, fields in _directory_fields(alike).items()}
-    return [
-        _replace_fields(
-            entry, replace(entry.fields, epoch=fields.epoch, step=fields.step, number=fields.number)
-        )
-        if fields
-        else entry
-        for entry, fields in ((entry, told.get(entry.path)) for entry in entries)
-    ]
+        is_asked_for = everywhere or entry.series is not None
+        if is_asked_for and all(value is None for value in entry.fields.position):
+            uncounted[entry.fields.blank if everywhere else entry.series or ""].append(entry)
+    counted = {
+        path: fields for same in uncounted.values() for path, fields in _directory_fields(same).items()
+    }
+    taken: list[Entry] = []
+    for entry in entries:
+        if (counts := counted.get(entry.path)) is not None:
+            fields = replace(entry.fields, epoch=counts.epoch, step=counts.step, number=counts.number)
+            entry = _replace_fields(entry, fields)
+        taken.append(entry)
+    return taken
 
 
-def _directory_fields(alike: Sequence[Entry]) -> dict[str, NameFields]:
+def _directory_fields(same: Sequence[Entry]) -> dict[str, NameFields]:
     """Return what the only part in which directories differ says, by the checkpoint's path."""
-    parts = [entry.directory.split(os.sep) for entry in alike]
-    if len({len(one) for one in parts}) != 1:
+    parts = [entry.directory.split(os.sep) for entry in same]
+    if len({len(names) for names in parts}) != 1:
         return {}
     differing = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
     if len(differing) != 1:
         return {}
     fields = [parse_name(name) for name in differing[0]]
-    is_told = all(
-        entry.series is not None for entry in alike
-    )  # that numbers which may be trials' count saves
-    places = {(one.epoch, one.step, one.number if is_told else None) for one in fields}
-    if len({one.blank for one in fields}) > 1 or (None, None, None) in places or len(places) < len(alike):
+    # Bare numbers may be trials' numbers, unless somebody says that these are one series.
+    is_declared = all(entry.series is not None for entry in same)
+    counts = {(one.epoch, one.step, one.number if is_declared else None) for one in fields}
+    if len({one.blank for one in fields}) > 1 or (None, None, None) in counts or len(counts) < len(same):
         return {}
-    return {entry.path: one for entry, one in zip(alike, fields, strict=True)}
+    return {entry.path: one for entry, one in zip(same, fields, strict=True)}
 
 
 def read_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
@@ -159,19 +152,19 @@ def read_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
     A pair is one where both numbers grow together; otherwise the first may be a fold.
     """
     pairs = {entry.path: fields for entry in entries if (fields := pair_fields(entry.name)) is not None}
-    places: dict[tuple[str, str], list[NameFields]] = defaultdict(list)
+    by_name: dict[tuple[str, str], list[NameFields]] = defaultdict(list)
     for entry in entries:
         if fields := pairs.get(entry.path):
-            places[entry.directory, fields.blank].append(fields)
-    grown = {place for place, found in places.items() if _grow_together(found)}
+            by_name[entry.directory, fields.blank].append(fields)
+    growing = {name for name, same in by_name.items() if _grow_together(same)}
     return [
-        _replace_fields(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
+        _replace_fields(entry, fields) if fields and (entry.directory, fields.blank) in growing else entry
         for entry, fields in ((entry, pairs.get(entry.path)) for entry in entries)
     ]
 
 
-def _grow_together(found: Sequence[NameFields]) -> bool:
-    numbers = sorted((fields.epoch or 0, fields.step or 0) for fields in found)
+def _grow_together(pairs: Sequence[NameFields]) -> bool:
+    numbers = sorted((fields.epoch or 0, fields.step or 0) for fields in pairs)
     steps = [step for _, step in numbers]
     is_growing = len(steps) > 1 and all(one < two for one, two in pairwise(steps))
     return is_growing and all(epoch < step for epoch, step in numbers)
@@ -192,7 +185,7 @@ def split_into_runs(entries: list[Entry]) -> list[list[Entry]]:
 
     ``2026-01-01_e1``, ``…_e2`` and ``2026-01-02_e1`` are two runs; ``2026-01-02_e3`` would go on.
     """
-    dated = [entry for entry in entries if entry.fields.saved_at and _position(entry) != _NO_COUNT]
+    dated = [entry for entry in entries if entry.fields.saved_at and _position(entry) != (-1, -1)]
     if len(dated) < len(entries):
         return [entries]
     ordered = sorted(dated, key=lambda entry: (entry.fields.saved_at or "", _position(entry)))
@@ -203,9 +196,6 @@ def split_into_runs(entries: list[Entry]) -> list[list[Entry]]:
             runs.append([])
         runs[-1].append(entry)
     return runs
-
-
-_NO_COUNT = (-1, -1)
 
 
 def _position(entry: Entry) -> tuple[float, float]:

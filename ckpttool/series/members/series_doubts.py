@@ -13,132 +13,52 @@ from itertools import pairwise
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.step_directory import own_count_inside
-from ckpttool.series.files import Fingerprint
-from ckpttool.series.members.entry import Entry, Number
+from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, has_order
 from ckpttool.series.members.runs import has_run_setting, has_run_setting_after_count
 from ckpttool.wire.source import open_regular
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 
-
 PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
-
 
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
 
-
 YEARS = "its numbers could be years: nothing inside says that they count saves"
-
 
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
 
-
 EQUALLY_LONG = "all were trained equally long: could be different models"
-
 
 UNORDERED = "no number in its names, nor in it, tells which is older"
 
-
 WITNESS = "tells its run from others"
-
 
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
 
-
 _YEARS = range(1990, 2101)
 
-
 _CHUNK = 1 << 20
-
 
 _SAMPLES, _SAMPLE = 8, 64
 
 
-def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield, for each series that has copies of one checkpoint, which two are the same: rules count both.
-
-    Of what has one name and one size a few samples are read, and of two with the same samples as much as is
-    alike.
-    """
-    for one in groups:
-        if (pair := _first_copies(one)) is not None:
-            first, second = pair
-            yield f"{one.key}: {first.path} and {second.path} hold the same bytes; copies count twice"
-
-
-def _first_copies(group: Group) -> tuple[Entry, Entry] | None:
-    alike: dict[tuple[str, int], list[Entry]] = defaultdict(list)
-    for entry in group.entries:
-        if entry.is_sound:
-            alike[entry.name, entry.nbytes].append(entry)
-    for found in alike.values():
-        for same in _alike_in_samples(found) if len({entry.directory for entry in found}) > 1 else ():
-            for one, other in pairwise(same):
-                if one.directory != other.directory and _are_equal(one, other):
-                    return one, other
-    return None
-
-
-def _alike_in_samples(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Yield checkpoints that can't be told apart by a few bytes of their largest files."""
-    found: dict[bytes, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        largest = max(entry.contents.files, key=lambda file: (file.size, file.path), default=None)
-        if largest is not None and (sample := _samples(entry, largest)) is not None:
-            found[sample].append(entry)
-    yield from found.values()
-
-
-def _samples(entry: Entry, file: Fingerprint) -> bytes | None:
-    try:
-        with open_regular(os.path.join(entry.directory, file.path)) as stream:
-            taken = []
-            for part in range(_SAMPLES):
-                stream.seek(file.size * part // _SAMPLES)
-                taken.append(stream.read(_SAMPLE))
-            return b"".join(taken)
-    except OSError:
-        return None
-
-
-def _are_equal(one: Entry, other: Entry) -> bool:
-    files, others = ({file.path: file for file in entry.contents.files} for entry in (one, other))
-    if files.keys() != others.keys() or any(file.size != others[path].size for path, file in files.items()):
-        return False
-    return all(
-        _same_bytes(os.path.join(one.directory, path), os.path.join(other.directory, path)) for path in files
-    )
-
-
-def _same_bytes(one: str, other: str) -> bool:
-    """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
-    try:
-        with open_regular(one) as first, open_regular(other) as second:
-            while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
-                if not chunk:
-                    return True
-    except OSError:
-        return False
-    return False
-
-
-def doubt_of(group: Group, told: Collection[str] = ()) -> str | None:
+def doubt_of(group: Group, declared: Collection[str] = ()) -> str | None:
     """Return why a series may be none, or None where it is one."""
-    if (why := _runs_doubt(group.entries, told)) is not None:
+    if (why := _runs_doubt(group.entries, declared)) is not None:
         return why
     parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in group.entries:
         parts[entry.directory, entry.fields.blank].append(entry)
-    doubts = (_doubt(entries, told) for entries in parts.values())
+    doubts = (_doubt(entries, declared) for entries in parts.values())
     why = next((why for why in doubts if why is not None), None)
-    return why if why is not None or len(parts) == 1 else _merged_doubt(group.entries, told)
+    return why if why is not None or len(parts) == 1 else _merged_doubt(group.entries, declared)
 
 
-def _runs_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+def _runs_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     """Return why directories that are called like saves may be runs of their own."""
     for entry in entries if len(entries) > 1 else ():
-        if entry.fields.blank in told or not entry.is_step_directory:
+        if entry.fields.blank in declared or not entry.is_step_directory:
             continue
         files = (os.path.relpath(file.path, entry.name) for file in entry.contents.files)
         if (name := own_count_inside(entry.name, files)) is not None:
@@ -146,13 +66,13 @@ def _runs_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
     return None
 
 
-def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     """Return why names, or directories, that somebody makes one series of may be none."""
     sound = [entry for entry in entries if entry.is_sound]
     if len(sound) > 1 and not has_order(sound):
         return UNORDERED
-    is_told = all(entry.fields.blank in told for entry in entries)
-    return None if is_told or not _counts_stand_still(sound) else EQUALLY_LONG
+    is_declared = all(entry.fields.blank in declared for entry in entries)
+    return None if is_declared or not _counts_stand_still(sound) else EQUALLY_LONG
 
 
 def _counts_stand_still(sound: Sequence[Entry]) -> bool:
@@ -161,16 +81,18 @@ def _counts_stand_still(sound: Sequence[Entry]) -> bool:
     return len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
 
 
-def _doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     sound = [entry for entry in entries if entry.is_sound]
     fields = entries[0].fields
     if len(entries) < 2 or not sound:
         return None
     if not any(value is not None for value in fields.position):
         return METRICS_ALONE if fields.blank != entries[0].name else None
-    if fields.blank in told:
+    if fields.blank in declared:
         return None if _is_ordered(entries, sound) else UNORDERED
-    if fields.number is None or is_counted(sound) or _are_serials(entries):
+    # Paddle Fluid's serials count its saves.
+    are_serials = all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
+    if fields.number is None or is_counted(sound) or are_serials:
         return None
     if all(entry.is_step_directory for entry in entries):
         return CONTRADICTED if _contradicts(sound) else None
@@ -207,19 +129,11 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
     """
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
     columns = zip(*(entry.inside for entry in ordered), strict=True)
-    counts = [
-        told for told in ([one for one in column if one is not None] for column in columns) if len(told) > 1
-    ]
-    return bool(counts) and not any(map(_grows, counts))
-
-
-def _grows(told: Sequence[Number]) -> bool:
-    return told[0] < told[-1] and all(one <= two for one, two in pairwise(told))
-
-
-def _are_serials(entries: Sequence[Entry]) -> bool:
-    """Tell whether the numbers are those that Paddle Fluid counts its saves with."""
-    return all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
+    known = [[count for count in column if count is not None] for column in columns]
+    counts = [column for column in known if len(column) > 1]
+    return bool(counts) and not any(
+        column[0] < column[-1] and all(one <= two for one, two in pairwise(column)) for column in counts
+    )
 
 
 def _could_be_parts(entries: Sequence[Entry]) -> bool:
@@ -231,13 +145,13 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
     return is_at_once and sorted(entry.fields.number or 0 for entry in entries) == list(range(len(entries)))
 
 
-def witnesses(group: Group, told: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
+def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
     """Return the two newest intact ones of a run that only a setting in its names tells from others.
 
     One alone would look like a save of another run, with the setting for a metric. Where the setting comes
     behind the epoch, the oldest is one, too: other runs have one of the same epoch.
     """
-    if any(entry.fields.blank in told or not has_run_setting(entry) for entry in group.entries):
+    if any(entry.fields.blank in declared or not has_run_setting(entry) for entry in group.entries):
         return []
     intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
     return intact[-2:] + [entry for entry in intact[:1] if has_run_setting_after_count(entry)]
@@ -250,3 +164,71 @@ def untrained_entries(group: Group) -> list[Entry]:
     if len(counts) > 1 and (None, None) not in counts:
         return []
     return [entry for entry in sound if entry.granularity is Granularity.LIGHTWEIGHT]
+
+
+def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield, for each series that has copies of one checkpoint, which two are the same: rules count both.
+
+    Of what has one name and one size a few samples are read, and of two with the same samples as much as is
+    alike.
+    """
+    for group in groups:
+        if (pair := _first_copies(group)) is not None:
+            first, second = pair
+            yield f"{group.key}: {first.path} and {second.path} hold the same bytes; copies count twice"
+
+
+def _first_copies(group: Group) -> tuple[Entry, Entry] | None:
+    by_name: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+    for entry in group.entries:
+        if entry.is_sound:
+            by_name[entry.name, entry.nbytes].append(entry)
+    for same_name in by_name.values():
+        if len({entry.directory for entry in same_name}) < 2:
+            continue
+        by_samples: dict[bytes, list[Entry]] = defaultdict(list)
+        for entry in same_name:
+            if (samples := _samples(entry)) is not None:
+                by_samples[samples].append(entry)
+        for same in by_samples.values():
+            for one, other in pairwise(same):
+                if one.directory != other.directory and _are_equal(one, other):
+                    return one, other
+    return None
+
+
+def _samples(entry: Entry) -> bytes | None:
+    """Return a few bytes of a checkpoint's largest file."""
+    file = max(entry.contents.files, key=lambda file: (file.size, file.path), default=None)
+    if file is None:
+        return None
+    try:
+        with open_regular(os.path.join(entry.directory, file.path)) as stream:
+            samples = []
+            for part in range(_SAMPLES):
+                stream.seek(file.size * part // _SAMPLES)
+                samples.append(stream.read(_SAMPLE))
+            return b"".join(samples)
+    except OSError:
+        return None
+
+
+def _are_equal(one: Entry, other: Entry) -> bool:
+    files, others = ({file.path: file for file in entry.contents.files} for entry in (one, other))
+    if files.keys() != others.keys() or any(file.size != others[path].size for path, file in files.items()):
+        return False
+    return all(
+        _same_bytes(os.path.join(one.directory, path), os.path.join(other.directory, path)) for path in files
+    )
+
+
+def _same_bytes(one: str, other: str) -> bool:
+    """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
+    try:
+        with open_regular(one) as first, open_regular(other) as second:
+            while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
+                if not chunk:
+                    return True
+    except OSError:
+        return False
+    return False

@@ -50,9 +50,9 @@ def _keepers(planned: Sequence[tuple[int, GroupPlan]]) -> Mapping[Position, list
     return keepers
 
 
-def doubts_of(groups: Sequence[Group], loaded: Collection[str] = ()) -> dict[str, str]:
+def doubts_of(groups: Sequence[Group], declared: Collection[str] = ()) -> dict[str, str]:
     """Return why series may be none, by their keys; what goes with one that counts saves counts them, too."""
-    doubts = {group.key: why for group in groups if (why := doubt_of(group, loaded)) is not None}
+    doubts = {group.key: why for group in groups if (why := doubt_of(group, declared)) is not None}
     uncounted = {key for key, why in doubts.items() if why == NOT_COUNTED}
     for members, family in _families([group.entries for group in groups]) if uncounted else ():
         counting = [groups[number] for number in family if groups[number].key not in doubts]
