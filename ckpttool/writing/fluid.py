@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
@@ -44,7 +43,7 @@ from ckpttool.wire.lodtensor import (
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer, fold_name
 from ckpttool.writing.shards import Files
 from ckpttool.writing.sidecar import sidecar_of
 
@@ -74,10 +73,10 @@ class Fluid(Writer):
     shape = "directory"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        found = [*variables(content)]
-        if not any(variable.directory == MODEL for variable in found):
+        of_content = [*variables(content)]
+        if not any(variable.directory == MODEL for variable in of_content):
             yield "there is no tensor in it, and a Fluid checkpoint has variables"
-        yield from _file_refusals(found, slashes=_was_fluid(content))
+        yield from _file_refusals(of_content, slashes=_was_fluid(content))
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         number = content.metadata.get("serial") if _was_fluid(content) else None
@@ -85,13 +84,20 @@ class Fluid(Writer):
         serial = f"checkpoint_{number if is_number else 0}"
         files = Files(target)
         for variable in variables(content):
-            _write_variable(files.create(f"{serial}/{variable.place}"), variable)
+            sink, values, rows = files.create(f"{serial}/{variable.place}"), variable.values, variable.rows
+            if rows is None:
+                sink.write(lod_tensor_header(values.dtype, values.shape, variable.levels))
+            else:
+                sink.write(rows_header(rows.size))
+                sink.put(rows)
+                sink.write(values_header(variable.height, values.dtype, values.shape))
+            sink.put(values)
         for trainer, arguments in _trainers(content).items():
             for name, value in arguments.items():
                 files.create(f"{serial}/trainer_{trainer}/{name}").write(str(value).encode())
             _write_marker(files.create(f"{serial}/trainer_{trainer}/{MARKER}"))
-        if (entry := _entry(content)) is not None:
-            files.create(f"{serial}/{ENTRY}").write(entry)
+        if (sidecar := _sidecar(content)) is not None:
+            files.create(f"{serial}/{ENTRY}").write(sidecar)
         _write_marker(files.create(f"{serial}/{MODEL}/{MARKER}"))
 
 
@@ -127,17 +133,6 @@ class FluidVariable(NamedTuple):
         return (self.values,) if self.directory == TABLES[0] else ()
 
 
-def _write_variable(sink: Sink, variable: FluidVariable) -> None:
-    values, rows = variable.values, variable.rows
-    if rows is None:
-        sink.write(lod_tensor_header(values.dtype, values.shape, variable.levels))
-    else:
-        sink.write(rows_header(rows.size))
-        sink.put(rows)
-        sink.write(values_header(variable.height, values.dtype, values.shape))
-    sink.put(values)
-
-
 def _write_marker(sink: Sink) -> None:
     """Write the marker of a finished save: the time of it, as Paddle does."""
     sink.write(time.ctime().encode())
@@ -151,8 +146,8 @@ def _was_fluid(content: Content) -> bool:
     return any(name in arguments for arguments in trainers.values() for name in COUNTERS)
 
 
-def _entry(content: Content) -> bytes | None:
-    """Return the entry, if the files don't tell all of the content by themselves."""
+def _sidecar(content: Content) -> bytes | None:
+    """Return the sidecar, if the files don't hold all of the content by themselves."""
     rest = content
     if _was_fluid(content) and _source_trainers(content) is not None:
         placed = {tensor.path for variable in variables(content) for tensor in variable.placed_tensors}
@@ -167,8 +162,8 @@ def _entry(content: Content) -> bytes | None:
             },
             training=TrainingState(),
         )
-    entry = sidecar_of(rest)
-    return sidecar_of(content) if entry is not None and rest is not content else entry
+    sidecar = sidecar_of(rest)
+    return sidecar_of(content) if sidecar is not None and rest is not content else sidecar
 
 
 # Variables ------------------------------------------------------------------------------------------
@@ -176,10 +171,20 @@ def _entry(content: Content) -> bytes | None:
 
 def variables(content: Content) -> Iterator[FluidVariable]:
     """Yield the variables that the tensors of some content become; rows and their values are one."""
-    sparse = dict(_sparse(content))
-    of_rows = {rows.path for rows, _ in sparse.values()}
+    heights = heights_of(content.native)
+    by_path = {tensor.path: tensor for tensor in content.owned} if heights else {}
+    sparse: dict[Path, tuple[Tensor, int]] = {}
+    for path, values in by_path.items():
+        rows, stem = by_path.get((*path[:-1], "rows")), path[:-1]
+        height = heights.get(".".join(map(str, stem)))
+        if path[-1:] != ("values",) or not stem or rows is None or height is None:
+            continue
+        is_of_rows = rows.dtype.name == "int64" and len(rows.shape) == 1
+        if is_of_rows and values.shape and values.shape[0] >= rows.size:
+            sparse[path] = rows, height
+    paths_of_rows = {rows.path for rows, _ in sparse.values()}
     for tensor in content.owned:
-        if tensor.path in of_rows:
+        if tensor.path in paths_of_rows:
             continue
         if tensor.path in sparse:
             rows, height = sparse[tensor.path]
@@ -189,20 +194,6 @@ def variables(content: Content) -> Iterator[FluidVariable]:
         else:
             levels = content.native.get(LEVELS + tensor.name, NO_LEVELS)
             yield FluidVariable(MODEL, tensor.name, tensor, levels=levels)
-
-
-def _sparse(content: Content) -> Iterator[tuple[Path, tuple[Tensor, int]]]:
-    """Yield the rows and the height of each SelectedRows in the content, by the path of its values."""
-    heights = heights_of(content.native)
-    by_path = {tensor.path: tensor for tensor in content.owned} if heights else {}
-    for path, values in by_path.items():
-        rows, stem = by_path.get((*path[:-1], "rows")), path[:-1]
-        height = heights.get(".".join(map(str, stem)))
-        if path[-1:] != ("values",) or not stem or rows is None or height is None:
-            continue
-        is_of_rows = rows.dtype.name == "int64" and len(rows.shape) == 1
-        if is_of_rows and values.shape and values.shape[0] >= rows.size:
-            yield path, (rows, height)
 
 
 def _directory_and_name(stem: Path) -> tuple[str, str]:
@@ -226,14 +217,14 @@ def _file_refusals(wanted: Iterable[FluidVariable], *, slashes: bool) -> Iterato
     for variable in wanted:
         name = variable.values.name
         parts = variable.name.split("/") if slashes else [variable.name]
-        if why := next(filter(None, map(_name_refusal, parts)), None) or _paddle_refusal(variable):
+        if why := next(filter(None, map(_name_refusal, parts)), None) or _variable_refusal(variable):
             yield f"{name}: {why} (use --map)"
             continue
-        if (other := files.setdefault(_casefolded(variable.place), variable)) is not variable:
+        if (other := files.setdefault(fold_name(variable.place), variable)) is not variable:
             yield f"{name}: some file systems take its name for that of {other.name} (use --map)"
         for count in range(1, len(parts)):
-            directories[_casefolded(f"{variable.directory}/{'/'.join(parts[:count])}")] = variable
-        if not _are_levels(variable):
+            directories[fold_name(f"{variable.directory}/{'/'.join(parts[:count])}")] = variable
+        if not _are_readable_levels(variable):
             yield f"{name}: what is told of its sequences is nothing that Paddle reads"
         if variable.directory == MODEL and variable.rows is None:
             shapes[variable.name] = variable.values.shape
@@ -262,7 +253,7 @@ def _name_refusal(name: str) -> str | None:
     return "a file of this name is hidden, and no variable" if name.startswith(".") else None
 
 
-def _paddle_refusal(variable: FluidVariable) -> str | None:
+def _variable_refusal(variable: FluidVariable) -> str | None:
     """Return why Paddle, or a reader, would skip a variable, or None."""
     if variable.name == MARKER:
         return "Paddle has its marker under this name"
@@ -270,26 +261,21 @@ def _paddle_refusal(variable: FluidVariable) -> str | None:
         return f"its name has more than {MAX_SLASHES} slashes"
     if len(variable.values.shape) > MAX_AXES:
         return f"{len(variable.values.shape)} axes, and at most {MAX_AXES} are read"
-    found = next((part for part in _SKIPPED if part in variable.name), None)
-    return f"Paddle neither saves nor loads a variable with {found!r} in its name" if found else None
+    skipped = next((part for part in _SKIPPED if part in variable.name), None)
+    return f"Paddle neither saves nor loads a variable with {skipped!r} in its name" if skipped else None
 
 
-def _are_levels(variable: FluidVariable) -> bool:
-    """Return whether the sequences of a variable are read again as they were told."""
+def _are_readable_levels(variable: FluidVariable) -> bool:
+    """Return whether the sequences of a variable are read again as they were stored."""
     values, levels = variable.values, variable.levels
     if levels == NO_LEVELS or values.dtype.name not in NUMBERS:
         return True
     header = Buffer("", lod_tensor_header(values.dtype, values.shape, levels))
     try:
-        found = read_lod_tensor(header)
-        return found.offset == header.size and lod_bytes(header, found) == levels
+        stored = read_lod_tensor(header)
+        return stored.offset == header.size and lod_bytes(header, stored) == levels
     except CheckpointError:
         return False
-
-
-def _casefolded(place: str) -> str:
-    """Return what is equal of names that are one to a file system that ignores case."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", place).casefold())
 
 
 # Progress -------------------------------------------------------------------------------------------
@@ -299,15 +285,18 @@ def _trainers(content: Content) -> Trainers:
     """Return what each trainer of a Fluid checkpoint kept; of others, what is known of their progress."""
     if _was_fluid(content) and (trainers := _source_trainers(content)) is not None:
         return trainers
-    state = _progress(content)
-    counts = zip(COUNTERS, (state.epoch, state.step), strict=True)
+    state = content.training
+    if state == TrainingState():  # what the keys and scalar tensors say
+        known = _plain_values(content.tree, _DEEPEST) if content.tree is not None else content.metadata
+        scalars = {tensor.path: lazy_scalar(tensor) for tensor in content.tensors if tensor.size == 1}
+        state = training_state(known if isinstance(known, dict) else dict(content.metadata), scalars)
     # A trainer's file has an integer: a fraction of an epoch, an infinity or a NaN is none.
-    known = {
+    counts = {
         name: int(value)
-        for name, value in counts
+        for name, value in zip(COUNTERS, (state.epoch, state.step), strict=True)
         if value is not None and -_LIMIT < value < _LIMIT and value == int(value)
     }
-    return {"0": known} if known else {}
+    return {"0": counts} if counts else {}
 
 
 def _source_trainers(content: Content) -> Trainers | None:
@@ -318,36 +307,27 @@ def _source_trainers(content: Content) -> Trainers | None:
     for number, arguments in trainers.items():
         if not TRAINER.fullmatch(f"trainer_{number}") or not isinstance(arguments, Mapping):
             return None
-        if any(not _is_argument(name, value) for name, value in arguments.items()):
-            return None
+        for name, value in arguments.items():
+            if not isinstance(name, str) or _name_refusal(name) or name == MARKER:
+                return None
+            try:
+                if isinstance(value, str):
+                    is_writable = value == value.strip() and len(value.encode()) <= MAX_ARGUMENT
+                else:
+                    is_writable = type(value) is int and -_LIMIT < value < _LIMIT
+            except UnicodeEncodeError:
+                return None
+            if not is_writable:
+                return None
     return trainers
 
 
-def _is_argument(name: object, value: object) -> bool:
-    is_name = isinstance(name, str) and not _name_refusal(name) and name != MARKER
-    if not isinstance(value, str):
-        return is_name and type(value) is int and -_LIMIT < value < _LIMIT
-    try:
-        return is_name and value == value.strip() and len(value.encode()) <= MAX_ARGUMENT
-    except UnicodeEncodeError:
-        return False
-
-
-def _progress(content: Content) -> TrainingState:
-    """Return epoch, step and the like: what the source said, or else what its keys and scalar tensors say."""
-    if content.training != TrainingState():
-        return content.training
-    known = _plain(content.tree, _DEEPEST) if content.tree is not None else content.metadata
-    scalars = {tensor.path: lazy_scalar(tensor) for tensor in content.tensors if tensor.size == 1}
-    return training_state(known if isinstance(known, dict) else dict(content.metadata), scalars)
-
-
-def _plain(node: object, depth: int) -> object:
+def _plain_values(node: object, depth: int) -> object:
     """Return the plain values below a node of a tree, None for anything else."""
     if isinstance(node, str | int | float):
         return node
     if isinstance(node, dict) and depth:
-        return {key: _plain(value, depth - 1) for key, value in node.items() if isinstance(key, str)}
+        return {key: _plain_values(value, depth - 1) for key, value in node.items() if isinstance(key, str)}
     if isinstance(node, list | tuple) and depth:
-        return [_plain(value, depth - 1) for value in node]
+        return [_plain_values(value, depth - 1) for value in node]
     return None

@@ -8,7 +8,6 @@ Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,7 +15,7 @@ from typing import ClassVar
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.keras.layout import Groups, top_of
+from ckpttool.formats.keras.layout import top_of
 from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import is_told_by_name
@@ -24,7 +23,7 @@ from ckpttool.wire.hdf5_writer import Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.writing.hdf5 import hdf5_plan, path_refusals
-from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.writing.interface import Content, WriteOptions, Writer, fold_name
 from ckpttool.writing.keras_config import (
     archive_config,
     archive_metadata,
@@ -32,7 +31,7 @@ from ckpttool.writing.keras_config import (
     attribute_metadata,
     has_model,
 )
-from ckpttool.writing.keras_places import Places, listed_places, numbered_places
+from ckpttool.writing.keras_places import Attributes, Places, listed_places, numbered_places
 from ckpttool.writing.sidecar import sidecar_of
 
 _CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
@@ -82,32 +81,32 @@ class Keras(_KerasWriter):
             return
         places = numbered_places(content)
         yield from places.problems or path_refusals(places.paths, content.tensors)
-        yield from _asset_refusals(content.native)
+        for name, why in _faulty_assets(content.native):
+            yield f"the file {name[:100]!r} of the model: {why}"
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
+        config, metadata = archive_config(content.native), archive_metadata(content.native)
+        assets = _assets(content.native)
+        model = object_of(config)
         places = numbered_places(content)
-        own = _archive_content(content.native)
-        places.config = own.metadata["model_config"]
+        places.config = model
         self._paths = places.reader_paths(content.tensors)
         archive = NumpyZip(target.create())
-        archive.add(_METADATA_RECORD, own.native[METADATA])
-        archive.add(_CONFIG_RECORD, own.native[CONFIG])
+        archive.add(_METADATA_RECORD, metadata)
+        archive.add(_CONFIG_RECORD, config)
         weights = draw(keras_plan(content, places))
         archive.assemble(_WEIGHTS, weights.size, weights.stream_summed)
-        for name, data in _assets(content.native).items():
+        for name, data in assets.items():
             archive.add(name, data)
-        entry = _entry(content, self._paths, own)
-        if entry is not None:
-            archive.add(ENTRY, entry)
+        held = NativeContent(
+            {**object_of(metadata), "model_config": model},
+            {METADATA: metadata, CONFIG: config, **{ASSET + name: data for name, data in assets.items()}},
+        )
+        sidecar = _sidecar(content, self._paths, held)
+        if sidecar is not None:
+            archive.add(ENTRY, sidecar)
         archive.finish()
         archive.seal()
-
-
-def _archive_content(native: Mapping[str, bytes]) -> NativeContent:
-    config, metadata = archive_config(native), archive_metadata(native)
-    beside = {ASSET + name: data for name, data in _assets(native).items()}
-    told = {**object_of(metadata), "model_config": object_of(config)}
-    return NativeContent(told, {METADATA: metadata, CONFIG: config, **beside})
 
 
 # Files beside a model -------------------------------------------------------------------------------
@@ -118,20 +117,20 @@ def _assets(native: Mapping[str, bytes]) -> dict[str, bytes]:
     return {key.removeprefix(ASSET): data for key, data in native.items() if key.startswith(ASSET)}
 
 
-def _asset_refusals(native: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield why files can't lie beside a model, a sentence each: what unpacks them trusts their names."""
+def _faulty_assets(native: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Yield the files that can't lie beside a model, and why: what unpacks them trusts their names."""
     taken: dict[str, str] = {}
     for name in _assets(native):
         if why := _asset_name_refusal(name):
-            yield f"the file {name[:100]!r} of the model: {why}"
-        elif (other := taken.setdefault(_folded(name), name)) != name:
-            yield f"the file {name[:100]!r} of the model: some file systems take its name for {other[:100]!r}"
+            yield name, why
+        elif (other := taken.setdefault(fold_name(name), name)) != name:
+            yield name, f"some file systems take its name for {other[:100]!r}"
     for folded, name in taken.items():
         parts = folded.split("/")
-        above = ("/".join(parts[:at]) for at in range(1, len(parts)))
+        above = ("/".join(parts[:count]) for count in range(1, len(parts)))
         file = next((taken[directory] for directory in above if directory in taken), None)
         if file is not None:
-            yield f"the file {name[:100]!r} of the model: {file[:100]!r} is a file and no directory"
+            yield name, f"{file[:100]!r} is a file and no directory"
 
 
 def _asset_name_refusal(name: str) -> str | None:
@@ -147,10 +146,6 @@ def _asset_name_refusal(name: str) -> str | None:
     return f"its name has {nbytes:,} bytes, and at most {MAX_NAME:,} fit" if nbytes > MAX_NAME else None
 
 
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
-
 # HDF5 -----------------------------------------------------------------------------------------------
 
 
@@ -160,34 +155,39 @@ class KerasH5(_KerasWriter):
     name: ClassVar[str] = "keras-h5"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        if not _is_weights(options) and not has_model(content.native):
+        is_model = not _is_weights(options)
+        if is_model and not has_model(content.native):
             yield _NO_ARCHITECTURE
             return
         places = _places_by_name(content, options)
         yield from places.problems or path_refusals(places.paths, content.tensors)
-        if not _is_weights(options):
-            yield from _model_refusals(content)
+        if not is_model:
+            return
+        for tensor in content.tensors:
+            if tensor.dtype.name == "bfloat16":
+                yield f"{tensor.name}: Keras reads no bfloat16 out of an .h5 (.keras holds it, --dtype casts)"
+        for key in content.native:
+            if key.startswith(ASSET):
+                yield f"{key.removeprefix(ASSET)}: an .h5 has no place for a file of the model (.keras has)"
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         places = _places_by_name(content, options)
         self._paths = places.reader_paths(content.tensors)
         plan = keras_plan(content, places)
         if not _is_weights(options):
-            _add_model_attributes(plan, content)
-        entry = _entry(content, self._paths, _h5_content(plan.groups))
-        if entry is not None:
-            plan.texts[(ENTRY,)] = entry
+            metadata = attribute_metadata(content.native)
+            plan.groups[()] = {**plan.groups.get((), {}), **metadata, **attribute_configs(content.native)}
+            if top := top_of(plan.groups):
+                plan.groups[top] = {**metadata, **plan.groups[top]}
+        attributes: Attributes = {**plan.groups.get((), {}), **plan.groups.get(("model_weights",), {})}
+        skipped = ("layer_names", *CONFIGS)
+        metadata = {key: value for key, value in attributes.items() if not key.startswith(skipped)}
+        configs = {key: object_of(attributes[key].encode()) for key in CONFIGS if key in attributes}
+        held = NativeContent({**metadata, **configs}, h5_native(plan.groups, ()))
+        sidecar = _sidecar(content, self._paths, held)
+        if sidecar is not None:
+            plan.texts[(ENTRY,)] = sidecar
         draw(plan).stream(target.create())
-
-
-def _model_refusals(content: Content) -> Iterator[str]:
-    """Yield what Keras can't read out of an ``.h5`` with lists."""
-    for tensor in content.tensors:
-        if tensor.dtype.name == "bfloat16":
-            yield f"{tensor.name}: Keras reads no bfloat16 out of an .h5 (.keras holds it, --dtype casts)"
-    for key in content.native:
-        if key.startswith(ASSET):
-            yield f"{key.removeprefix(ASSET)}: an .h5 has no place for a file of the model (.keras has)"
 
 
 def _is_weights(options: WriteOptions) -> bool:
@@ -196,22 +196,6 @@ def _is_weights(options: WriteOptions) -> bool:
 
 def _places_by_name(content: Content, options: WriteOptions) -> Places:
     return numbered_places(content) if _is_weights(options) else listed_places(content)
-
-
-def _add_model_attributes(plan: Plan, content: Content) -> None:
-    """Add the configuration of the model to a file with its weights."""
-    metadata = attribute_metadata(content.native)
-    plan.groups[()] = {**plan.groups.get((), {}), **metadata, **attribute_configs(content.native)}
-    top = top_of(plan.groups)
-    if top:
-        plan.groups[top] = {**metadata, **plan.groups[top]}
-
-
-def _h5_content(groups: Groups) -> NativeContent:
-    told = {**groups.get((), {}), **groups.get(("model_weights",), {})}
-    metadata = {key: told[key] for key in told if not key.startswith(("layer_names", *CONFIGS))}
-    configs = {key: object_of(told[key].encode()) for key in CONFIGS if key in told}
-    return NativeContent({**metadata, **configs}, h5_native(groups, ()))
 
 
 def keras_plan(content: Content, places: Places) -> Plan:
@@ -237,52 +221,45 @@ class NativeContent:
     native: Mapping[str, bytes]
 
 
-def _entry(content: Content, paths: Mapping[str, Path], own: NativeContent) -> bytes | None:
-    """Return the entry, or None if the file holds everything; an entry that is there has the training, too.
+def _sidecar(content: Content, paths: Mapping[str, Path], held: NativeContent) -> bytes | None:
+    """Return the sidecar, or None if the file holds everything; one that is there has the training, too.
 
     Args:
         content: What is written.
         paths: The path under which the file's reader knows each tensor, by its name in the content.
-        own: What the file holds without it.
+        held: What the file holds without it.
     """
     native = {
-        key: value for key, value in content.native.items() if key != STORED and own.native.get(key) != value
+        key: value for key, value in content.native.items() if key != STORED and held.native.get(key) != value
     }
-    is_said = STORED in content.native and all(
-        _is_told_natively(key, content, own) for key in content.metadata
-    )
-    metadata = {} if is_said else content.metadata
-    is_known = content.training == TrainingState() or (is_said and not is_told_by_name(content.training))
+    is_native = STORED in content.native
+    for key, value in content.metadata.items() if is_native else ():
+        if key == RECORDS and isinstance(value, Mapping):
+            is_native &= all(ASSET + name in held.native for name in value)
+        else:
+            is_native &= key in held.metadata and held.metadata[key] == value
+    metadata = {} if is_native else content.metadata
+    is_known = content.training == TrainingState() or (is_native and not is_told_by_name(content.training))
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
     is_known = is_known and not content.conventions
     if not native and not metadata and is_known and content.tree is None and not is_tied:
         return None
-    return sidecar_of(_with_paths(replace(content, native=native, metadata=metadata), paths))
+    return sidecar_of(_move_tensors(replace(content, native=native, metadata=metadata), paths))
 
 
-def _is_told_natively(key: str, content: Content, own: NativeContent) -> bool:
-    """Return whether a file says in its own way what the metadata have under a key."""
-    value = content.metadata[key]
-    if key == RECORDS and isinstance(value, Mapping):
-        return all(ASSET + name in own.native for name in value)
-    return key in own.metadata and own.metadata[key] == value
-
-
-def _with_paths(content: Content, paths: Mapping[str, Path]) -> Content:
+def _move_tensors(content: Content, paths: Mapping[str, Path]) -> Content:
     """Return a content whose tensors have the paths under which a reader will know them."""
     from ckpttool.formats.content.tree import replace_tensors
 
     names = {name: ".".join(map(str, path)) for name, path in paths.items()}
-    changed = {
-        id(one): replace(
-            one,
-            path=paths.get(one.name, one.path),
-            shares_with=names.get(one.shares_with, one.shares_with) if one.shares_with else None,
+    moved = {
+        id(tensor): replace(
+            tensor,
+            path=paths.get(tensor.name, tensor.path),
+            shares_with=names.get(tensor.shares_with, tensor.shares_with) if tensor.shares_with else None,
         )
-        for one in content.tensors
+        for tensor in content.tensors
     }
-    tree = None if content.tree is None else replace_tensors(content.tree, changed)
+    tree = None if content.tree is None else replace_tensors(content.tree, moved)
     layers = {names.get(name, name): kind for name, kind in content.layers.items()}
-    return replace(
-        content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree, layers=layers
-    )
+    return replace(content, tensors=tuple(moved.values()), tree=tree, layers=layers)

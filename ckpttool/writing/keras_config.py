@@ -98,18 +98,22 @@ def is_keras2(native: Mapping[str, bytes]) -> bool:
 def archive_config(native: Mapping[str, bytes]) -> bytes:
     """Return ``config.json``; ``has_model`` is true."""
     text = native[CONFIG]
-    told = object_of(text)
-    if _is_of_archive(told):
+    model = object_of(text)
+    if _is_of_archive(model):
         return text
     if is_from_2 := is_keras2(native):
-        told = as_keras_3(told)
-    name = told["class_name"]
+        model = as_keras_3(model)
+    name = model["class_name"]
     module = _MODELS.get(name)
-    config: dict[str, Any] = {"module": module, "class_name": name, "config": told.get("config")}
+    config: dict[str, Any] = {"module": module, "class_name": name, "config": model.get("config")}
     config["registered_name"] = name if module != "keras" else None
     training = object_of(native.get(TRAINING_CONFIG, b""))
     if training and not is_from_2:
-        config[_COMPILE] = _compile_config(training)
+        compiled = {"optimizer": _add_modules(training.get(_OPTIMIZER), "keras.optimizers")}
+        for key, value in training.items():
+            if key != _OPTIMIZER:
+                compiled[key] = _add_modules(value, _MODULES.get(key))
+        config[_COMPILE] = compiled
     return json.dumps(config).encode()
 
 
@@ -121,36 +125,25 @@ def archive_metadata(native: Mapping[str, bytes]) -> bytes:
     return text if text is not None else b"{}"
 
 
-def _is_of_archive(told: Mapping[str, Any]) -> bool:
-    return "module" in told or "registered_name" in told
+def _is_of_archive(model: Mapping[str, Any]) -> bool:
+    return "module" in model or "registered_name" in model
 
 
-def _compile_config(training: Mapping[str, Any]) -> dict[str, Any]:
-    told = {
-        key: _with_modules(value, _MODULES.get(key)) for key, value in training.items() if key != _OPTIMIZER
-    }
-    optimizer = training.get(_OPTIMIZER)
-    return {"optimizer": _with_modules(optimizer, "keras.optimizers"), **told}
-
-
-def _with_modules(value: Any, module: str | None) -> Any:
+def _add_modules(value: Any, module: str | None) -> Any:
     """Return a configuration of objects with the module of each class."""
     if module is None:
         return value
     if isinstance(value, list):
-        return [_with_modules(one, module) for one in value]
+        return [_add_modules(item, module) for item in value]
     if not isinstance(value, dict):
         return value
     if isinstance(value.get("class_name"), str) and "module" not in value:
-        is_own = ">" not in value["class_name"]
-        found = {
-            "module": module if is_own else None,
-            "registered_name": None if is_own else value["class_name"],
-        }
-        return {**value, **found}
+        if ">" in value["class_name"]:  # somebody else's
+            return {**value, "module": None, "registered_name": value["class_name"]}
+        return {**value, "module": module, "registered_name": None}
     if "class_name" in value:
         return value
-    return {key: _with_modules(one, module) for key, one in value.items()}
+    return {key: _add_modules(item, module) for key, item in value.items()}
 
 
 # As .h5 has it --------------------------------------------------------------------------------------
@@ -159,37 +152,29 @@ def _with_modules(value: Any, module: str | None) -> Any:
 def attribute_configs(native: Mapping[str, bytes]) -> dict[str, str]:
     """Return the attributes of an ``.h5`` that describe the model; ``has_model`` is true."""
     text = native[CONFIG]
-    told = object_of(text)
-    found = {"model_config": text.decode("utf-8", "surrogateescape")}
+    model = object_of(text)
+    attributes = {"model_config": text.decode("utf-8", "surrogateescape")}
     training = native.get(TRAINING_CONFIG)
     if training is not None and object_of(training):
-        found["training_config"] = training.decode("utf-8", "surrogateescape")
-    if _is_of_archive(told):
-        model = {
-            "class_name": told.get("registered_name") or told["class_name"],
-            "config": told.get("config"),
-        }
-        found["model_config"] = json.dumps(model)
-        compiled = told.get(_COMPILE)
-        if training is None and isinstance(compiled, dict) and isinstance(compiled.get("optimizer"), dict):
-            found["training_config"] = json.dumps(_training_config(compiled))
-    return found
+        attributes["training_config"] = training.decode("utf-8", "surrogateescape")
+    if _is_of_archive(model):
+        kind = model.get("registered_name") or model["class_name"]
+        attributes["model_config"] = json.dumps({"class_name": kind, "config": model.get("config")})
+        compiled = model.get(_COMPILE)
+        optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
+        if training is None and isinstance(compiled, dict) and isinstance(optimizer, dict):
+            kind = optimizer.get("registered_name") or optimizer.get("class_name")
+            training_config = {key: value for key, value in compiled.items() if key != "optimizer"}
+            training_config[_OPTIMIZER] = {"class_name": kind, "config": optimizer.get("config")}
+            attributes["training_config"] = json.dumps(training_config)
+    return attributes
 
 
 def attribute_metadata(native: Mapping[str, bytes]) -> dict[str, str]:
     """Return the attributes of an ``.h5`` that name the version of Keras and its backend."""
-    told = object_of(native.get(METADATA, b""))
-    known = {key: told[key] for key in ("keras_version", "backend") if isinstance(told.get(key), str)}
-    return {key: value for key, value in known.items() if attribute_fault(key, value) is None}
-
-
-def _training_config(compiled: Mapping[str, Any]) -> dict[str, Any]:
-    optimizer = compiled.get("optimizer")
-    told = {key: value for key, value in compiled.items() if key != "optimizer"}
-    if isinstance(optimizer, dict):
-        kind = optimizer.get("registered_name") or optimizer.get("class_name")
-        optimizer = {"class_name": kind, "config": optimizer.get("config")}
-    return {**told, _OPTIMIZER: optimizer}
+    metadata = object_of(native.get(METADATA, b""))
+    texts = {key: metadata[key] for key in ("keras_version", "backend") if isinstance(metadata.get(key), str)}
+    return {key: value for key, value in texts.items() if attribute_fault(key, value) is None}
 
 
 # Keras 2 as Keras 3 reads it ------------------------------------------------------------------------
@@ -202,86 +187,74 @@ def as_keras_3(model: Mapping[str, Any]) -> dict[str, Any]:
     kind = _KERAS_3_MODELS.get(str(model.get("class_name")))
     if kind is None or not isinstance(config, Mapping) or not isinstance(layers, list):
         raise KerasRefusal("its layers are not listed as Keras 3 lists them")
-    found = {**config, "layers": [_keras_3_layer(node) for node in layers]}
-    inner = {_layer_name(node) for node in found["layers"] if node["class_name"] == "Sequential"}
+    translated = {**config, "layers": [_keras_3_layer(node) for node in layers]}
+    inner = {_layer_name(node) for node in translated["layers"] if node["class_name"] == "Sequential"}
     for side in ("input_layers", "output_layers"):
         if isinstance(calls := config.get(side), list):
             is_one = bool(calls) and isinstance(calls[0], str)
-            found[side] = _renumbered_calls([calls], inner)[0] if is_one else _renumbered_calls(calls, inner)
-    for node in found["layers"]:
+            translated[side] = _renumber([calls], inner)[0] if is_one else _renumber(calls, inner)
+    for node in translated["layers"]:
         if "inbound_nodes" in node:
-            node["inbound_nodes"] = [_renumbered_calls(call, inner) for call in node["inbound_nodes"]]
-    return {"class_name": kind, "config": found}
+            node["inbound_nodes"] = [_renumber(call, inner) for call in node["inbound_nodes"]]
+    return {"class_name": kind, "config": translated}
 
 
 def _keras_3_layer(node: Any) -> dict[str, Any]:
     if not isinstance(node, Mapping) or not isinstance(config := node.get("config"), Mapping):
         raise KerasRefusal("a layer is not described")
     kind = str(node.get("class_name"))
-    beside = {key: node[key] for key in ("name", "inbound_nodes") if key in node}
-    if not all(map(_is_plain_call, beside.get("inbound_nodes") or ())):
-        raise KerasRefusal(f"layer {_layer_name(node)!r} ({kind}) is called with more than its inputs")
+    wiring = {key: node[key] for key in ("name", "inbound_nodes") if key in node}
+    for call in wiring.get("inbound_nodes") or ():
+        is_plain = isinstance(call, list) and all(
+            isinstance(one, list)
+            and len(one) in (3, 4)
+            and all(isinstance(value, (bool, type(None))) for value in (one[3] if one[3:] else {}).values())
+            for one in call
+        )
+        if not is_plain:
+            raise KerasRefusal(f"layer {_layer_name(node)!r} ({kind}) is called with more than its inputs")
     if kind in _KERAS_3_MODELS:
-        return {**as_keras_3(node), **beside}
-    return {"class_name": kind, "config": _keras_3_settings(kind, config), **beside}
+        return {**as_keras_3(node), **wiring}
+    return {"class_name": kind, "config": _keras_3_settings(kind, config), **wiring}
 
 
 def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    named = f"layer {config.get('name')!r} ({kind})"
+    layer = f"layer {config.get('name')!r} ({kind})"
     if kind not in _REMOVED_SETTINGS:
-        raise KerasRefusal(f"{named} is none that Keras 3 is known to read as Keras 2 wrote it")
-    gone = _REMOVED_SETTINGS[kind]
+        raise KerasRefusal(f"{layer} is none that Keras 3 is known to read as Keras 2 wrote it")
+    removed = _REMOVED_SETTINGS[kind]
     for key, value in config.items():
-        is_other = gone.get(key, _ANY) is not _ANY and value != gone[key]
+        is_other = removed.get(key, _ANY) is not _ANY and value != removed[key]
         if is_other or (key in _CHOICES and (not isinstance(value, str) or value not in _CHOICES[key])):
             raise KerasRefusal(
-                f"{named} has {key}={value!r:.60}, which Keras 3 lacks or takes for something else"
+                f"{layer} has {key}={value!r:.60}, which Keras 3 lacks or takes for something else"
             )
-        if isinstance(value, Mapping) and key not in _INNER and not _is_own_object(value):
-            raise KerasRefusal(f"the {key} of {named} is not one of Keras's own")
-    found = {key: value for key, value in config.items() if key not in gone}
-    axis = found.get("axis")
+        is_object = isinstance(value, Mapping) and key not in _INNER  # an initializer and the like
+        if is_object and (value.get("registered_name") is not None or ">" in str(value.get("class_name"))):
+            raise KerasRefusal(f"the {key} of {layer} is not one of Keras's own")
+    settings = {key: value for key, value in config.items() if key not in removed}
+    axis = settings.get("axis")
     if kind == "BatchNormalization" and isinstance(axis, list) and len(axis) == 1:
-        found["axis"] = axis[0]
+        settings["axis"] = axis[0]
     for key in _INNER:
-        if isinstance(inner := found.get(key), Mapping):
-            found[key] = _wrapped_layer(named, inner)
-    return found
+        if isinstance(inner := settings.get(key), Mapping):
+            if inner.get("class_name") in _KERAS_3_MODELS:
+                raise KerasRefusal(f"{layer} wraps a model")
+            settings[key] = {"module": "keras.layers", **_keras_3_layer(inner), "registered_name": None}
+    return settings
 
 
-def _wrapped_layer(named: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the layer in a wrapper, with its module."""
-    if node.get("class_name") in _KERAS_3_MODELS:
-        raise KerasRefusal(f"{named} wraps a model")
-    return {"module": "keras.layers", **_keras_3_layer(node), "registered_name": None}
-
-
-def _renumbered_calls(calls: list[Any], inner: set[object]) -> list[Any]:
+def _renumber(calls: list[Any], inner: set[object]) -> list[Any]:
     """Return references to calls of layers; Keras 2 counts those of a Sequential from 1."""
-    found = []
-    for one in calls:
-        if isinstance(one, list) and one and isinstance(one[0], str) and one[0] in inner:
-            if not isinstance(one[1], int) or one[1] < 1:
-                raise KerasRefusal(f"layer {one[0]!r} (Sequential) was called before it was built")
-            one = [one[0], one[1] - 1, *one[2:]]
-        found.append(one)
-    return found
+    renumbered = []
+    for call in calls:
+        if isinstance(call, list) and call and isinstance(call[0], str) and call[0] in inner:
+            if not isinstance(call[1], int) or call[1] < 1:
+                raise KerasRefusal(f"layer {call[0]!r} (Sequential) was called before it was built")
+            call = [call[0], call[1] - 1, *call[2:]]
+        renumbered.append(call)
+    return renumbered
 
 
 def _layer_name(node: Mapping[str, Any]) -> object:
     return node.get("name") or node["config"].get("name")
-
-
-def _is_plain_call(node: object) -> bool:
-    """Return whether a layer is called with the outputs of layers and plain settings only."""
-    return isinstance(node, list) and all(
-        isinstance(one, list)
-        and len(one) in (3, 4)
-        and all(isinstance(value, (bool, type(None))) for value in (one[3] if one[3:] else {}).values())
-        for one in node
-    )
-
-
-def _is_own_object(node: Mapping[str, Any]) -> bool:
-    """Return whether an initializer and the like is one of Keras's own."""
-    return node.get("registered_name") is None and ">" not in str(node.get("class_name"))

@@ -66,17 +66,17 @@ def weight_slots(layer: Layer, group: Parts, count: WeightCount) -> list[WeightS
     Args:
         layer: As the config has it.
         group: Where its numbered weights lie.
-        count: See ``Count``.
+        count: See ``WeightCount``.
 
     Raises:
         KerasRefusal: Their order can't be told.
     """
-    found = list(_nested_slots(layer, group, (), count, is_inner=False))
-    if len({slot.path for slot in found}) < len(found):
+    slots = list(_nested_slots(layer, group, (), count, is_inner=False))
+    if len({slot.path for slot in slots}) < len(slots):
         raise KerasRefusal(f"layer {layer.name!r} contains a layer twice")
     if not layer.config.get("trainable", True):
-        return found
-    return sorted(found, key=lambda slot: not slot.is_trained)
+        return slots
+    return sorted(slots, key=lambda slot: not slot.is_trained)
 
 
 def _nested_slots(
@@ -84,7 +84,9 @@ def _nested_slots(
 ) -> Iterator[WeightSlot]:
     parts = parts_of_layer(layer)
     own = count(group, layer)
-    names = _distinct_names(_weight_names(layer, own))
+    names = _weight_names(layer, own)
+    if len(set(names)) < len(names):
+        names = [f"{word}_{at}" for at, word in enumerate(names)]
     trained = own - _UNTRAINED.get(layer.kind, 0) if layer.config.get("trainable", True) else 0
     if own and is_inner and layer.kind not in (*RULES, _CONV_CELL):
         raise KerasRefusal(f"which weights of {layer.name!r} ({layer.kind}) are trained is not known")
@@ -105,12 +107,6 @@ def _weight_names(layer: Layer, count: int) -> list[str]:
     if kind.startswith("SeparableConv") or len(known) >= count:
         return list(known[:count])
     return [f"variable_{at}" for at in range(count)] if count > 1 else ["variable"] * count
-
-
-def _distinct_names(names: list[str]) -> list[str]:
-    if len(set(names)) == len(names):
-        return names
-    return [f"{name}_{at}" for at, name in enumerate(names)]
 
 
 def require_own_layer(layer: Layer) -> None:
@@ -155,21 +151,21 @@ def _attention_denses(layer: Layer) -> list[tuple[Parts, Layer]]:
 
 
 def _described_layer(node: object) -> Layer:
-    found = layer_of(node)
-    if found is None:
+    layer = layer_of(node)
+    if layer is None:
         raise KerasRefusal("a layer inside another is not described")
-    return found
+    return layer
 
 
 def _stacked_cells(config: Mapping[str, Any]) -> list[tuple[Parts, Layer]]:
     used: Counter[str] = Counter()
-    found: list[tuple[Parts, Layer]] = []
+    cells: list[tuple[Parts, Layer]] = []
     for node in config.get("cells", ()):
         cell = _described_layer(node)
         name = snake_case(cell.kind, "[a-z]+")
-        found.append((("cells", f"{name}_{used[name]}" if used[name] else name), cell))
+        cells.append((("cells", f"{name}_{used[name]}" if used[name] else name), cell))
         used[name] += 1
-    return found
+    return cells
 
 
 def _bidirectional_layers(config: Mapping[str, Any]) -> list[tuple[Parts, Layer]]:
@@ -196,7 +192,7 @@ def own_weight_count(group: Parts, layer: Layer) -> int:
     if layer.kind == _CONV_CELL:
         return 3 if layer.config.get("use_bias", True) else 2
     require_own_layer(layer)
-    told = weights_of(layer)
-    if told is None:
+    shapes = weights_of(layer)
+    if shapes is None:
         raise KerasRefusal(f"how many weights layer {layer.name!r} ({layer.kind}) has is not known")
-    return len(told)
+    return len(shapes)

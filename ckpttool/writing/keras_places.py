@@ -69,15 +69,14 @@ class Places:
     def reader_paths(self, tensors: Iterable[Tensor]) -> dict[str, Path]:
         """Return the paths that a reader will give to tensors, by the names that they have now."""
         stored = {
-            self.paths[one.name]: replace(one, path=self.paths[one.name], shares_with=None)
-            for one in tensors
-            if one.name in self.paths
+            self.paths[tensor.name]: replace(tensor, path=self.paths[tensor.name], shares_with=None)
+            for tensor in tensors
+            if tensor.name in self.paths
         }
-        found, _ = name_tensors(
-            self.groups, stored, layer_names_by_group(self.config, (*self.groups, *stored))
-        )
-        keys = (tuple(one.key.split("/")[1:]) if one.key else one.path for one in found)
-        given = {key: one.path for key, one in zip(keys, found, strict=True)}
+        layer_names = layer_names_by_group(self.config, (*self.groups, *stored))
+        given: dict[Path, Path] = {}
+        for tensor in name_tensors(self.groups, stored, layer_names)[0]:
+            given[tuple(tensor.key.split("/")[1:]) if tensor.key else tensor.path] = tensor.path
         return {name: given[path] for name, path in self.paths.items()}
 
     def note_shared_paths(self) -> None:
@@ -130,27 +129,24 @@ def numbered_places(content: Content) -> Places:
     if stored is not None and not stored.lists:
         places.groups = {path: dict(attributes) for path, attributes in stored.groups.items()}
         places.paths = {
-            one.name: stored.paths[one.name] for one in content.tensors if one.name in stored.paths
+            tensor.name: stored.paths[tensor.name]
+            for tensor in content.tensors
+            if tensor.name in stored.paths
         }
     elif stored is not None:
         _NumberedPlaces(places, content, stored).run()
     for tensor in content.tensors:
-        path = _variable_path(tensor)
         if tensor.name in places.paths:
             continue
-        if path is not None:
+        name = tensor.name
+        readings = (tuple(map(str, tensor.path)), tuple(name.split("/")), tuple(name.split(".")))
+        if (path := next(filter(is_variable, readings), None)) is not None:
             places.paths[tensor.name] = path
         elif not places.problems:
             places.problems.append(f"{tensor.name}: {_NOT_KERAS} {_HINT}")
     places.note_shared_paths()
     places.note_faulty_group()
     return places
-
-
-def _variable_path(tensor: Tensor) -> Parts | None:
-    """Return the dataset that a tensor's own name means, None where it means none."""
-    ways = (tuple(map(str, tensor.path)), tuple(tensor.name.split("/")), tuple(tensor.name.split(".")))
-    return next((path for path in ways if is_variable(path)), None)
 
 
 def is_variable(path: Parts) -> bool:
@@ -176,7 +172,12 @@ class _NumberedPlaces:
             return
         try:
             if is_keras2(self._content.native):
-                self._require_read_by_keras_3()
+                try:
+                    as_keras_3(object_of(self._content.native[CONFIG]))
+                except KerasRefusal as failure:
+                    raise KerasRefusal(f"Keras 2 wrote it: {failure}") from failure
+                if self._weights((_OPTIMIZER_LIST,)):
+                    raise KerasRefusal(_KERAS_2_OPTIMIZER)
             for layer, (name, _) in layers_with_groups(self._model):
                 group = (LAYERS_GROUP, name)
                 self._add_group(layer, group)
@@ -188,14 +189,6 @@ class _NumberedPlaces:
             return
         self._places.groups.setdefault((VARS_GROUP,), {"name": self._model.name})
         self._add_optimizer()
-
-    def _require_read_by_keras_3(self) -> None:
-        try:
-            as_keras_3(object_of(self._content.native[CONFIG]))
-        except KerasRefusal as failure:
-            raise KerasRefusal(f"Keras 2 wrote it: {failure}") from failure
-        if self._weights((_OPTIMIZER_LIST,)):
-            raise KerasRefusal(_KERAS_2_OPTIMIZER)
 
     def _weights(self, group: Parts) -> list[tuple[Parts, str]]:
         """Return the datasets that a group lists, with the names of their tensors."""
@@ -213,10 +206,13 @@ class _NumberedPlaces:
     def _add_layer(self, layer: Layer, group: Parts, weights: list[tuple[Parts, str]]) -> None:
         if not weights:
             return
-        is_plain = layer.kind not in WITHOUT and not parts_of_layer(layer)
-        if is_plain:
+        if layer.kind not in WITHOUT and not parts_of_layer(layer):
             require_own_layer(layer)
-            _require_plain(layer, [path for path, _ in weights])
+            for path, _ in weights if layer.kind not in RULES else ():
+                # A weight that is named after a layer inside shows that there is one.
+                behind = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
+                if len(behind) > 1:
+                    raise KerasRefusal(_made_in_an_unknown_way(layer))
             slots = [WeightSlot((*group, VARS_GROUP, str(at)), (), True) for at in range(len(weights))]
         else:
             slots = weight_slots(layer, group, own_weight_count)
@@ -241,14 +237,8 @@ class _NumberedPlaces:
                 self._places.groups[(_OPTIMIZER_GROUP, VARS_GROUP)] = {"name": path[1]}
 
 
-def _require_plain(layer: Layer, paths: list[Parts]) -> None:
-    """Require that weights are a layer's own: none is named after a layer inside it."""
-    for path in paths:
-        behind = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
-        if layer.kind not in RULES and len(behind) > 1:
-            raise KerasRefusal(
-                f"layer {layer.name!r} ({layer.kind}) is made of layers in a way that is not known"
-            )
+def _made_in_an_unknown_way(layer: Layer) -> str:
+    return f"layer {layer.name!r} ({layer.kind}) is made of layers in a way that is not known"
 
 
 # Listed weights, as .h5 has them --------------------------------------------------------------------
@@ -264,13 +254,14 @@ def listed_places(content: Content) -> Places:
         _restore_lists(places, stored)
         places.note_shared_paths()
     else:
-        own = {one.name: tuple(map(str, one.path)) for one in content.tensors}
         known = stored.paths if stored is not None else {}
-        paths = {name: known.get(name, path) for name, path in own.items()}
+        paths = {
+            tensor.name: known.get(tensor.name, tuple(map(str, tensor.path))) for tensor in content.tensors
+        }
         _ListedPlaces(places, content, Stored(stored.groups if stored else {}, paths)).run()
     if not places.problems:
-        absent = (one.name for one in content.tensors if one.name not in places.paths)
-        places.problems += (f"{name}: .h5 has no place for it {_HINT}" for name in list(absent)[:1])
+        absent = [tensor.name for tensor in content.tensors if tensor.name not in places.paths]
+        places.problems += (f"{name}: .h5 has no place for it {_HINT}" for name in absent[:1])
     places.note_faulty_group()
     return places
 
@@ -299,7 +290,7 @@ class _ListedPlaces:
         self._places, self._content = places, content
         self._groups = stored.groups
         self._names = {path: name for name, path in stored.paths.items()}
-        self._left = set(self._names)
+        self._unlisted = set(self._names)
         self._is_built = any(path[0] == LAYERS_GROUP for path in self._names)
         self._model = model_of(content.native)
 
@@ -314,82 +305,71 @@ class _ListedPlaces:
         if is_keras2(self._content.native):
             problems.append(_KERAS_2)
             return
+        layers = list(layers_with_groups(model))
+        self._places.groups[(_MODEL_WEIGHTS,)] = chunked_attribute(
+            "layer_names", [layer.name for layer, _ in layers]
+        )
         try:
-            self._add_layers(model)
+            for layer, (group, _) in layers:
+                slots = weight_slots(layer, (LAYERS_GROUP, group), self._count)
+                names = [(layer.name, *slot.name) for slot in slots]
+                if len(set(names)) < len(names):
+                    names = [(*name[:-1], f"{name[-1]}_{at}") for at, name in enumerate(names)]
+                top = (_MODEL_WEIGHTS, *layer.name.split("/"))
+                self._list(top, [slot.path for slot in slots], names)
         except KerasRefusal as failure:
             problems.append(
                 f"{failure}: the order of its weights in an .h5 can't be told (.keras has no lists)"
             )
             return
-        self._add_optimizer()
-        if self._left:
-            first = self._names[min(self._left)]
-            problems.append(f"{first}: an .h5 lists the weights of layers, and this is none of them")
-
-    def _add_layers(self, model: Layer) -> None:
-        layers = list(layers_with_groups(model))
-        self._places.groups[(_MODEL_WEIGHTS,)] = chunked_attribute(
-            "layer_names", [layer.name for layer, _ in layers]
-        )
-        for layer, (name, _) in layers:
-            slots = weight_slots(layer, (LAYERS_GROUP, name), self._count)
-            group = (_MODEL_WEIGHTS, *layer.name.split("/"))
-            names = _unique_names([(layer.name, *slot.name) for slot in slots])
-            self._list(group, [slot.path for slot in slots], names)
         self._list((_MODEL_WEIGHTS, TOP_LEVEL), [], [])
+        self._add_optimizer()
+        if self._unlisted:
+            first = self._names[min(self._unlisted)]
+            problems.append(f"{first}: an .h5 lists the weights of layers, and this is none of them")
 
     def _list(self, group: Parts, paths: list[Parts], names: list[Parts]) -> None:
         self._places.groups[group] = chunked_attribute("weight_names", ["/".join(name) for name in names])
         for path, name in zip(paths, names, strict=True):
-            self._left.discard(path)
+            self._unlisted.discard(path)
             self._places.paths[self._names[path]] = (*group, *"/".join(name).split("/"))
 
     def _count(self, group: Parts, layer: Layer) -> int:
         """Return how many variables are there, of a layer that stores them as Keras's own do."""
-        below = [path for path in self._left if path[: len(group)] == group]
+        below = [path for path in self._unlisted if path[: len(group)] == group]
         own = [path for path in below if path[len(group) : -1] == (VARS_GROUP,)]
         if not below:
-            self._require_no_weights(layer)
+            is_made = layer.kind in WITHOUT or layer.is_model or parts_of_layer(layer)
+            if self._is_built and not is_made and weights_of(layer):  # they lie elsewhere
+                raise KerasRefusal(
+                    f"layer {layer.name!r} ({layer.kind}) shares its weights with another place"
+                )
             return 0
         require_own_layer(layer)
         if len(own) < len(below) and not parts_of_layer(layer):
-            raise KerasRefusal(
-                f"layer {layer.name!r} ({layer.kind}) is made of layers in a way that is not known"
-            )
+            raise KerasRefusal(_made_in_an_unknown_way(layer))
         if {path[-1] for path in own} != {str(at) for at in range(len(own))}:
             raise KerasRefusal(f"layer {layer.name!r} lacks a variable")
         return len(own)
 
-    def _require_no_weights(self, layer: Layer) -> None:
-        """Require that a layer without variables has none, rather than those that lie elsewhere."""
-        is_made = layer.kind in WITHOUT or layer.is_model or parts_of_layer(layer)
-        if self._is_built and not is_made and weights_of(layer):
-            raise KerasRefusal(f"layer {layer.name!r} ({layer.kind}) shares its weights with another place")
-
     def _add_optimizer(self) -> None:
-        own = [path for path in self._left if path[:-1] == (_OPTIMIZER_GROUP, VARS_GROUP)]
-        own.sort(key=lambda path: int(path[-1]) if path[-1].isdecimal() else -1)
+        own = self._numbered((_OPTIMIZER_GROUP, VARS_GROUP))
         if not own:
             return
-        told = self._groups.get((_OPTIMIZER_GROUP, VARS_GROUP), {}).get("name")
-        name = told if isinstance(told, str) and told and "/" not in told else _OPTIMIZER_GROUP
+        stored = self._groups.get((_OPTIMIZER_GROUP, VARS_GROUP), {}).get("name")
+        name = stored if isinstance(stored, str) and stored and "/" not in stored else _OPTIMIZER_GROUP
         names: list[Parts] = [
             (name, _COUNTED[at] if at < len(_COUNTED) else f"variable_{at}") for at in range(len(own))
         ]
         self._list((_OPTIMIZER_LIST,), own, names)
-        self._add_inner_optimizer(own)
-
-    def _add_inner_optimizer(self, own: list[Parts]) -> None:
-        """Let what an optimizer stores for the one inside it stand for what that one stores again."""
-        inner = [path for path in self._left if path[:-1] == _INNER]
-        inner.sort(key=lambda path: int(path[-1]) if path[-1].isdecimal() else -1)
+        # What an optimizer stores for the one inside it stands for what that one stores again.
+        inner = self._numbered(_INNER)
         if len(inner) <= len(own):
             for path, same in zip(inner, own[len(own) - len(inner) :], strict=True):
-                self._left.discard(path)
+                self._unlisted.discard(path)
                 self._places.paths[self._names[path]] = self._places.paths[self._names[same]]
 
-
-def _unique_names(names: list[Parts]) -> list[Parts]:
-    if len(set(names)) == len(names):
-        return names
-    return [(*name[:-1], f"{name[-1]}_{at}") for at, name in enumerate(names)]
+    def _numbered(self, group: Parts) -> list[Parts]:
+        """Return the variables of a group that are not listed yet, in their order."""
+        paths = [path for path in self._unlisted if path[:-1] == group]
+        return sorted(paths, key=lambda path: int(path[-1]) if path[-1].isdecimal() else -1)
