@@ -35,7 +35,9 @@ _LONGEST = 1 << 16
 def main(name: str) -> None:
     """Import one of our modules, and a framework with it; read one job, answer it, and wait to be ended."""
     orders, answers = _private_pipes()
-    _prefer_for_oom()
+    # When memory ends, the system is to take this process first.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
     try:
         module = _import_adapter(name)
     except BaseException as failure:  # noqa: BLE001 - a broken installation may raise anything
@@ -90,7 +92,9 @@ def _load(
         loaded = loader(job)
     except LoadFailed as failure:
         findings = _refusal_findings(refusals) or failure.findings
-        _send_stage(answers, "load", _first_words(findings), findings)
+        place = f"{findings[0].where}: " if findings[0].where else ""
+        more = f"; {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
+        _send_stage(answers, "load", f"{place}{findings[0].message}{more}", findings)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
         findings = _refusal_findings(refusals) or [_error_finding(failure, "load-failed")]
         _send_stage(answers, "load", findings[0].message, findings)
@@ -100,13 +104,6 @@ def _load(
             return loaded
     _send_stage(answers, "predict", "it was not loaded", is_skipped=True)
     return None
-
-
-def _first_words(findings: Sequence[Finding]) -> str:
-    """Return the first of some findings in words, and how many more there are."""
-    place = f"{findings[0].where}: " if findings[0].where else ""
-    more = f"; {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
-    return f"{place}{findings[0].message}{more}"
 
 
 def _refusal_findings(refusals: Sequence[str]) -> list[Finding]:
@@ -144,8 +141,8 @@ def _error_finding(failure: BaseException, code: str) -> Finding:
 
 def _error_text(failure: BaseException) -> str:
     try:
-        told = failure.msg if isinstance(failure, SyntaxError) else failure
-        return " ".join(str(told)[:_LONGEST].split())[:500]
+        text = str(failure.msg if isinstance(failure, SyntaxError) else failure)
+        return " ".join(text[:_LONGEST].split())[:500]
     except BaseException as another:  # noqa: BLE001 - other people's code may raise anything
         return f"(its text raises {type(another).__name__})"
 
@@ -168,14 +165,8 @@ def _send(answers: BinaryIO, message: dict[str, object]) -> None:
 def _send_stage(
     answers: BinaryIO, stage: str, detail: str, findings: Sequence[Finding] = (), *, is_skipped: bool = False
 ) -> None:
-    told = [(one.code, one.severity.value, one.message, one.where) for one in findings]
-    _send(answers, {"stage": stage, "detail": detail, "findings": told, "is_skipped": is_skipped})
-
-
-def _prefer_for_oom() -> None:
-    """Ask the system to take this process first when memory ends."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
+    rows = [(one.code, one.severity.value, one.message, one.where) for one in findings]
+    _send(answers, {"stage": stage, "detail": detail, "findings": rows, "is_skipped": is_skipped})
 
 
 def _watch_parent(orders: BinaryIO) -> None:

@@ -56,7 +56,7 @@ class _Guard:
             return
         self._is_hooked = True
         sys.addaudithook(self._audit)
-        importlib.import_module = self._only_own(importlib.import_module)
+        importlib.import_module = self._guarded(importlib.import_module)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.is_on:
@@ -67,16 +67,17 @@ class _Guard:
         elif event == _UNMARSHAL and sys._getframe(1).f_globals is not vars(_importing):
             self._refuse("it loads bytecode")
 
-    def _only_own(self, import_module: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
+    def _guarded(self, import_module: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
         """Return ``importlib.import_module`` as it is, but for those who import what a file names."""
 
-        def imported(name: str, package: str | None = None) -> ModuleType:
-            own = _IMPORTERS.get(sys._getframe(1).f_globals.get("__name__", "")) if self.is_on else None
-            if own is not None and name.partition(".")[0] not in own and name not in _of_user:
+        def guarded_import(name: str, package: str | None = None) -> ModuleType:
+            importer = sys._getframe(1).f_globals.get("__name__", "")
+            packages = _IMPORTERS.get(importer) if self.is_on else None
+            if packages is not None and name.partition(".")[0] not in packages and name not in _of_user:
                 self._refuse(f"it imports {name}")
             return import_module(name, package)
 
-        return imported
+        return guarded_import
 
     def _refuse(self, what: str) -> None:
         self.refusals.append(f"{what}, whose code would run: --trust allows it")
@@ -119,33 +120,25 @@ def admit(module: str) -> None:
 
 
 def build_from(reference: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what the user's class or function makes.
-
-    Raises:
-        LoadFailed: There is no such module, or no such name in it.
-    """
+    """Return what the user's class or function makes."""
     make = resolve(reference)
     with code_of_user():
         return make(*args, **kwargs)
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Return what a reference names; its module is imported.
-
-    Raises:
-        LoadFailed: There is no such module, or no such name in it.
-    """
+    """Return what a reference names; its module is imported."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise LoadFailed(error("no-such-model", f"{reference!r} is no package.module:Name or file.py:Name"))
-    found: Any = import_user_module(place)
+    value: Any = import_user_module(place)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise LoadFailed(error("no-such-model", f"{place} has no {name!r}", reference))
-        found = getattr(found, part)
-    if not callable(found):
-        raise LoadFailed(error("no-such-model", f"{name} is {type(found).__name__}, not a class or function"))
-    return found  # type: ignore[no-any-return]  # anything callable
+        value = getattr(value, part)
+    if not callable(value):
+        raise LoadFailed(error("no-such-model", f"{name} is {type(value).__name__}, not a class or function"))
+    return value  # type: ignore[no-any-return]  # anything callable
 
 
 @cache

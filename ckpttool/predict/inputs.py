@@ -1,9 +1,18 @@
-"""What a model is run on: the user's file, a recording's inputs, the checkpoint's own, or made-up values."""
+"""What a model is run on, read from a file or made up, and recordings of what it gave.
+
+A recording is an ``.npz`` with inputs and outputs, and what made them, to compare with later.
+``input/<name>`` and ``output/<name>`` are arrays; ``ckpttool`` is a text, JSON that says which versions and
+which seed. Any ``.npz`` with ``output/<name>`` arrays can be compared with.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 from zipfile import BadZipFile
@@ -13,6 +22,7 @@ import numpy as np
 from ckpttool.predict.interface import Arrays, LoadFailed
 from ckpttool.predict.request import InputSpec
 from ckpttool.report import error
+from ckpttool.wire.atomic import write_atomically
 
 _UNREADABLE = (ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """What NumPy and zipfile raise for a file that isn't what its name says."""
@@ -21,30 +31,31 @@ _ROWS, _LENGTHS = (3, 1), (16, 96, 3, 1)
 """What unknown sizes become, the first that a model takes: weights that work from one step to the next do
 nothing on a single one; 16 and 96 can be halved often enough for images; some take few steps, or one row.
 """
+_INPUT, _OUTPUT, _ABOUT = "input/", "output/", "ckpttool"
+SCHEMA = "ckpttool.recording/1"
 
 
 def read_arrays(path: str, code: str) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of an ``.npz`` by name, or the one of an ``.npy`` as ``"0"``; nothing is unpickled.
 
-    Raises:
-        LoadFailed: It is neither, with ``code``.
+    A file that is neither is a finding of ``code``.
     """
     try:
         with open(path, "rb") as file:
-            found = np.load(file, allow_pickle=False)
-            arrays = {"0": found} if isinstance(found, np.ndarray) else _members(found)
+            content: Any = np.load(file, allow_pickle=False)
+            arrays = {"0": content} if isinstance(content, np.ndarray) else _members(content)
     except OSError as failure:
         raise LoadFailed(error(code, f"it can't be read: {failure.strerror or failure}", path)) from failure
     except MemoryError as failure:
         raise LoadFailed(error(code, "what it holds doesn't fit into memory", path)) from failure
     except _UNREADABLE as failure:
-        raise LoadFailed(error(code, _unreadable(failure, path), path)) from failure
+        raise LoadFailed(error(code, _unreadable_reason(failure, path), path)) from failure
     if not arrays:
         raise LoadFailed(error(code, "there is no array in it", path))
     return arrays
 
 
-def _unreadable(failure: Exception, path: str) -> str:
+def _unreadable_reason(failure: Exception, path: str) -> str:
     """Return why NumPy can't read a file, without its advice to unpickle whatever it is."""
     if "allow_pickle" not in str(failure):
         return f"it can't be read: {failure}"
@@ -53,14 +64,9 @@ def _unreadable(failure: Exception, path: str) -> str:
     return "it holds Python objects, which are not loaded" if is_known else "it is no .npy or .npz file"
 
 
-def _members(found: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of an archive.
-
-    Raises:
-        ValueError: A member is no array.
-    """
-    with found:
-        arrays = {name: found[name] for name in found.files}
+def _members(archive: Any) -> dict[str, np.ndarray[Any, Any]]:
+    with archive:
+        arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name!r} in it is no array")
@@ -71,16 +77,15 @@ def sized_specs(specs: Sequence[InputSpec], batch_size: int | None) -> Iterator[
     """Yield inputs with sizes in the place of those that nothing says; the model may not take the first."""
     tried = set()
     for rows, length in product((batch_size,) if batch_size else _ROWS, _LENGTHS):
-        found = tuple(_size_spec(spec, rows, length) for spec in specs)
-        if found not in tried:
-            tried.add(found)
-            yield found
-
-
-def _size_spec(spec: InputSpec, rows: int, length: int) -> InputSpec:
-    first = length if spec.is_sequence else rows
-    sizes = ((length if at else first) if size is None else size for at, size in enumerate(spec.shape))
-    return spec._replace(shape=tuple(sizes))
+        sized = []
+        for spec in specs:
+            shape = [length if size is None else size for size in spec.shape]
+            if shape and spec.shape[0] is None and not spec.is_sequence:
+                shape[0] = rows
+            sized.append(spec._replace(shape=tuple(shape)))
+        if (candidate := tuple(sized)) not in tried:
+            tried.add(candidate)
+            yield candidate
 
 
 def make_inputs(specs: Sequence[InputSpec], seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -95,8 +100,12 @@ def _values(spec: InputSpec, random: np.random.Generator) -> np.ndarray[Any, Any
         return np.array(random.choice(_WORDS, shape))
     if spec.dtype == "bool":
         return random.integers(0, 2, shape).astype(bool)
-    low, high = _range(spec)
-    if spec.dtype.startswith(("int", "uint")):
+    is_whole = spec.dtype.startswith(("int", "uint"))
+    # Bytes are pixels; the whole numbers 0 and 1 are in every vocabulary.
+    least, most = (0.0, 256.0) if spec.dtype == "uint8" else (0.0, 2.0) if is_whole else (-1.0, 1.0)
+    low = least if spec.low is None else spec.low
+    high = most if spec.high is None else spec.high
+    if is_whole:
         return random.integers(int(low), int(high), shape, np.dtype(spec.dtype).type)
     values = random.uniform(low, high, shape)
     if spec.dtype.startswith("complex"):
@@ -104,24 +113,13 @@ def _values(spec: InputSpec, random: np.random.Generator) -> np.ndarray[Any, Any
     return values.astype(dtype_named(spec.dtype))
 
 
-def _range(spec: InputSpec) -> tuple[float, float]:
-    """Return what made-up values lie in: whole numbers 0 and 1 are in every vocabulary, bytes are pixels."""
-    if spec.dtype == "uint8":
-        low, high = 0.0, 256.0
-    elif spec.dtype.startswith(("int", "uint")):
-        low, high = 0.0, 2.0
-    else:
-        low, high = -1.0, 1.0
-    return (low if spec.low is None else spec.low, high if spec.high is None else spec.high)
-
-
 def dtype_named(name: str) -> np.dtype[Any]:
     """Return a NumPy dtype, ml_dtypes' ones too."""
     if name == "bfloat16":
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
     return np.dtype(name)
 
 
@@ -149,15 +147,16 @@ def _spec_like(name: str, array: np.ndarray[Any, Any]) -> InputSpec:
 
 
 def name_inputs(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return inputs under the names that the model has for them, those by position included.
-
-    Raises:
-        LoadFailed: One is missing, or the model has none of that name.
-    """
+    """Return inputs under the names that the model has for them, those by position included."""
     names = [spec.name for spec in specs if spec.name is not None]
     if not names:
         return dict(given)
-    renamed = {names[int(name)] if _is_place(name, names) else name: array for name, array in given.items()}
+    renamed = {
+        names[int(name)]
+        if (name.isdecimal() and name not in names and int(name) < len(names))
+        else name: array
+        for name, array in given.items()
+    }
     takes = f"the model takes {', '.join(names)}"
     if len(renamed) < len(given):
         raise LoadFailed(error("input-unknown", f"{origin} has one input by name and by position ({takes})"))
@@ -170,11 +169,71 @@ def name_inputs(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[
     return renamed
 
 
-def _is_place(name: str, names: Sequence[str]) -> bool:
-    return name.isdecimal() and name not in names and int(name) < len(names)
-
-
 def positional(inputs: Arrays) -> tuple[list[Any], Mapping[str, Any]]:
     """Return inputs by position, and those by name."""
     places = sorted((name for name in inputs if name.isdecimal()), key=int)
     return [inputs[name] for name in places], {n: a for n, a in inputs.items() if not n.isdecimal()}
+
+
+# Recordings -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Inputs and the outputs that belong to them; ``about`` says what made them."""
+
+    inputs: Arrays
+    outputs: Arrays
+    about: Mapping[str, Any]
+
+
+def is_recording(arrays: Arrays) -> bool:
+    """Tell whether the arrays of a file are a recording's, with inputs, and not inputs alone."""
+    are_ours = all(name == _ABOUT or name.startswith((_INPUT, _OUTPUT)) for name in arrays)
+    kinds = {name.partition("/")[0] for name in arrays}
+    return are_ours and {"input", "output"} <= kinds
+
+
+def read_recording(path: str) -> Recording:
+    arrays = read_arrays(path, "recording-unreadable")
+    about = _read_about(arrays.pop(_ABOUT, None))
+    dtypes = about.get("dtypes")  # those that an .npz can't hold
+    for name, dtype in dtypes.items() if isinstance(dtypes, dict) else ():
+        if dtype == "bfloat16" and name in arrays and arrays[name].dtype.kind == "f":
+            arrays[name] = arrays[name].astype(dtype_named(dtype))
+    outputs = _arrays_below(_OUTPUT, arrays)
+    if not outputs:
+        raise LoadFailed(error("recording-unreadable", f"no {_OUTPUT}<name> is in it", path))
+    return Recording(_arrays_below(_INPUT, arrays), outputs, about)
+
+
+def _read_about(text: np.ndarray[Any, Any] | None) -> Mapping[str, Any]:
+    try:
+        about = json.loads(str(text)) if text is not None and text.dtype.kind == "U" else {}
+    except (ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _arrays_below(prefix: str, arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def write_recording(path: str, recording: Recording) -> None:
+    """Write a recording, whole or not at all; raises ``OSError`` if it can't be written."""
+    arrays = {f"{_INPUT}{name}": array for name, array in recording.inputs.items()}
+    arrays |= {f"{_OUTPUT}{name}": array for name, array in recording.outputs.items()}
+    dtypes = {name: str(array.dtype) for name, array in arrays.items() if array.dtype.kind == "V"}
+    about = {"schema": SCHEMA, **recording.about, **({"dtypes": dtypes} if dtypes else {})}
+    members: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
+    members[_ABOUT] = np.array(json.dumps(about))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **members)
+    write_atomically(os.path.realpath(path), buffer.getvalue())  # a link stays one
+
+
+def _storable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array that an ``.npz`` can hold: bfloat16 becomes float32 without loss, objects text."""
+    if array.dtype.kind == "O":
+        return array.astype(str)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array

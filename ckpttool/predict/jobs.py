@@ -54,7 +54,10 @@ def torch_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJ
             **optimizer_path(checkpoint),
         )
     place = state_path(checkpoint, request)
-    if _has_module_at(checkpoint.metadata, place):
+    content: Any = checkpoint.metadata
+    for key in place:
+        content = content.get(str(key)) if isinstance(content, Mapping) else None
+    if isinstance(content, Mapping) and {"<class>", "modules"} <= content.keys():  # a whole module
         if not request.trust:
             raise NotPredictable("loading a whole-model pickle runs its code: --trust allows it")
         more = optimizer_path(checkpoint)
@@ -123,12 +126,6 @@ def _pretrained_directory(checkpoint: Checkpoint) -> str | None:
     names = [os.path.basename(file.path) for file in checkpoint.files]
     is_named = any(name.startswith(("model.safetensors", "model-", "pytorch_model")) for name in names)
     return directory if is_named and os.path.isfile(os.path.join(directory, "config.json")) else None
-
-
-def _has_module_at(metadata: object, place: Path) -> bool:
-    for key in place:
-        metadata = metadata.get(str(key)) if isinstance(metadata, Mapping) else None
-    return isinstance(metadata, Mapping) and {"<class>", "modules"} <= metadata.keys()
 
 
 def torchscript_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
@@ -215,7 +212,19 @@ def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> Prediction
     if checkpoint.variant == "tensors":
         raise NotPredictable("there is no program that says what the tensors are for")
     if checkpoint.variant == "inference":
-        return _paddle_inference(checkpoint, request)
+        held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
+        program = next(file.path for file in checkpoint.files if file.path not in held)
+        combined = os.path.basename(held[0]) if held else None
+        directory = os.path.dirname(program) or os.curdir
+        return job(
+            checkpoint,
+            request,
+            "paddle",
+            "inference",
+            program=program,
+            directory=directory,
+            combined=combined,
+        )
     if checkpoint.variant == "training" and request.model is None:
         raise NotPredictable("a program that is trained doesn't say what it gives: save_inference_model does")
     require_model("a state dict", request)
@@ -243,16 +252,6 @@ def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRe
     except CheckpointError as failure:
         raise NotPredictable(f"{name} can't be read: {failure.reason}") from failure
     return {"optimizer_file": beside}
-
-
-def _paddle_inference(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
-    held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
-    program = next(file.path for file in checkpoint.files if file.path not in held)
-    combined = os.path.basename(held[0]) if held else None
-    directory = os.path.dirname(program) or os.curdir
-    return job(
-        checkpoint, request, "paddle", "inference", program=program, directory=directory, combined=combined
-    )
 
 
 # What all of them say -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ as ``tf_keras``, and is used for the files that it wrote. This module itself imp
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.predict.guard import build_from, code_of_user, import_user_module
-from ckpttool.predict.inputs import make_inputs, positional, read_arrays
+from ckpttool.predict.inputs import make_inputs, positional, read_arrays, read_recording
 from ckpttool.predict.interface import (
     Arrays,
     CannotTrain,
@@ -34,7 +35,6 @@ from ckpttool.predict.interface import (
     not_consumed_finding,
     shape_finding,
 )
-from ckpttool.predict.recordings import read_recording
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 from ckpttool.report import Finding, counted, error, note, warning
 
@@ -86,13 +86,17 @@ def _package(model: Any) -> str:
 def _load_model(job: PredictionJob) -> Loaded:
     keras = import_module("tf_keras" if job.framework == "tf_keras" else "keras")
     request = job.request
-    own = {**_short_names(keras), **(_own_classes(request.model) if request.model else {})}
+    # Keras 3 writes the short names of losses into HDF5 files, and doesn't find them again itself.
+    own = {
+        **({name: keras.losses.get(name) for name in _LOSSES} if keras.__name__ == "keras" else {}),
+        **(_own_classes(request.model) if request.model else {}),
+    }
     load = partial(keras.models.load_model, job.path, custom_objects=own, safe_mode=not request.trust)
-    with _collect_warnings() as said:
+    with _collect_warnings() as caught:
         model, findings = _load_compiled(load)
     _require_all_used(job, model)
     optimizer = _checked_optimizer(job, model) if request.optimizer else None
-    findings = [*findings, *_optimizer_warnings(said), *_replace_empty_optimizer(job, model)]
+    findings = [*findings, *_optimizer_warnings(caught), *_replace_empty_optimizer(job, model)]
     return KerasModel(job, model, findings, optimizer)
 
 
@@ -102,11 +106,10 @@ def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
     Keras 3 does so for each HDF5 file of its own, and leaves the saved state out.
     """
     optimizer = getattr(model, "optimizer", None)
-    if (
-        optimizer is None
-        or job.options["optimizer_tensors"] <= _UNUSED
-        or len(_variables_of(optimizer)) > _UNUSED
-    ):
+    if optimizer is None or job.options["optimizer_tensors"] <= _UNUSED:
+        return []
+    variables = optimizer.variables
+    if len(list(variables() if callable(variables) else variables)) > _UNUSED:  # Keras 2 has a method
         return []
     compile_with(model, type(optimizer).from_config(optimizer.get_config()))
     make = warning if job.request.resume_step or job.request.optimizer else note
@@ -115,41 +118,22 @@ def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
     ]
 
 
-def _variables_of(optimizer: Any) -> Sequence[Any]:
-    found = optimizer.variables
-    return list(found() if callable(found) else found)  # Keras 2's old ones have a method
-
-
 def _load_compiled(load: Callable[..., Any]) -> tuple[Any, list[Finding]]:
-    """Return a model as it was compiled; as it is, where a loss or metric of the user's can't be found again.
-
-    Raises:
-        LoadFailed: It can't be loaded at all.
-    """
+    """Return a model as it was compiled; as it is if a loss or metric of the user's can't be found again."""
     try:
         with findings_on_error("load-failed"):
             return load(), []
     except LoadFailed as failure:
-        text = failure.findings[0].message
+        finding = failure.findings[0]
+        text = finding.message
         if not re.search(r"keras\.(metrics|losses)\.|metric|loss function", text):
-            raise LoadFailed(_add_hint(failure.findings[0])) from failure
+            if "Could not locate" in text or "Unknown layer" in text:
+                hint = "(--model FILE.py or PACKAGE.MODULE imports its module first)"
+                finding = replace(finding, message=f"{text.rstrip('.')} {hint}")
+            raise LoadFailed(finding) from failure
         with findings_on_error("load-failed"):
             model = load(compile=False)
         return model, [warning("not-compiled", f"it was loaded without its optimizer and loss: {text}")]
-
-
-def _add_hint(finding: Finding) -> Finding:
-    if "Could not locate" not in finding.message and "Unknown layer" not in finding.message:
-        return finding
-    return replace(
-        finding,
-        message=f"{finding.message.rstrip('.')} (--model FILE.py or PACKAGE.MODULE imports its module first)",
-    )
-
-
-def _short_names(keras: Any) -> dict[str, Any]:
-    """Return losses by the short names that Keras 3 writes into HDF5 files, and doesn't find again itself."""
-    return {name: keras.losses.get(name) for name in _LOSSES} if keras.__name__ == "keras" else {}
 
 
 def _own_classes(reference: str) -> dict[str, Any]:
@@ -168,11 +152,7 @@ def _own_classes(reference: str) -> dict[str, Any]:
 
 
 def _checked_optimizer(job: PredictionJob, model: Any) -> Any:
-    """Return a model's own optimizer, which must be what the user says; one that has none gets the user's.
-
-    Raises:
-        LoadFailed: It is another.
-    """
+    """Return a model's own optimizer, which must be what the user says; one that has none gets the user's."""
     new = build_from(job.request.optimizer or "", **job.request.optimizer_args)
     own = getattr(model, "optimizer", None)
     if own is None:
@@ -187,24 +167,23 @@ def _checked_optimizer(job: PredictionJob, model: Any) -> Any:
 @contextmanager
 def _collect_warnings() -> Iterator[list[warnings.WarningMessage]]:
     """Collect warnings: Keras only warns of an optimizer whose state doesn't fit."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield said
+        yield caught
 
 
 def _optimizer_warnings(
-    said: Iterable[warnings.WarningMessage], make: Callable[..., Finding] = warning
+    caught: Iterable[warnings.WarningMessage], make: Callable[..., Finding] = warning
 ) -> list[Finding]:
     """Return what Keras says of an optimizer whose state it left out; one that never made a step had none."""
-    found = []
-    for text in dict.fromkeys(" ".join(str(one.message).split()) for one in said):
+    findings = []
+    for text in dict.fromkeys(" ".join(str(one.message).split()) for one in caught):
         skipped = _SKIPPED.match(text)
         if skipped and int(skipped["saved"]) > _UNUSED:
             own, saved = skipped["own"], skipped["saved"]
-            found.append(
-                make("optimizer-mismatch", f"its state has {saved} variables, the model's optimizer {own}")
-            )
-    return found
+            counts = f"its state has {saved} variables, the model's optimizer {own}"
+            findings.append(make("optimizer-mismatch", counts))
+    return findings
 
 
 # Files of weights -----------------------------------------------------------------------------------
@@ -218,46 +197,34 @@ def _load_weights(job: PredictionJob) -> Loaded:
             error("no-such-model", f"{request.model} gave a {type(model).__name__}, no Keras model")
         )
     build(model, request)
-    optimizer = _optimizer(job, model) if request.optimizer else None
+    optimizer = None
+    if request.optimizer:  # in the model's hands, so that its state is loaded with the weights
+        if not job.options["optimizer_tensors"]:
+            raise LoadFailed(error("optimizer-mismatch", "the checkpoint holds no optimizer state"))
+        optimizer = build_from(request.optimizer, **request.optimizer_args)
+        compile_with(model, optimizer)
     try:
-        with findings_on_error("load-failed"), _collect_warnings() as said:
+        with findings_on_error("load-failed"), _collect_warnings() as caught:
             model.load_weights(job.path)
     except LoadFailed as failure:
         raise LoadFailed(*first_findings(_weight_differences(job, model)) or failure.findings) from failure
     _require_all_used(job, model)
-    if optimizer is not None and (findings := _optimizer_warnings(said, error)):
+    if optimizer is not None and (findings := _optimizer_warnings(caught, error)):
         raise LoadFailed(*findings)
     return KerasModel(job, model, optimizer=optimizer)
-
-
-def _optimizer(job: PredictionJob, model: Any) -> Any:
-    """Return the user's optimizer in the model's hands, so that its state is loaded with the weights.
-
-    Raises:
-        LoadFailed: The file holds no state of one.
-    """
-    if not job.options["optimizer_tensors"]:
-        raise LoadFailed(error("optimizer-mismatch", "the checkpoint holds no optimizer state"))
-    new = build_from(job.request.optimizer or "", **job.request.optimizer_args)
-    compile_with(model, new)
-    return new
 
 
 def _require_all_used(job: PredictionJob, model: Any) -> None:
     """Require that each weight in the file went into the model: Keras says nothing of the others.
 
     Only files with more weights than the model are compared by name, since that costs a file.
-
-    Raises:
-        LoadFailed: Some did not.
     """
     if not model.built or job.options["weights"] <= len(model.weights):
         return
     saved, own = _saved_shapes(job.path), _own_shapes(model, job)
-    if own.keys() <= saved.keys():  # otherwise they are named as another version names them
-        left = _surplus_weights(saved, own)
-        if left:
-            raise LoadFailed(*first_findings(left))
+    surplus = _surplus_weights(saved, own)
+    if surplus and own.keys() <= saved.keys():  # otherwise they are named as another version names them
+        raise LoadFailed(*first_findings(surplus))
 
 
 def _surplus_weights(saved: _ShapesByName, own: _ShapesByName) -> list[Finding]:
@@ -322,11 +289,11 @@ def _input_structure(model: Any) -> Any:
     """Return a model's symbolic inputs as it was made with them, or None; Keras raises instead."""
     for name in ("input", "inputs"):
         try:
-            found = getattr(model, name, None)
+            structure = getattr(model, name, None)
         except (AttributeError, ValueError, RuntimeError):
             continue
-        if found is not None:
-            return found[0] if name == "inputs" and len(found) == 1 else found
+        if structure is not None:
+            return structure[0] if name == "inputs" and len(structure) == 1 else structure
     return None
 
 
@@ -378,11 +345,7 @@ def inputs_to_build(request: PredictionRequest) -> Arrays:
 
 
 def build(model: Any, request: PredictionRequest) -> None:
-    """Run a model once that makes its weights only then, so that they can be loaded.
-
-    Raises:
-        LoadFailed: Nothing says what to run it on, or it can't.
-    """
+    """Run a model once that makes its weights only then, so that they can be loaded."""
     if getattr(model, "built", True):
         return
     given = inputs_to_build(request)
@@ -400,11 +363,7 @@ def call(model: Any, inputs: Arrays, *, training: bool = False) -> Any:
 
 
 def arguments(model: Any, inputs: Arrays) -> tuple[list[Any], dict[str, Any]]:
-    """Return inputs as a model takes them: as a structure like that of its own inputs, or by its parameters.
-
-    Raises:
-        LoadFailed: There are more of them, or fewer, than the model takes.
-    """
+    """Return inputs as a model takes them: in a structure like that of its own, or by its parameters."""
     given = {name: _text_tensor(array) for name, array in inputs.items()}
     structure = _input_structure(model)
     if structure is None:
@@ -413,19 +372,16 @@ def arguments(model: Any, inputs: Arrays) -> tuple[list[Any], dict[str, Any]]:
     if len(leaves) != len(given):
         takes = f"the model takes {counted(len(leaves), 'input')}, not {len(given)}"
         raise LoadFailed(error("input-mismatch", takes))
-    ordered = (
-        list(given.values())
-        if len(leaves) == 1
-        else [_value_of_leaf(given, at, *leaf) for at, leaf in enumerate(leaves)]
-    )
+    ordered = list(given.values())
+    if len(leaves) > 1:
+        ordered = []
+        for at, (name, tensor) in enumerate(leaves):
+            known = [key for key in (name, _tensor_name(tensor), str(at)) if key in given]
+            if not known:
+                missing = f"no input {_tensor_name(tensor)!r} is given"
+                raise LoadFailed(error("input-missing", missing))
+            ordered.append(given[known[0]])
     return [_fill_structure(structure, iter(ordered))], {}
-
-
-def _value_of_leaf(given: Mapping[str, Any], at: int, name: str, tensor: Any) -> Any:
-    for key in (name, _tensor_name(tensor), str(at)):
-        if key in given:
-            return given[key]
-    raise LoadFailed(error("input-missing", f"no input {_tensor_name(tensor)!r} is given"))
 
 
 def _fill_structure(structure: Any, values: Iterator[Any]) -> Any:
@@ -510,18 +466,15 @@ def compile_with(model: Any, optimizer: Any) -> None:
 
 
 def train_by_keras(model: Any, inputs: Arrays) -> str:
-    """Make one step with the model's own optimizer and loss towards what it predicts already, a little off.
-
-    Raises:
-        CannotTrain: The model is not compiled.
-        LoadFailed: The loss or a weight is not finite, or nothing moved.
-    """
+    """Make one step with the model's own optimizer and loss, towards what it predicts, a little off."""
     if getattr(model, "optimizer", None) is None:
         raise CannotTrain(
             "the model was not compiled, so it has no optimizer: --optimizer keras.optimizers:Adam"
         )
-    if not getattr(model, "loss", None) and not _has_own_train_step(model):
-        raise CannotTrain("the model was compiled without a loss")
+    if not getattr(model, "loss", None) and not getattr(model, "losses", None):
+        own = (one for one in type(model).__mro__ if not one.__module__.startswith(("keras.", "tf_keras.")))
+        if not any("train_step" in vars(one) for one in own):
+            raise CannotTrain("the model was compiled without a loss")
     with findings_on_error("training-step-failed"):
         targets = _zero_targets(call(model, inputs), model.loss)
         before = [_plain(one).copy() for one in model.trainable_weights]
@@ -529,30 +482,19 @@ def train_by_keras(model: Any, inputs: Arrays) -> str:
         loss = model.train_on_batch(args[0] if args else named, targets)
     value = float(np.ravel(loss[0] if isinstance(loss, (list, tuple)) else loss)[0])
     after = [_plain(one) for one in model.trainable_weights]
-    moved = moved_weights_words(before, after, f"the loss is {value:.4g}")
+    moved = moved_weights_words(before, after, value)
     return f"one step of {type(model.optimizer).__name__} moved {moved}, loss {value:.4g}"
 
 
-def moved_weights_words(before: Sequence[Any], after: Sequence[Any], told_loss: str) -> str:
-    """Return how many weights a step moved, in words.
-
-    Raises:
-        LoadFailed: None did, or one is not finite.
-    """
-    if "nan" in told_loss or "inf" in told_loss or not all(np.isfinite(one).all() for one in after):
-        raise LoadFailed(
-            error("training-step-failed", f"{told_loss}, or a weight is not finite, after a training step")
-        )
+def moved_weights_words(before: Sequence[Any], after: Sequence[Any], loss: float) -> str:
+    """Return how many weights a step moved, in words; that none did, or one is not finite, is a finding."""
+    if not math.isfinite(loss) or not all(np.isfinite(one).all() for one in after):
+        problem = f"the loss is {loss:.4g}, or a weight is not finite, after a training step"
+        raise LoadFailed(error("training-step-failed", problem))
     moved = sum(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
     if not moved:
         raise LoadFailed(error("training-step-failed", "the training step moved no weight"))
     return f"{moved} of {counted(len(after), 'weight')}"
-
-
-def _has_own_train_step(model: Any) -> bool:
-    """Tell whether a class of the user's has a training step, or losses, of its own."""
-    own = (one for one in type(model).__mro__ if not one.__module__.startswith(("keras.", "tf_keras.")))
-    return bool(getattr(model, "losses", None)) or any("train_step" in vars(one) for one in own)
 
 
 def _zero_targets(output: Any, loss: Any, name: object = "", at: int = 0) -> Any:
@@ -565,9 +507,9 @@ def _zero_targets(output: Any, loss: Any, name: object = "", at: int = 0) -> Any
         loss = loss.get(name, next(iter(loss.values()), None))
     elif isinstance(loss, (list, tuple)):
         loss = loss[at] if at < len(loss) else None
-    told_name = str(loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)).lower()
+    kind = str(loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)).lower()
     values = _plain(output)
-    return values.argmin(-1) if "sparse" in told_name else values * 0.9
+    return values.argmin(-1) if "sparse" in kind else values * 0.9
 
 
 LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"model": _load_model, "weights": _load_weights}

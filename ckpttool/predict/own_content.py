@@ -9,7 +9,7 @@ Only the child process imports this module.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,35 +49,24 @@ def content_of(
         make: Reads a tensor into one of the framework's.
         wanted: The keys to what is needed, all of it by default.
         stand_in: Makes one without values of each tensor that is not needed, so that it is not read.
-        named: Says what a name is in the framework, such as ``torch.float32``.
-
-    Raises:
-        LoadFailed: There are no such keys, or the framework has no such tensors.
-        CheckpointError: A tensor can't be read.
-    """
+        named: Says what a name is in the framework, such as ``torch.float32``."""
     tree = checkpoint.tree
-    if tree is None:
-        tree = _tree_of(checkpoint)
+    if tree is None:  # the format has none: tensors by name, and plain data
+        tree = _changeable(checkpoint.metadata)
+        for tensor in checkpoint.tensors:
+            put(tree, tensor.path, tensor)
     needed = {id(tensor) for path in wanted for tensor in tensors_in(at_path(tree, path))}
 
     def expand(node: object) -> object:
         if isinstance(node, Tensor):
             return make(node) if stand_in is None or id(node) in needed else stand_in(node)
-        return _expanded(node, named, checkpoint.path)
+        return _expand_container(node, named, checkpoint.path)
 
-    found = fold(tree, expand, lambda node: NotPlain("what holds itself"), checkpoint.path)
+    content = fold(tree, expand, lambda node: NotPlain("what holds itself"), checkpoint.path)
     for tensor in checkpoint.tensors:
         if tensor.values is None:  # it has no place in a tree
-            put(found, tensor.path, make(tensor))
-    return _inside(found)
-
-
-def _tree_of(checkpoint: Checkpoint) -> object:
-    """Return the tree of a format that has none: tensors by name, and plain data."""
-    root = _changeable(checkpoint.metadata)
-    for tensor in checkpoint.tensors:
-        put(root, tensor.path, tensor)
-    return root
+            put(content, tensor.path, make(tensor))
+    return _plain_part(content)
 
 
 def _changeable(value: Any) -> Any:
@@ -99,15 +88,17 @@ def put(root: Any, path: Path, value: Any) -> None:
         here[path[-1]] = value
 
 
-def _expanded(node: object, named: Callable[[Global], Any], path: str) -> object:
+def _expand_container(node: object, named: Callable[[Global], Any], path: str) -> object:
     """Return what a node becomes that is no tensor, or its parts where these come first."""
     if isinstance(node, Mapped):
         count = len(node)
         parts = [*node.keys(), *node.values(), node.state]
-        return NodeParts(parts, lambda done: _dict_of(node.kind, done[:count], done[count:-1], done[-1]))
+        return NodeParts(parts, lambda done: _make_dict(node.kind, done[:count], done[count:-1], done[-1]))
     if isinstance(node, dict):
         count = len(node)
-        return NodeParts([*node.keys(), *node.values()], lambda done: _zipped(done[:count], done[count:]))
+        return NodeParts(
+            [*node.keys(), *node.values()], lambda done: dict(zip(done[:count], done[count:], strict=True))
+        )
     if isinstance(node, (list, tuple, set, frozenset)):
         kind = type(node)
         return NodeParts(list(node), lambda done: kind(done))
@@ -115,24 +106,20 @@ def _expanded(node: object, named: Callable[[Global], Any], path: str) -> object
         return named(node)
     if isinstance(node, Opaque):
         return NodeParts([node.content], lambda done: NotPlain(node.what, done[0]))
-    return _called(node, path) if isinstance(node, Call) else node
+    return _call_result(node, path) if isinstance(node, Call) else node
 
 
-def _zipped(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(keys, values, strict=True))
-
-
-def _dict_of(kind: Global, keys: list[Any], values: list[Any], state: object) -> Any:
+def _make_dict(kind: Global, keys: list[Any], values: list[Any], state: object) -> Any:
     """Return a dictionary of another class; a module's state dict has the versions of its parts beside it."""
     if kind.name != "OrderedDict":
-        return _zipped(keys, values)
+        return dict(zip(keys, values, strict=True))
     made: Any = OrderedDict(zip(keys, values, strict=True))
     if isinstance(state, dict) and isinstance(versions := state.get("_metadata"), dict):
         made._metadata = versions
     return made
 
 
-def _called(call: Call, path: str) -> object:
+def _call_result(call: Call, path: str) -> object:
     """Return what a call stands for, where it is plain data."""
     if call.function in _AROUND and call.args:
         return NodeParts([call.args[0]], lambda done: done[0])
@@ -150,23 +137,19 @@ def _called(call: Call, path: str) -> object:
 
 
 def at_path(content: Any, path: Iterable[str | int]) -> Any:
-    """Return what lies under some keys.
-
-    Raises:
-        LoadFailed: There is no such key.
-    """
-    content = _inside(content)
+    """Return what lies under some keys."""
+    content = _plain_part(content)
     for key in path:
         if isinstance(content, Mapping) and key not in content and str(key).isdecimal():
             key = int(key)
         try:
-            content = _inside(content[int(key) if isinstance(content, (list, tuple)) else key])
+            content = _plain_part(content[int(key) if isinstance(content, (list, tuple)) else key])
         except (KeyError, IndexError, ValueError, TypeError) as failure:
             raise LoadFailed(error("no-such-key", f"the checkpoint has no {key!r}", str(key))) from failure
     return content
 
 
-def _inside(content: Any) -> Any:
+def _plain_part(content: Any) -> Any:
     """Return what of an object is plain data, where that leads on."""
     is_inert = isinstance(content, (NotPlain, Opaque)) and content.content is not None
     return content.content if is_inert else content
@@ -178,24 +161,15 @@ def require_plain(content: Any, place: str, *, may_trust: bool) -> Any:
     Args:
         content: What lies there.
         place: The keys that lead to it, in words.
-        may_trust: Whether the framework's own loader is asked where the user trusts the checkpoint.
-
-    Raises:
-        LoadFailed: There is an object in it that the checkpoint's own code would make.
-    """
-    for path, one in _not_plain(content, place):
-        hint = ": --trust allows it" if may_trust else ""
-        raise LoadFailed(error("load-refused", f"{one.what}{hint}", path))
-    return content
-
-
-def _not_plain(root: Any, place: str) -> Iterator[tuple[str, NotPlain]]:
-    pending, seen = [(place, root)], set()
+        may_trust: Whether the framework's own loader is asked where the user trusts the checkpoint."""
+    pending, seen = [(place, content)], set()
     while pending:
         path, node = pending.pop()
         if isinstance(node, NotPlain):
-            yield path, node
-        elif isinstance(node, (Mapping, list, tuple)) and id(node) not in seen:
+            hint = ": --trust allows it" if may_trust else ""
+            raise LoadFailed(error("load-refused", f"{node.what}{hint}", path))
+        if isinstance(node, (Mapping, list, tuple)) and id(node) not in seen:
             seen.add(id(node))
             below = node.items() if isinstance(node, Mapping) else enumerate(node)
             pending += [(f"{path}.{key}".lstrip("."), inner) for key, inner in below]
+    return content

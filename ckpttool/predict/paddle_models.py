@@ -33,6 +33,8 @@ from ckpttool.report import Finding, counted, error
 from ckpttool.tensor import Tensor
 
 _JSON = ".json"
+_BFLOAT16 = "uint16"
+"""What Paddle calls it: NumPy has no such dtype."""
 _UNNAMED = re.compile(r"save_infer_model/scale_(\d+)\.tmp_\d+")
 """What saving calls an output; the last number counts what the process saved before."""
 _NAMES = "StructuredToParameterName@@"
@@ -68,11 +70,11 @@ class PaddleProgram(Loaded):
 
     def run(self, inputs: Arrays) -> Arrays:
         feed = {name: _feed(array, self._feeds[name]) for name, array in inputs.items()}
-        found = self._executor.run(
+        outputs = self._executor.run(
             self._program, feed=feed, fetch_list=self._fetches, scope=self._scope, return_numpy=False
         )
-        pairs = zip(self._fetches, found, strict=True)
-        return {_output_name(one.name): _array(tensor, _dtype(one)) for one, tensor in pairs}
+        pairs = zip(self._fetches, outputs, strict=True)
+        return {_UNNAMED.sub(r"output_\1", one.name): _array(tensor, _dtype(one)) for one, tensor in pairs}
 
     def train(self, inputs: Arrays) -> str:
         raise CannotTrain("an inference program has no backward part")
@@ -80,10 +82,6 @@ class PaddleProgram(Loaded):
 
 def _variable_shape(one: Any) -> tuple[int | None, ...]:
     return tuple(None if size < 0 else int(size) for size in one.shape)
-
-
-def _output_name(name: str) -> str:
-    return _UNNAMED.sub(r"output_\1", name)
 
 
 def _dtype(variable: Any) -> str:
@@ -113,34 +111,31 @@ def _has_stored_value(variable: Any) -> bool:
     return variable.persistable and variable.type not in around
 
 
+def _is_paddle_3() -> bool:
+    return int(paddle.__version__.partition(".")[0]) >= 3
+
+
 def _load_inference(job: PredictionJob) -> Loaded:
     """An inference model: the program, and its variables from one file or from one each."""
     program_path = job.options["program"]
     if program_path.endswith(_JSON):
         return _load_json_program(job, program_path)
-    _read_old_programs()
+    if _is_paddle_3():  # it takes the programs of before then, for as long as this process lives
+        paddle.pir_utils.OldIrGuard().__enter__()
     paddle.enable_static()
     paddle.set_device("cpu")
     scope = paddle.static.Scope()
     with open(program_path, "rb") as stream:
         program = paddle.static.deserialize_program(stream.read())
     with paddle.static.scope_guard(scope):
-        _load_variables(program, job.options["directory"], job.options["combined"])
+        # load_inference_model has a way to read a file a variable, which 2.6 leads to load_combine.
+        stored = [one for one in program.list_vars() if _has_stored_value(one)]
+        if stored:
+            executor = paddle.static.Executor(paddle.CPUPlace())
+            paddle.static.io.load_vars(
+                executor, job.options["directory"], program, vars=stored, filename=job.options["combined"]
+            )
     return PaddleProgram(program, scope)
-
-
-def _read_old_programs() -> None:
-    """Let Paddle 3 take the programs of before, for as long as this process lives."""
-    if _is_paddle_3():
-        paddle.pir_utils.OldIrGuard().__enter__()
-
-
-def _load_variables(program: Any, directory: str, combined: str | None) -> None:
-    # load_inference_model has a way to read a file a variable, which 2.6 leads to load_combine.
-    stored = [one for one in program.list_vars() if _has_stored_value(one)]
-    if stored:
-        executor = paddle.static.Executor(paddle.CPUPlace())
-        paddle.static.io.load_vars(executor, directory, program, vars=stored, filename=combined)
 
 
 class TranslatedProgram(Loaded):
@@ -154,19 +149,12 @@ class TranslatedProgram(Loaded):
 
     def inputs(self) -> tuple[InputSpec, ...]:
         return tuple(
-            InputSpec(None, _variable_shape(one), _spec_name(one)) for one in self._layer._input_spec()
+            InputSpec(None, _variable_shape(one), str(one.dtype).rpartition(".")[2])
+            for one in self._layer._input_spec()
         )
 
     def run(self, inputs: Arrays) -> Arrays:
         return run_layer(self._layer, inputs)
-
-
-def _is_paddle_3() -> bool:
-    return int(paddle.__version__.partition(".")[0]) >= 3
-
-
-def _spec_name(spec: Any) -> str:
-    return str(spec.dtype).rpartition(".")[2]
 
 
 def _load_json_program(job: PredictionJob, program_path: str) -> Loaded:
@@ -179,10 +167,6 @@ def _load_json_program(job: PredictionJob, program_path: str) -> Loaded:
 
 
 # A layer of the user's ------------------------------------------------------------------------------
-
-
-_BFLOAT16 = "uint16"
-"""What Paddle calls it: NumPy has no such dtype."""
 
 
 class PaddleLayer(Loaded):
@@ -205,7 +189,11 @@ def run_layer(layer: Any, inputs: Arrays) -> Arrays:
     """Return what a layer gives, without gradients."""
     by_place, by_name = _tensors(inputs)
     with paddle.no_grad():
-        return {name: _layer_array(one) for name, one in _flatten_output(layer(*by_place, **by_name))}
+        outputs = _flatten_output(layer(*by_place, **by_name))
+        plain = {
+            name: one.astype("float32") if one.dtype == paddle.bfloat16 else one for name, one in outputs
+        }
+        return {name: np.array(one.numpy()) for name, one in plain.items()}
 
 
 def _tensors(inputs: Arrays) -> tuple[list[Any], dict[str, Any]]:
@@ -217,11 +205,6 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.kind == "V":
         return paddle.to_tensor(array.astype(np.float32)).astype("bfloat16")
     return paddle.to_tensor(array)
-
-
-def _layer_array(tensor: Any) -> np.ndarray[Any, Any]:
-    wide = tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor
-    return np.array(wide.numpy())
 
 
 def _flatten_output(output: object, name: str = "") -> Iterable[tuple[str, Any]]:
@@ -237,12 +220,7 @@ def _flatten_output(output: object, name: str = "") -> Iterable[tuple[str, Any]]
 
 
 def _train_one_step(layer: Any, optimizer: Any, inputs: Arrays) -> str:
-    """Make a step towards smaller outputs: the loss is the mean square of all that have a gradient.
-
-    Raises:
-        CannotTrain: No parameter or no output has a gradient.
-        LoadFailed: A gradient or a parameter is not finite afterwards, or nothing moved.
-    """
+    """Make a step towards smaller outputs: the loss is the mean square of all that have a gradient."""
     trained = [one for one in layer.parameters() if not one.stop_gradient]
     if not trained:
         raise CannotTrain("no parameter wants a gradient")
@@ -270,7 +248,7 @@ def _are_finite(tensors: Iterable[Any]) -> bool:
     return all(bool(paddle.isfinite(one).all()) for one in tensors)
 
 
-def parameters(job: PredictionJob) -> Loaded:
+def _load_parameters(job: PredictionJob) -> Loaded:
     """A state dict in a layer of the user's."""
     paddle.set_device("cpu")
     request = job.request
@@ -286,10 +264,14 @@ def parameters(job: PredictionJob) -> Loaded:
     table = state.get(_NAMES)
     state = {key: value for key, value in state.items() if key != _NAMES}
     require_plain(state, ".".join(map(str, place)), may_trust=False)
-    _load_strictly(layer, state)
-    optimizer, told = _optimizer(job, layer, content, table)
+    own = {key: value.shape for key, value in layer.state_dict().items()}
+    findings = state_dict_findings({key: np.shape(value) for key, value in state.items()}, own)
+    if findings:
+        raise LoadFailed(*first_findings(findings))
+    layer.set_state_dict(state)
+    optimizer, detail = _optimizer(job, layer, content, table)
     layer.eval()
-    return PaddleLayer(layer, f"{type(layer).__name__}, {counted(len(state), 'key')}{told}", optimizer)
+    return PaddleLayer(layer, f"{type(layer).__name__}, {counted(len(state), 'key')}{detail}", optimizer)
 
 
 def _read_content(path: str) -> Any:
@@ -301,11 +283,7 @@ def _read_content(path: str) -> Any:
 
 
 def _read_tensor(tensor: Tensor) -> Any:
-    """Return one of our tensors as one of Paddle's, bit by bit: it knows bfloat16 by the bits of uint16.
-
-    Raises:
-        LoadFailed: It has no such type.
-    """
+    """Return one of our tensors as one of Paddle's, bit by bit: it knows bfloat16 by the bits of uint16."""
     name = "uint16" if tensor.dtype.name == "bfloat16" else tensor.dtype.name
     try:
         elements = np.frombuffer(bytearray(tensor.tobytes()), name)
@@ -315,36 +293,30 @@ def _read_tensor(tensor: Tensor) -> Any:
         raise LoadFailed(error("unsupported", message, tensor.name)) from failure
 
 
-def _load_strictly(layer: Any, state: Mapping[str, Any]) -> None:
-    """Load a state dict.
-
-    Raises:
-        LoadFailed: Keys are missing, unexpected, or have other shapes.
-    """
-    own = {key: value.shape for key, value in layer.state_dict().items()}
-    findings = state_dict_findings({key: np.shape(value) for key, value in state.items()}, own)
-    if findings:
-        raise LoadFailed(*first_findings(findings))
-    layer.set_state_dict(state)
-
-
 def _optimizer(
     job: PredictionJob, layer: Any, content: Any, table: Mapping[str, str] | None
 ) -> tuple[Any, str]:
     """Return the optimizer with its state, and what was loaded in words; None where none was asked for.
 
     A state dict in a dict has no ``table`` of names: its tensors have theirs themselves.
-
-    Raises:
-        LoadFailed: Its state is missing, or doesn't fit the parameters.
     """
     request = job.request
     if request.optimizer is None:
         return None, ""
     state = _optimizer_state(job, content)
     own = {key: value.name for key, value in layer.state_dict().items()}
-    names = table or _parameter_names(job)
-    renamed = _rename_keys(state, {names[key]: name for key, name in own.items() if key in names})
+    if not table:
+        from ckpttool.formats.paddle.pickles import names_in
+
+        place = tuple(job.options["state_path"])
+        paths = names_in(job.options["file"]).items()
+        table = {str(path[-1]): name for path, name in paths if path[:-1] == place}
+    # Paddle counts layers as they are made, so that the parameters may have other names here.
+    names = {table[key]: name for key, name in own.items() if key in table}
+    renamed = {}
+    for key, value in state.items():
+        owner = _owner(key, names)
+        renamed[key if owner is None else names[owner] + key[len(owner) :]] = value
     findings = list(_parameter_findings(renamed, layer))
     if findings:
         raise LoadFailed(*first_findings(findings))
@@ -352,13 +324,6 @@ def _optimizer(
     optimizer.set_state_dict(renamed)
     slots = counted(len(renamed.keys() - _BESIDE), "slot")
     return optimizer, f"; {type(optimizer).__name__}, state of {slots}"
-
-
-def _parameter_names(job: PredictionJob) -> Mapping[str, str]:
-    from ckpttool.formats.paddle.pickles import names_in
-
-    place = tuple(job.options["state_path"])
-    return {str(path[-1]): name for path, name in names_in(job.options["file"]).items() if path[:-1] == place}
 
 
 def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
@@ -372,17 +337,8 @@ def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
         raise LoadFailed(error("optimizer-mismatch", message))
     if not isinstance(state, Mapping):
         raise LoadFailed(error("optimizer-mismatch", "no state of an optimizer lies there", place))
-    found: Mapping[str, Any] = require_plain(state, place, may_trust=False)
-    return found
-
-
-def _rename_keys(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a state with the names that the parameters have here: Paddle counts layers as they are made."""
-    found = {}
-    for key, value in state.items():
-        owner = _owner(key, names)
-        found[key if owner is None else names[owner] + key[len(owner) :]] = value
-    return found
+    plain: Mapping[str, Any] = require_plain(state, place, may_trust=False)
+    return plain
 
 
 def _owner(key: str, names: Iterable[str]) -> str | None:
@@ -410,5 +366,5 @@ def _parameter_findings(state: Mapping[str, Any], layer: Any) -> Iterable[Findin
 
 LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {
     "inference": _load_inference,
-    "parameters": parameters,
+    "parameters": _load_parameters,
 }

@@ -15,9 +15,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckpttool.predict.inputs import make_inputs, name_inputs, other_values, read_arrays, sized_specs
+from ckpttool.predict.inputs import (
+    Recording,
+    is_recording,
+    make_inputs,
+    name_inputs,
+    other_values,
+    read_arrays,
+    read_recording,
+    sized_specs,
+    write_recording,
+)
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed, first_line, shape_text
-from ckpttool.predict.recordings import Recording, is_recording, read_recording, write_recording
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 from ckpttool.report import Finding, counted, error, has_errors, note, warning
 
@@ -49,11 +58,7 @@ class _Inputs:
 
 
 def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str, Sequence[Finding]]:
-    """Run a model twice and return what was seen, in words, with what is wrong.
-
-    Raises:
-        NoInputs: Nothing says what to run it on.
-    """
+    """Run a model twice and return what was seen, in words, with what is wrong."""
     request = job.request
     try:
         recording = read_recording(request.expect) if request.expect else None
@@ -62,38 +67,39 @@ def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str
     except LoadFailed as failure:
         return failure.findings[0].message, failure.findings
     findings = list(non_finite_findings(outputs))
-    unlike = list(rerun_findings(outputs, again, request))
-    keeps_state = bool(unlike) and _repeats_when_reloaded(load_again, inputs, outputs, request)
-    findings += [note("keeps-state", _KEEPS_STATE)] if keeps_state else unlike
-    told = [f"{_shapes(outputs)} from {inputs.origin}", *_empty_words(outputs)]
+    rerun = list(rerun_findings(outputs, again, request))
+    keeps_state = bool(rerun) and _repeats_when_reloaded(load_again, inputs, outputs, request)
+    findings += [note("keeps-state", _KEEPS_STATE)] if keeps_state else rerun
+    words = [f"{_shapes(outputs)} from {inputs.origin}"]
+    if empty := [name for name, array in outputs.items() if not array.size]:
+        words.append(f"no value in {', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}")
     if recording is not None:
-        unlike = list(recording_findings(outputs, recording.outputs, request))
-        findings += unlike
-        told += [] if unlike else [_agreement_words(largest_difference(outputs, recording.outputs))]
+        changes = list(recording_findings(outputs, recording.outputs, request))
+        findings += changes
+        if not changes:
+            difference = largest_difference(outputs, recording.outputs)
+            words.append(f"as recorded, within {difference:.2g}" if difference else "exactly as recorded")
     if request.record:
-        again = _run_on_other_values(load_again if keeps_state else lambda: loaded, inputs, request)
-        findings += insensitive_findings(outputs, again, request)
-    for more, found in (_judge_labels(outputs, request), _training_step(loaded, inputs.arrays, request)):
-        told += [more] if more else []
-        findings += found
+        elsewhere = _run_on_other_values(load_again if keeps_state else lambda: loaded, inputs, request)
+        findings += insensitive_findings(outputs, elsewhere, request)
+    for verdict, more in (_judge_labels(outputs, request), _training_step(loaded, inputs.arrays, request)):
+        words += [verdict] if verdict else []
+        findings += more
     if request.record and not has_errors(findings):
-        found = _write_recording(
-            request.record, Recording(inputs.arrays, outputs, _provenance(loaded, job)), findings
-        )
-        findings += found
-        told += [] if found else [f"recorded in {os.path.basename(request.record)}"]
-    return "; ".join(told), findings
+        from importlib.metadata import version
+
+        versions = {"ckpttool": version("ckpttool"), **loaded.versions}
+        about = {"checkpoint": os.path.basename(job.path), "versions": versions, "seed": request.seed}
+        problems = _write_recording(request.record, Recording(inputs.arrays, outputs, about), findings)
+        findings += problems
+        words += [] if problems else [f"recorded in {os.path.basename(request.record)}"]
+    return "; ".join(words), findings
 
 
 def _first_run(
     loaded: Loaded, request: PredictionRequest, recording: Recording | None
 ) -> tuple[_Inputs, Arrays]:
-    """Return the first inputs that a model takes, and what it gives for them.
-
-    Raises:
-        NoInputs: Nothing says what to run it on.
-        LoadFailed: It takes none.
-    """
+    """Return the first inputs that a model takes, and what it gives for them."""
     first: Exception | None = None
     for inputs in _inputs(loaded, request, recording):
         try:
@@ -108,7 +114,7 @@ def _first_run(
 
 
 def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
-    with _blaming_recording() if inputs.is_recorded else nullcontext():
+    with _recording_blamed() if inputs.is_recorded else nullcontext():
         given = loaded.run(inputs.arrays)
     outputs = {name: np.asarray(array) for name, array in given.items()}
     if not outputs:
@@ -119,13 +125,9 @@ def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
 
 
 @contextmanager
-def _blaming_recording() -> Iterator[None]:
-    """Say of whatever is raised inside that the recording may be another model's.
-
-    Raises:
-        LoadFailed: Something was raised.
-    """
-    said = "the recorded input doesn't run on this model"
+def _recording_blamed() -> Iterator[None]:
+    """Say of whatever is raised inside that the recording may be another model's."""
+    problem = "the recorded input doesn't run on this model"
     try:
         yield
     except MemoryError:
@@ -134,9 +136,9 @@ def _blaming_recording() -> Iterator[None]:
         first = failure.findings[0]
         if first.code == "no-output":
             raise
-        raise LoadFailed(error("recording-mismatch", f"{said}: {first.message}", first.where)) from failure
+        raise LoadFailed(error("recording-mismatch", f"{problem}: {first.message}", first.where)) from failure
     except Exception as failure:  # a framework runs other people's code, which may raise anything
-        raise LoadFailed(error("recording-mismatch", f"{said}: {first_line(failure)}")) from failure
+        raise LoadFailed(error("recording-mismatch", f"{problem}: {first_line(failure)}")) from failure
 
 
 def _repeats_when_reloaded(
@@ -157,23 +159,6 @@ def _run_on_other_values(load: Reload, inputs: _Inputs, request: PredictionReque
         return _run(load(), _Inputs(other_values(inputs.arrays, request.seed + 1), "other values"))
     except Exception:  # noqa: BLE001 - other people's code may raise anything at values that nobody chose
         return {}
-
-
-def _agreement_words(difference: float) -> str:
-    return f"as recorded, within {difference:.2g}" if difference else "exactly as recorded"
-
-
-def _provenance(loaded: Loaded, job: PredictionJob) -> dict[str, Any]:
-    from importlib.metadata import version
-
-    versions = {"ckpttool": version("ckpttool"), **loaded.versions}
-    return {"checkpoint": os.path.basename(job.path), "versions": versions, "seed": job.request.seed}
-
-
-def _empty_words(outputs: Arrays) -> list[str]:
-    """Return in words which outputs have no value that could be judged."""
-    names = [name for name, array in outputs.items() if not array.size]
-    return [f"no value in {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"] if names else []
 
 
 def _shapes(arrays: Arrays, noun: str = "output") -> str:
@@ -205,8 +190,8 @@ def _training_step(loaded: Loaded, inputs: Arrays, request: PredictionRequest) -
 
 def _write_recording(path: str, recording: Recording, findings: Sequence[Finding]) -> list[Finding]:
     if any(finding.code == "runs-differ" for finding in findings):
-        told = "two runs on one input differ: no later run could be as recorded"
-        return [error("recording-not-written", told, path)]
+        reason = "two runs on one input differ: no later run could be as recorded"
+        return [error("recording-not-written", reason, path)]
     try:
         write_recording(path, recording)
     except OSError as failure:
@@ -220,28 +205,25 @@ def _write_recording(path: str, recording: Recording, findings: Sequence[Finding
 def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | None) -> Iterator[_Inputs]:
     """Yield what to run on, the user's first, then what is recorded, then the model's own.
 
-    There are several where sizes are unknown, and none where nothing says what to run on.
-
-    Raises:
-        LoadFailed: They don't fit the model.
+    There are several if sizes are unknown, and none if nothing says what to run on.
     """
     specs = loaded.inputs()
     examples = loaded.examples()
-    found: Iterable[_Inputs] = ()
+    candidates: Iterable[_Inputs] = ()
     if request.input:
-        found = (_inputs_in_file(request.input),)
+        candidates = (_inputs_in_file(request.input),)
     elif recording and recording.inputs:
-        found = (_Inputs(recording.inputs, "the recorded input", is_recorded=True),)
+        candidates = (_Inputs(recording.inputs, "the recorded input", is_recorded=True),)
     elif request.input_shapes:
-        found = (_generated_inputs(request.input_shapes, request.seed),)
+        candidates = (_generated_inputs(request.input_shapes, request.seed),)
     elif examples:
-        found = (_Inputs(examples, "the checkpoint's example input"),)
+        candidates = (_Inputs(examples, "the checkpoint's example input"),)
     elif specs:
-        found = (
+        candidates = (
             _generated_inputs(one, request.seed, are_known=one == specs)
             for one in sized_specs(specs, request.batch_size)
         )
-    for inputs in found:
+    for inputs in candidates:
         yield replace(inputs, arrays=name_inputs(inputs.arrays, specs, inputs.origin))
 
 
@@ -268,8 +250,8 @@ def non_finite_findings(outputs: Arrays) -> Iterator[Finding]:
         if array.dtype.kind in "fc":
             nan, infinite = int(np.isnan(array).sum()), int(np.isinf(array).sum())
             if nan or infinite:
-                told = " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (infinite, "Inf")) if n)
-                yield error("output-not-finite", f"{told} in {array.size:,} values", name)
+                counts = " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (infinite, "Inf")) if n)
+                yield error("output-not-finite", f"{counts} in {array.size:,} values", name)
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -323,7 +305,7 @@ def _largest(array: np.ndarray[Any, Any]) -> float:
 
 
 def _difference(
-    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest, said: str = "before"
+    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest, when: str = "before"
 ) -> str:
     """Return in words where two arrays of one shape differ; nothing where they don't."""
     rtol, atol = tolerances(now, other, request)
@@ -339,7 +321,7 @@ def _difference(
     place = f"[{', '.join(str(int(index)) for index in at)}]" if at else "the scalar"
     return (
         f"{int(differ.sum()):,} of {now.size:,} values differ, most at {place}: {_value_text(now[at])} now, "
-        f"{_value_text(other[at])} {said} (rtol {rtol:.3g}, atol {atol:.3g})"
+        f"{_value_text(other[at])} {when} (rtol {rtol:.3g}, atol {atol:.3g})"
     )
 
 
@@ -358,14 +340,14 @@ def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: Prediction
     for name, array in (floats or judged).items():
         rtol, atol = tolerances(array, array, request)
         if name in floats and _largest(array) <= atol:
-            told = f"no value is further from 0 than the tolerance, {atol:.3g}"
+            doubt = f"no value is further from 0 than the tolerance, {atol:.3g}"
         elif name in floats and (ends := _saturated_ends(_plain(array), rtol, atol)):
-            told = f"saturated, every value is {ends}"
+            doubt = f"saturated, every value is {ends}"
         elif name in elsewhere and _equals(elsewhere[name], array, request):
-            told = "constant, other input gives the same"
+            doubt = "constant, other input gives the same"
         else:
             continue
-        yield warning("recording-insensitive", f"{told}: a change of the weights may not show in it", name)
+        yield warning("recording-insensitive", f"{doubt}: a change of the weights may not show in it", name)
 
 
 def _saturated_ends(array: np.ndarray[Any, Any], rtol: float, atol: float) -> str:
@@ -417,12 +399,12 @@ def judge_by_labels(
     output = _plain(output)
     if not labels.size or labels.dtype.kind not in "fiub" or output.dtype.kind not in "fiub":
         return "", [_label_mismatch(output, labels)]
-    told, findings = [], []
+    words, findings = [], []
     if request.min_accuracy is not None:
         right = _right_answers(output, labels)
         if right is None:
             return "", [_label_mismatch(output, labels)]
-        told.append(f"accuracy {right.mean():.4g} on {right.size:,}")
+        words.append(f"accuracy {right.mean():.4g} on {right.size:,}")
         if not right.mean() >= request.min_accuracy:
             message = f"{right.mean():.4g} on {right.size:,} labels ({request.min_accuracy:g} or more)"
             findings.append(error("accuracy-too-low", message))
@@ -430,31 +412,26 @@ def judge_by_labels(
         if np.squeeze(output).shape != np.squeeze(labels).shape:
             return "", [_label_mismatch(output, labels)]
         mean = float(np.abs(np.squeeze(output).astype(float) - np.squeeze(labels)).mean())
-        told.append(f"mean error {mean:.4g}")
+        words.append(f"mean error {mean:.4g}")
         if not mean <= request.max_error:
             message = f"the mean absolute error is {mean:.4g} ({request.max_error:g} or less)"
             findings.append(error("error-too-large", message))
-    return ", ".join(told), findings
+    return ", ".join(words), findings
 
 
 def _right_answers(output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Return which answers are right, or None where output and labels don't fit."""
-    if output.shape == labels.shape and _is_one_hot(labels):
-        return np.asarray(output.argmax(-1) == labels.argmax(-1))
     if output.shape == labels.shape:
+        # Each row has one 1 for its class: else nearly every 0 would count as a right answer.
+        has_rows = labels.ndim >= 2 and labels.shape[-1] >= 2
+        if has_rows and np.isin(labels, (0, 1)).all() and (labels.sum(-1) == 1).all():
+            return np.asarray(output.argmax(-1) == labels.argmax(-1))
         return np.asarray(np.rint(output) == labels if output.dtype.kind == "f" else output == labels)
     if output.ndim and output.shape[:-1] == labels.shape and output.shape[-1] > 1:
         return np.asarray(output.argmax(-1) == labels)
     if np.squeeze(output).shape == np.squeeze(labels).shape:
         return _right_answers(output.reshape(labels.shape), labels)
     return None
-
-
-def _is_one_hot(labels: np.ndarray[Any, Any]) -> bool:
-    """Tell whether each row has one 1 for its class; else nearly every 0 would count as a right answer."""
-    if labels.ndim < 2 or labels.shape[-1] < 2:
-        return False
-    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(-1) == 1).all())
 
 
 def _label_mismatch(output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Finding:

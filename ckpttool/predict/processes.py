@@ -44,7 +44,11 @@ def end_family(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None and _KEEPS_NUMBERS:
         return  # its number may be another's by now
     if sys.platform.startswith("linux"):
-        _end_by_supervisor(process)
+        # The supervisor ends all: it alone sees what comes to be meanwhile.
+        until = time.monotonic() + _SUPERVISOR_PATIENCE
+        process.send_signal(signal.SIGTERM)
+        while not has_exited(process) and time.monotonic() < until:
+            time.sleep(_LOOK)
     started = list(family(process.pid))[1:]
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
@@ -55,24 +59,13 @@ def end_family(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-def _end_by_supervisor(process: subprocess.Popen[bytes]) -> None:
-    """Let the supervisor end all: it alone sees what comes to be meanwhile."""
-    until = time.monotonic() + _SUPERVISOR_PATIENCE
-    process.send_signal(signal.SIGTERM)
-    while not has_exited(process) and time.monotonic() < until:
-        time.sleep(_LOOK)
-
-
 def resident(pid: int) -> int:
     """Return the bytes that a process and all that it started use; 0 where the system doesn't tell."""
-    return sum(map(_resident, family(pid)))
-
-
-def _resident(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return 0
+    pages = 0
+    for one in family(pid):
+        with suppress(OSError, IndexError, ValueError):
+            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
+    return pages * _PAGE
 
 
 def family(pid: int) -> Iterator[int]:

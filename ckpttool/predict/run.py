@@ -141,7 +141,15 @@ class PredictionChild:
         self._path = path
         self._framework = FRAMEWORKS[framework]
         self._framework.require(path)
-        self._process = _start(self._framework)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _BOOT, json.dumps(child_places()), self._framework.module],
+            bufsize=0,  # a buffered pipe can't be closed while a thread waits for it
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**self._framework.environment, **os.environ, **self._framework.forced},
+        )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._said = [b""]
         self._phase = "load"
@@ -174,16 +182,16 @@ class PredictionChild:
                     raise MissingPackage(self._path, why)
                 stages[self._phase] = _parse_stage(message, self._phase)
             except _ChildEnded as end:
-                return self._broken_off(stages, self._ended(end))
+                finding = self._end_finding(end)
+                stages[self._phase] = StageResult(self._phase, finding.message, (finding,))
+                if self._phase == "load":
+                    stages["predict"] = StageResult("predict", "it was not loaded", is_skipped=True)
+                break
             self._phase = "predict"
         return Answer(stages["load"], stages["predict"], self._lines_said())
 
     def _next(self, deadline: float, request: PredictionRequest) -> dict[str, Any]:
-        """Return the child's next message.
-
-        Raises:
-            _Ended: There will be none.
-        """
+        """Return the child's next message; raises ``_ChildEnded`` if there will be none."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -199,7 +207,7 @@ class PredictionChild:
             if request.memory and resident(self._process.pid) > request.memory:
                 raise _ChildEnded("memory", f"{request.memory / (1 << 20):,.0f} MiB")
 
-    def _ended(self, end: _ChildEnded) -> Finding:
+    def _end_finding(self, end: _ChildEnded) -> Finding:
         doing = "loading it" if self._phase == "load" else "running it"
         if end.why == "timeout":
             return error("child-timeout", f"{doing} took longer than the {end.limit} of --timeout")
@@ -207,7 +215,7 @@ class PredictionChild:
             return error("child-out-of-memory", f"{doing} took more memory than the {end.limit} of --memory")
         if end.why == "nonsense":
             return error("child-crashed", f"the process gave an answer that is none while {doing}")
-        how = _exit_words(self._exit_code())
+        how = _exit_text(self._exit_code())
         last = [f": {line[:300]}" for line in self._lines_said()[-1:]]
         return error("child-crashed", f"the process {how} while {doing}{''.join(last)}")
 
@@ -224,14 +232,6 @@ class PredictionChild:
     def _lines_said(self) -> tuple[str, ...]:
         lines = self._said[0].decode("utf-8", "replace").splitlines()
         return tuple(line for line in map(str.strip, lines) if line)[-_TAIL:]
-
-    def _broken_off(self, stages: dict[str, StageResult], finding: Finding) -> Answer:
-        failed = StageResult(self._phase, finding.message, (finding,))
-        if self._phase == "load":
-            return Answer(
-                failed, StageResult("predict", "it was not loaded", is_skipped=True), self._lines_said()
-            )
-        return Answer(stages["load"], failed, self._lines_said())
 
     def stop(self) -> None:
         """End the process and all that it started."""
@@ -252,18 +252,6 @@ class _ChildEnded(Exception):
         super().__init__(why)
         self.why = why
         self.limit = limit
-
-
-def _start(framework: Framework) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", _BOOT, json.dumps(child_places()), framework.module],
-        bufsize=0,  # a buffered pipe can't be closed while a thread waits for it
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env={**framework.environment, **os.environ, **framework.forced},
-    )
 
 
 def _start_thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -316,13 +304,13 @@ def _parse_stage(message: dict[str, Any], name: str) -> StageResult:
             Finding(_clean(code), Severity(severity), _clean(text), None if where is None else _clean(where))
             for code, severity, text, where in message["findings"]
         )
-        told, detail = _clean(message["stage"]), _clean(message["detail"])
-        stage = StageResult(told, detail, findings, bool(message["is_skipped"]))
+        stage, detail = _clean(message["stage"]), _clean(message["detail"])
+        result = StageResult(stage, detail, findings, bool(message["is_skipped"]))
     except (KeyError, ValueError, TypeError) as failure:
         raise _ChildEnded("nonsense") from failure
-    if stage.name != name:
+    if result.name != name:
         raise _ChildEnded("nonsense")
-    return stage
+    return result
 
 
 def _clean(text: object) -> str:
@@ -330,7 +318,7 @@ def _clean(text: object) -> str:
     return str(text).encode("utf-8", "replace").decode()
 
 
-def _exit_words(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     """Return how a process ended, in words."""
     if code is None:
         return "closed its answer"

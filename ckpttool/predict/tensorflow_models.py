@@ -133,20 +133,16 @@ def _load_savedmodel(job: PredictionJob) -> Loaded:
     return Signature(model, _signature(model.signatures, job))
 
 
-def _signature(found: Iterable[str], job: PredictionJob) -> str:
-    """Return the signature that is called: the user's, the one to serve, or the only one.
-
-    Raises:
-        LoadFailed: There is no such.
-    """
-    names = sorted(found)
-    wanted = job.request.signature or "serving_default"
-    if wanted not in names and job.request.signature is None and len(names) == 1:
+def _signature(signatures: Iterable[str], job: PredictionJob) -> str:
+    """Return the signature that is called: the user's, the one to serve, or the only one."""
+    names = sorted(signatures)
+    name = job.request.signature or "serving_default"
+    if name not in names and job.request.signature is None and len(names) == 1:
         return names[0]
-    if wanted in names:
-        return wanted
-    there = f"there is {', '.join(names)}: --signature says which" if names else "it has none at all"
-    raise LoadFailed(error("no-such-signature", f"no signature {wanted!r}; {there}"))
+    if name in names:
+        return name
+    others = f"there is {', '.join(names)}: --signature says which" if names else "it has none at all"
+    raise LoadFailed(error("no-such-signature", f"no signature {name!r}; {others}"))
 
 
 def _load_session(job: PredictionJob) -> Loaded:
@@ -215,12 +211,7 @@ def _call_model(model: Any, inputs: Arrays) -> Any:
 
 
 def _train_model(model: Any, optimizer: Any, inputs: Arrays) -> str:
-    """Make one step of a ``tf.Module`` with the mean square of its floating outputs as the loss.
-
-    Raises:
-        CannotTrain: It has no trainable variables, or none has a gradient.
-        LoadFailed: The loss or a variable is not finite, or nothing moved.
-    """
+    """Make one step of a ``tf.Module`` with the mean square of its floating outputs as the loss."""
     variables = list(getattr(model, "trainable_variables", ()))
     if not variables:
         raise CannotTrain("the model has no trainable variables")
@@ -241,7 +232,7 @@ def _train_model(model: Any, optimizer: Any, inputs: Arrays) -> str:
             for gradient, one in pairs:
                 one.assign_sub(tf.convert_to_tensor(gradient) * tf.cast(_RATE, one.dtype))
     value = float(np.asarray(loss))
-    moved = moved_weights_words(before, [one.numpy() for one in variables], f"the loss is {value:.4g}")
+    moved = moved_weights_words(before, [one.numpy() for one in variables], value)
     return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} moved {moved}, loss {value:.4g}"
 
 
@@ -265,54 +256,50 @@ def _load_variables(job: PredictionJob) -> Loaded:
 
 
 def _runnable_model(made: Any) -> Any:
-    """Return what is run of what a factory made: of a ``tf.train.Checkpoint``, the model in it.
-
-    Raises:
-        LoadFailed: There is none, or several.
-    """
+    """Return what is run of what a factory made: of a ``tf.train.Checkpoint``, the model in it."""
     if not isinstance(made, tf.train.Checkpoint):
-        found = {"": made} if callable(made) else {}
+        models = {"": made} if callable(made) else {}
     else:
         children = tf.train.TrackableView(made).children(made)
-        found = {
+        models = {
             name: one for name, one in children.items() if callable(one) and not isinstance(one, tf.Variable)
         }
-        found = {"model": found["model"]} if "model" in found else found
-        if not found and callable(getattr(made, "root", None)):
-            found = {"root": made.root}
-    if len(found) != 1:
-        what = (
-            f"several models: {', '.join(found)} (call one 'model')"
-            if found
-            else "nothing that can be called"
-        )
-        raise LoadFailed(error("no-such-model", f"the {type(made).__name__} has {what}"))
-    return next(iter(found.values()))
+        models = {"model": models["model"]} if "model" in models else models
+        if not models and callable(getattr(made, "root", None)):
+            models = {"root": made.root}
+    if len(models) != 1:
+        names = f"several models: {', '.join(models)} (call one 'model')"
+        problem = names if models else "nothing that can be called"
+        raise LoadFailed(error("no-such-model", f"the {type(made).__name__} has {problem}"))
+    return next(iter(models.values()))
 
 
 # Restoring ------------------------------------------------------------------------------------------
 
 
 def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
-    """Restore a checkpoint into what a factory made, and return what was restored, in words.
-
-    Raises:
-        LoadFailed: One side has what the other hasn't, or in another shape.
-    """
+    """Restore a checkpoint into what a factory made, and return what was restored, in words."""
     names = _ReadableNames(*job.options["names"])
     with findings_on_error("load-failed"):
         reader = tf.train.load_checkpoint(job.path)
         shapes = reader.get_variable_to_shape_map()
     if _GRAPH not in shapes:
         return _restore_by_name(reader, shapes, names, model, optimizer)
-    graph = _parse_graph(reader.get_tensor(_GRAPH))
+    graph = _ObjectGraph.parse(reader.get_tensor(_GRAPH))
     target, keys = _target(job, graph, made, model, optimizer)
     findings = [
         *_missing_findings(_model_parts(made, model), keys),
         *_unused_findings(keys, names, with_optimizer=optimizer is not None),
-        *_shape_findings(keys, shapes, names),
-        *_slots_without_state(keys, optimizer),
+        *[
+            shape_finding(names.of(one.text), shapes[one.text], one.live.shape)
+            for one in keys
+            if one.text in shapes and one.text.endswith(_VALUE) and hasattr(one.live, "shape")
+            if list(one.live.shape) != list(shapes[one.text])
+        ],
     ]
+    if optimizer is not None and not any(one.is_optimizer and one.live is not None for one in keys):
+        problem = f"the checkpoint holds no state that {type(optimizer).__name__} takes"
+        findings.append(error("optimizer-mismatch", problem))
     if findings:
         raise LoadFailed(*first_findings(findings))
     with findings_on_error("load-failed"):
@@ -411,9 +398,8 @@ def _named_variables(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _own_variables(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield a model's variables by name: of Keras its weights, since metrics and seeds need not be saved."""
-    found: Any = getattr(model, "weights", None)
-    found = getattr(model, "variables", ()) if found is None else found
-    for one in found:
+    weights: Any = getattr(model, "weights", None)
+    for one in getattr(model, "variables", ()) if weights is None else weights:
         yield getattr(one, "path", None) or str(one.name).partition(":")[0], one
 
 
@@ -425,42 +411,18 @@ def _unused_findings(
     An optimizer's state is of no interest where the user gave none.
     """
     left = (one for one in keys if one.live is None and (with_optimizer or not one.is_optimizer))
-    return [not_consumed_finding(names.of(one.text)) for one in left if _is_of_model(one.text, names)]
-
-
-def _is_of_model(key: str, names: _ReadableNames) -> bool:
-    """Tell whether a key is no bookkeeping: a step, an epoch, a metric."""
-    return names.roles.get(key) != "training" and not key.startswith(f"{_COUNTER}/")
-
-
-def _shape_findings(
-    keys: Iterable[_VariableKey], shapes: Mapping[str, Any], names: _ReadableNames
-) -> list[Finding]:
-    """Return what has another shape in the checkpoint; variables alone have one."""
     return [
-        shape_finding(names.of(one.text), shapes[one.text], one.live.shape)
-        for one in keys
-        if one.text in shapes and one.text.endswith(_VALUE) and hasattr(one.live, "shape")
-        if list(one.live.shape) != list(shapes[one.text])
-    ]
-
-
-def _slots_without_state(keys: Iterable[_VariableKey], optimizer: Any) -> list[Finding]:
-    if optimizer is None or any(one.is_optimizer and one.live is not None for one in keys):
-        return []
-    return [
-        error("optimizer-mismatch", f"the checkpoint holds no state that {type(optimizer).__name__} takes")
+        not_consumed_finding(names.of(one.text))
+        for one in left
+        # Steps, epochs and metrics are bookkeeping.
+        if names.roles.get(one.text) != "training" and not one.text.startswith(f"{_COUNTER}/")
     ]
 
 
 def _restore_by_name(
     reader: Any, shapes: Mapping[str, Any], names: _ReadableNames, model: Any, optimizer: Any
 ) -> str:
-    """Restore what TensorFlow 1 saved, without objects: by the names of the variables.
-
-    Raises:
-        LoadFailed: One side has what the other hasn't, or in another shape; or an optimizer was asked for.
-    """
+    """Restore what TensorFlow 1 saved, without objects: by the names of the variables."""
     if optimizer is not None:
         raise LoadFailed(
             error("optimizer-mismatch", "a checkpoint of TensorFlow 1 tells its optimizer by name alone")
@@ -509,6 +471,18 @@ class _ObjectGraph(NamedTuple):
     nodes: Any
     of_model: frozenset[int]
 
+    @classmethod
+    def parse(cls, content: bytes) -> _ObjectGraph:
+        """Return the objects; the model's are those that are reached without passing an optimizer."""
+        nodes = TrackableObjectGraph.FromString(content).nodes
+        reached, to_visit = {0}, [0]
+        while to_visit:
+            for child in nodes[to_visit.pop()].children:
+                if child.node_id not in reached and not _is_optimizer(nodes[child.node_id]):
+                    reached.add(child.node_id)
+                    to_visit.append(child.node_id)
+        return cls(nodes, frozenset(reached))
+
     def is_optimizer(self, at: int) -> bool:
         return _is_optimizer(self.nodes[at])
 
@@ -524,27 +498,15 @@ class _ObjectGraph(NamedTuple):
 
     def _slots(self, matches: Mapping[int, Any]) -> Mapping[int, Any]:
         """Return the slots of old optimizers, which hang between a variable and the optimizer."""
-        found = {}
+        slots = {}
         for at, node in enumerate(self.nodes):
             optimizer: Any = matches.get(at)
             for slot in node.slot_variables:
                 variable = matches.get(slot.original_variable_node_id)
                 if variable is None or slot.slot_name not in getattr(optimizer, "get_slot_names", list)():
                     continue
-                found[slot.slot_variable_node_id] = optimizer.get_slot(variable, slot.slot_name)
-        return found
-
-
-def _parse_graph(content: bytes) -> _ObjectGraph:
-    """Return a checkpoint's objects; the model's are those that are reached without passing an optimizer."""
-    nodes = TrackableObjectGraph.FromString(content).nodes
-    reached, to_visit = {0}, [0]
-    while to_visit:
-        for child in nodes[to_visit.pop()].children:
-            if child.node_id not in reached and not _is_optimizer(nodes[child.node_id]):
-                reached.add(child.node_id)
-                to_visit.append(child.node_id)
-    return _ObjectGraph(nodes, frozenset(reached))
+                slots[slot.slot_variable_node_id] = optimizer.get_slot(variable, slot.slot_name)
+        return slots
 
 
 def _is_optimizer(node: Any) -> bool:

@@ -64,12 +64,15 @@ class TorchModel(Loaded):
         torch.manual_seed(seed)
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        found = tensors_of(self._template) if self._template else ()
-        return tuple(InputSpec(name, _shape(one), _dtype_name(one)) for name, one in found)
+        specs = []
+        for name, one in tensors_of(self._template) if self._template else ():
+            shape = tuple(size if isinstance(size, int) else None for size in one.shape)
+            specs.append(InputSpec(name, shape, str(one.dtype).removeprefix("torch.")))
+        return tuple(specs)
 
     def examples(self) -> Arrays:
-        found = [] if self._template is None else list(tensors_of(self._template))
-        return {} if any(isinstance(one, FakeTensor) for _, one in found) else arrays_in(dict(found))
+        tensors = {} if self._template is None else dict(tensors_of(self._template))
+        return {} if any(isinstance(one, FakeTensor) for one in tensors.values()) else arrays_in(tensors)
 
     def run(self, inputs: Arrays) -> Arrays:
         given = self._arguments(inputs)
@@ -78,17 +81,16 @@ class TorchModel(Loaded):
                 output = self._module(*given.by_place, **given.by_name)
         except (RuntimeError, torch.jit.Error) as failure:
             if device := next(filter(_is_absent_device, _devices(self._module)), None):
-                told = f"the program asks for the device {device}, which PyTorch doesn't have here"
-                raise LoadFailed(error("device-missing", told)) from failure
+                problem = f"the program asks for the device {device}, which PyTorch doesn't have here"
+                raise LoadFailed(error("device-missing", problem)) from failure
             if _IN_TORCHSCRIPT not in str(failure):
                 raise
             raise LoadFailed(error("predict-failed", _script_error(str(failure)))) from failure
-        found = arrays_in(output)
-        if not found:
-            raise LoadFailed(
-                error("no-output", f"the model gives {type(output).__name__}, and no tensor in it")
-            )
-        return found
+        outputs = arrays_in(output)
+        if not outputs:
+            problem = f"the model gives {type(output).__name__}, and no tensor in it"
+            raise LoadFailed(error("no-output", problem))
+        return outputs
 
     def train(self, inputs: Arrays) -> str:
         given = self._arguments(inputs)
@@ -131,16 +133,8 @@ def _is_absent_device(device: str) -> bool:
 def _script_error(text: str) -> str:
     """Return what was raised in a TorchScript, without the lists that C++ adds to it."""
     raised = _RAISED.findall(text)
-    told = raised[-1] if raised else text.strip().splitlines()[-1]
-    return told if len(told) <= 300 else f"{told[:299]}…"
-
-
-def _shape(tensor: torch.Tensor) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) else None for size in tensor.shape)
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    last = raised[-1] if raised else text.strip().splitlines()[-1]
+    return last if len(last) <= 300 else f"{last[:299]}…"
 
 
 # Training -------------------------------------------------------------------------------------------
@@ -149,12 +143,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
     """Make a step forward, backward and with the optimizer; the child ends afterwards.
 
-    The loss is the mean square of all floating outputs, which any model has a gradient of.
-
-    Raises:
-        CannotTrain: No parameter wants a gradient.
-        LoadFailed: A gradient or a parameter is not finite afterwards, or nothing moved.
-    """
+    The loss is the mean square of all floating outputs, which any model has a gradient of."""
     trained = [one for one in module.parameters() if one.requires_grad]
     if not trained:
         raise CannotTrain("no parameter wants a gradient")
@@ -162,7 +151,9 @@ def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
     before = [one.detach().clone() for one in trained]
     module.train()
     output = module(*given.by_place, **given.by_name)
-    losses: list[Any] = [one.float().square().mean() for one in _differentiable(output)]
+    tensors = [one for _, one in leaves(output) if isinstance(one, torch.Tensor)]
+    differentiable = [one for one in tensors if one.requires_grad and one.is_floating_point()]
+    losses: list[Any] = [one.float().square().mean() for one in differentiable]
     if not losses:
         raise CannotTrain("no output has a gradient")
     optimizer.zero_grad()
@@ -179,11 +170,6 @@ def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
     if not moved:
         raise LoadFailed(error("training-step-failed", "the training step moved no parameter"))
     return f"one step of {type(optimizer).__name__} moved {moved} of {counted(len(trained), 'parameter')}"
-
-
-def _differentiable(output: object) -> list[torch.Tensor]:
-    tensors = [one for _, one in leaves(output) if isinstance(one, torch.Tensor)]
-    return [one for one in tensors if one.requires_grad and one.is_floating_point()]
 
 
 def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
@@ -204,30 +190,29 @@ def _load_state(job: PredictionJob) -> Loaded:
         raise LoadFailed(
             error("no-such-model", f"{request.model} gave a {type(module).__name__}, no nn.Module")
         )
-    found = content(job)
-    state = state_dict(job, found)
+    whole = content(job)
+    state = state_dict(job, whole)
     notes = load_strictly(module, state)
-    detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_state_dict_hint(found, job)}"
-    return _with_optimizer_state(job, module, found, detail, notes)
+    detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_state_dict_hint(whole, job)}"
+    return _model_with_optimizer(job, module, whole, detail, notes)
 
 
-def _state_dict_hint(found: Any, job: PredictionJob) -> str:
+def _state_dict_hint(whole: Any, job: PredictionJob) -> str:
     """Return in words where a state dict lay, if another one lies beside it."""
     place = job.options["state_path"]
-    beside = at_path(found, place[:-1]) if place else None
-    others = [key for key, one in beside.items() if _is_state(one)] if isinstance(beside, Mapping) else []
-    return f" of {'.'.join(map(str, place))!r}" if len(others) > 1 else ""
+    beside = at_path(whole, place[:-1]) if place else None
+    dicts = (
+        [one for one in beside.values() if isinstance(one, Mapping)] if isinstance(beside, Mapping) else []
+    )
+    states = [one for one in dicts if any(isinstance(value, torch.Tensor) for value in one.values())]
+    return f" of {'.'.join(map(str, place))!r}" if len(states) > 1 else ""
 
 
-def _is_state(value: object) -> bool:
-    return isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values())
-
-
-def _with_optimizer_state(
-    job: PredictionJob, module: Any, found: Any, detail: str, notes: tuple[Finding, ...] = ()
+def _model_with_optimizer(
+    job: PredictionJob, module: Any, whole: Any, detail: str, notes: tuple[Finding, ...] = ()
 ) -> TorchModel:
     """Return a module with the optimizer that was asked for, and its state."""
-    optimizer, more = make_optimizer(job, module, found)
+    optimizer, more = make_optimizer(job, module, whole)
     notes += more
     if optimizer is not None:
         detail += f"; {type(optimizer).__name__}, state of {counted(len(optimizer.state), 'parameter')}"
@@ -236,47 +221,39 @@ def _with_optimizer_state(
     return loaded
 
 
-def make_optimizer(job: PredictionJob, module: Any, found: Any) -> tuple[Any, tuple[Finding, ...]]:
-    """Return the user's optimizer with the checkpoint's state, if one was asked for, and what is remarkable.
-
-    Raises:
-        LoadFailed: There is no state, or it doesn't fit.
-    """
+def make_optimizer(job: PredictionJob, module: Any, whole: Any) -> tuple[Any, tuple[Finding, ...]]:
+    """Return the user's optimizer with the checkpoint's state, if one was asked for, and notes on it."""
     request = job.request
     if request.optimizer is None:
         return None, ()
-    state = optimizer_state(job, found)
+    state = optimizer_state(job, whole)
     given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
     optimizer = build_from(request.optimizer, given, **request.optimizer_args)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        told = f"{request.optimizer} gave a {type(optimizer).__name__}, no optimizer"
-        raise LoadFailed(error("no-such-model", told))
+        problem = f"{request.optimizer} gave a {type(optimizer).__name__}, no optimizer"
+        raise LoadFailed(error("no-such-model", problem))
     return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
 
 
 def _load_module(job: PredictionJob) -> Loaded:
     """A whole module, which the user trusts."""
     if job.request.model is not None:
-        _lend_to_main(job.request.model)
+        # The pickle may name classes in ``__main__`` that its script defined: the user's module has them.
+        import __main__
+
+        make = resolve(job.request.model)
+        for name, value in vars(sys.modules[make.__module__]).items():
+            if not hasattr(__main__, name):
+                setattr(__main__, name, value)
     try:
         whole = load_trusted(job)
     except (AttributeError, ModuleNotFoundError) as failure:
-        told = f"{failure}: a whole-model pickle needs its classes (--model lends those of a script)"
-        raise LoadFailed(error("load-failed", told)) from failure
+        problem = f"{failure}: a whole-model pickle needs its classes (--model lends those of a script)"
+        raise LoadFailed(error("load-failed", problem)) from failure
     module = at_path(whole, job.options["state_path"])
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(error("no-state-dict", f"a {type(module).__name__} lies there, no nn.Module"))
-    return _with_optimizer_state(job, module, whole, type(module).__name__)
-
-
-def _lend_to_main(reference: str) -> None:
-    """Let a pickle find classes in ``__main__`` that its script defined, and that the user's module has."""
-    import __main__
-
-    found = resolve(reference)
-    for name, value in vars(sys.modules[found.__module__]).items():
-        if not hasattr(__main__, name):
-            setattr(__main__, name, value)
+    return _model_with_optimizer(job, module, whole, type(module).__name__)
 
 
 def _load_torchscript(job: PredictionJob) -> Loaded:
@@ -291,12 +268,11 @@ def _load_torchscript(job: PredictionJob) -> Loaded:
 
 def _load_export(job: PredictionJob) -> Loaded:
     program = torch.export.load(job.path)
-    return ExportedProgram(
-        program.module(), "exported program", job.request.seed, template=_template(program)
-    )
+    template = _template(program)
+    return EvaluationModel(program.module(), "exported program", job.request.seed, template=template)
 
 
-class ExportedProgram(TorchModel):
+class EvaluationModel(TorchModel):
     """A program whose graph is the one for evaluation."""
 
     def train(self, inputs: Arrays) -> str:
@@ -309,8 +285,8 @@ def _template(program: Any) -> Arguments:
         by_place, by_name = program.example_inputs
         return Arguments(tuple(by_place), by_name)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    wanted = [values.get(name, name) for name in program.graph_signature.user_inputs]
-    by_place, by_name = torch.utils._pytree.tree_unflatten(wanted, program.call_spec.in_spec)
+    flat = [values.get(name, name) for name in program.graph_signature.user_inputs]
+    by_place, by_name = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
     return Arguments(tuple(by_place), by_name)
 
 
@@ -325,37 +301,25 @@ class Arguments(NamedTuple):
 
 
 def arguments(inputs: Arrays) -> Arguments:
-    """Return inputs as tensors of their own: a model may change what it is given.
-
-    Raises:
-        LoadFailed: PyTorch has no tensors of such values.
-    """
+    """Return inputs as tensors of their own: a model may change what it is given."""
     tensors: Any = {name: tensor_of(array, name) for name, array in inputs.items()}
     by_place, by_name = positional(tensors)
     return Arguments(tuple(by_place), by_name)
 
 
 def tensor_of(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
-    """Return a copy of an array as a tensor.
-
-    Raises:
-        LoadFailed: PyTorch has no tensors of such values.
-    """
+    """Return a copy of an array as a tensor."""
     if array.dtype == dtype_named("bfloat16"):
         return torch.from_numpy(array.astype(np.float32)).bfloat16()
     try:
         return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C", copy=True))
     except TypeError as failure:
-        told = f"there are no tensors of {'text' if array.dtype.kind in 'US' else array.dtype.name}"
-        raise LoadFailed(error("input-unfit", told, name)) from failure
+        dtype = "text" if array.dtype.kind in "US" else array.dtype.name
+        raise LoadFailed(error("input-unfit", f"there are no tensors of {dtype}", name)) from failure
 
 
 def require_callable_with(forward: Callable[..., Any], given: Arguments) -> None:
-    """Require that a function takes some arguments, as far as its signature tells.
-
-    Raises:
-        LoadFailed: It needs more, or takes fewer.
-    """
+    """Require that a function takes some arguments, as far as its signature tells."""
     signature = _call_signature(forward)
     if signature is None:
         return
@@ -420,8 +384,8 @@ def _number(value: object) -> torch.Tensor | None:
 
 def arrays_in(output: object) -> Arrays:
     """Return what a model gave, as arrays."""
-    found = ((name, _number(value)) for name, value in leaves(output))
-    return {name or "output": _tensor_array(one.detach().cpu()) for name, one in found if one is not None}
+    numbers = ((name, _number(value)) for name, value in leaves(output))
+    return {name or "output": _tensor_array(one.detach().cpu()) for name, one in numbers if one is not None}
 
 
 def _tensor_array(tensor: Any) -> Any:

@@ -44,43 +44,29 @@ _REFUSED = re.compile(r"(?:GLOBAL|[Cc]lass|function) ([\w.]+\.[\w.]+)")
 
 
 def content(job: PredictionJob) -> Any:
-    """Return what a checkpoint holds: nested containers with tensors.
-
-    Raises:
-        LoadFailed: PyTorch refuses to read it.
-    """
+    """Return what a checkpoint holds: nested containers with tensors."""
     return _READERS[job.options["reader"]](job)
 
 
-def state_dict(job: PredictionJob, found: Any) -> Any:
-    """Return the model's state dict in what was read.
-
-    Raises:
-        LoadFailed: There is none, or it is not plain data.
-    """
+def state_dict(job: PredictionJob, whole: Any) -> Any:
+    """Return the model's state dict in what was read."""
     place = job.options["state_path"]
-    return _require_plain_at(job, at_path(found, place), place)
+    return _require_plain_at(job, at_path(whole, place), place)
 
 
 def _require_plain_at(job: PredictionJob, value: Any, place: Iterable[str | int]) -> Any:
     return require_plain(value, ".".join(map(str, place)), may_trust=job.options["format"] == "torch-dcp")
 
 
-def optimizer_state(job: PredictionJob, found: Any) -> Any:
-    """Return the state of an optimizer in what was read, or in a file of its own.
-
-    Raises:
-        LoadFailed: There is none, or it is not plain data.
-    """
+def optimizer_state(job: PredictionJob, whole: Any) -> Any:
+    """Return the state of an optimizer in what was read, or in a file of its own."""
     if path := job.options.get("optimizer_file"):
         return _load_file(job, path)
     key = job.options.get("optimizer_key")
-    if key is None or not isinstance(found, Mapping) or key not in found:
-        lacking = job.options.get(
-            "optimizer_lacking", "the checkpoint holds no optimizer's state, or several"
-        )
-        raise LoadFailed(error("optimizer-mismatch", lacking))
-    return _require_plain_at(job, at_path(found, (key,)), (key,))
+    if key is None or not isinstance(whole, Mapping) or key not in whole:
+        usual = "the checkpoint holds no optimizer's state, or several"
+        raise LoadFailed(error("optimizer-mismatch", job.options.get("optimizer_lacking", usual)))
+    return _require_plain_at(job, at_path(whole, (key,)), (key,))
 
 
 def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
@@ -90,27 +76,20 @@ def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
         path: The file.
         is_trusted: Whether what it names may be imported and called.
         in_place: Whether the values can be mapped: where they lie compressed, PyTorch maps what they are not.
-
-    Raises:
-        LoadFailed: It names what is not plain data.
     """
     with open(path, "rb") as file:
         in_place = in_place and file.read(len(_ZIP)) == _ZIP
     try:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted, mmap=in_place)
     except pickle.UnpicklingError as failure:
-        found = _REFUSED.search(str(failure))
-        what = found[1] if found else "what is not plain data"
-        told = f"torch.load refuses {what}, whose code would run: --trust allows it"
-        raise LoadFailed(error("load-refused", told, os.path.basename(path))) from failure
+        match = _REFUSED.search(str(failure))
+        what = match[1] if match else "what is not plain data"
+        problem = f"torch.load refuses {what}, whose code would run: --trust allows it"
+        raise LoadFailed(error("load-refused", problem, os.path.basename(path))) from failure
 
 
 def load_trusted(job: PredictionJob) -> Any:
-    """Return what a pickle holds that the user trusts, whatever it runs.
-
-    Raises:
-        LoadFailed: He doesn't.
-    """
+    """Return what a pickle holds that the user trusts, whatever it runs."""
     if not job.request.trust:
         raise LoadFailed(error("load-refused", "loading a whole-model pickle runs its code"))
     (path,) = job.options["files"]
@@ -122,12 +101,11 @@ def load_trusted(job: PredictionJob) -> Any:
 
 def _read_by_torch(job: PredictionJob) -> Any:
     """Return the content of one file, or of shards as one dict."""
-    files = [_load_by_suffix(job, path) for path in job.options["files"]]
+    files = [
+        (_safetensors(path) if path.endswith(".safetensors") else _load_file(job, path))
+        for path in job.options["files"]
+    ]
     return files[0] if len(files) == 1 else {key: value for part in files for key, value in part.items()}
-
-
-def _load_by_suffix(job: PredictionJob, path: str) -> Any:
-    return _safetensors(path) if path.endswith(".safetensors") else _load_file(job, path)
 
 
 def _load_file(job: PredictionJob, path: str) -> Any:
@@ -162,9 +140,9 @@ def _read_own(path: str, wanted: Iterable[Path] = ((),)) -> Any:
 
 def _resolve_global(name: Global) -> Any:
     """Return an element type or a layout of PyTorch's by its name."""
-    found = getattr(torch, name.name, None) if name.module == "torch" else None
-    is_data = isinstance(found, (torch.dtype, torch.layout, torch.memory_format))
-    return found if is_data else NotPlain(f"the name {name}, which is no plain data")
+    value = getattr(torch, name.name, None) if name.module == "torch" else None
+    is_data = isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
+    return value if is_data else NotPlain(f"the name {name}, which is no plain data")
 
 
 def _unread_tensor(tensor: Tensor) -> Any:
@@ -181,11 +159,7 @@ def _torch_dtype(tensor: Tensor) -> torch.dtype | None:
 
 
 def _torch_tensor(tensor: Tensor) -> torch.Tensor:
-    """Return one of our tensors as one of PyTorch's, bit by bit.
-
-    Raises:
-        LoadFailed: PyTorch has no such type.
-    """
+    """Return one of our tensors as one of PyTorch's, bit by bit."""
     dtype = _torch_dtype(tensor)
     if dtype is None:
         raise LoadFailed(error("unsupported", f"no tensor of {tensor.dtype.name} can be made", tensor.name))
@@ -207,12 +181,13 @@ def _read_by_dcp(job: PredictionJob) -> Content:
 
     metadata = dcp.FileSystemReader(job.path).read_metadata()
     paths = metadata.planner_data or {}
-    wanted = [tuple(map(str, job.options["state_path"]))]
+    needed = [tuple(map(str, job.options["state_path"]))]
     if job.request.optimizer is not None and "optimizer_key" in job.options:
-        wanted.append((str(job.options["optimizer_key"]),))
+        needed.append((str(job.options["optimizer_key"]),))
     flat: dict[str, Any] = {}
     for name, item in metadata.state_dict_metadata.items():
-        if any(_is_below(paths.get(name, (name,)), path) for path in wanted):
+        path = tuple(map(str, paths.get(name, (name,))))
+        if any(path[: len(outer)] == outer for outer in needed):
             is_tensor = hasattr(item, "size")
             flat[name] = torch.empty(item.size, dtype=item.properties.dtype) if is_tensor else None
     dcp.load(flat, checkpoint_id=job.path)
@@ -220,10 +195,6 @@ def _read_by_dcp(job: PredictionJob) -> Content:
     for name, value in flat.items():
         put(root, paths.get(name, (name,)), value)
     return root
-
-
-def _is_below(path: tuple[Any, ...], outer: tuple[str, ...]) -> bool:
-    return tuple(map(str, path[: len(outer)])) == outer
 
 
 _READERS: Mapping[str, Callable[[PredictionJob], Any]] = {
@@ -237,11 +208,7 @@ _READERS: Mapping[str, Callable[[PredictionJob], Any]] = {
 
 
 def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
-    """Load a state dict into a module and return what is remarkable.
-
-    Raises:
-        LoadFailed: It is none, or keys are missing, unexpected, or have other shapes.
-    """
+    """Load a state dict into a module and return what is remarkable."""
     if not isinstance(state, Mapping):
         raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
     own = module.state_dict()
@@ -252,7 +219,10 @@ def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
     notes += tuple(
         note("tied-key", f"it is tied to {other!r}, and stored there", k) for k, other in ties.items()
     )
-    findings = [*_misfit_findings(state, own), *_valueless_findings(state)]
+    findings = list(_misfit_findings(state, own))
+    valueless = "the checkpoint has no values for it: it was saved from the meta device"
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    findings += [error("no-values", valueless, key) for key, value in tensors.items() if value.is_meta]
     if findings:
         raise LoadFailed(*first_findings(findings))
     # A module that was built without values takes those of the checkpoint as they are; all others keep their
@@ -294,26 +264,16 @@ def _has_shape(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value)
 
 
-def _valueless_findings(state: Mapping[str, Any]) -> Iterator[Finding]:
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor) and value.is_meta:
-            yield error(
-                "no-values", "the checkpoint has no values for it: it was saved from the meta device", key
-            )
-
-
 def _dtype_findings(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
     pairs = [(own[key], value) for key, value in state.items() if isinstance(value, torch.Tensor)]
-    other = [
+    cast = [
         (mine, value) for mine, value in pairs if isinstance(mine, torch.Tensor) and mine.dtype != value.dtype
     ]
-    if other:
-        mine, value = other[0]
-        told = f"{_dtype_text(value.dtype)} in the checkpoint, {_dtype_text(mine.dtype)} in the model"
-        yield note(
-            "dtype-differs",
-            f"{counted(len(other), 'tensor')} {'was' if len(other) == 1 else 'were'} cast: {told}",
-        )
+    if cast:
+        mine, value = cast[0]
+        dtypes = f"{_dtype_text(value.dtype)} in the checkpoint, {_dtype_text(mine.dtype)} in the model"
+        count = f"{counted(len(cast), 'tensor')} {'was' if len(cast) == 1 else 'were'}"
+        yield note("dtype-differs", f"{count} cast: {dtypes}")
 
 
 def _dtype_text(dtype: torch.dtype) -> str:
@@ -332,8 +292,8 @@ def _match_wrappers(
             return bare, (note("wrapper-prefix", f"each key begins with {prefix!r}, which was left out"),)
     for prefix in _prefixes(own):
         if {f"{prefix}{key}" for key in state} == own.keys():
-            told = f"each key of the model begins with {prefix!r}, which was put before the checkpoint's"
-            return {f"{prefix}{key}": value for key, value in state.items()}, (note("wrapper-prefix", told),)
+            text = f"each key of the model begins with {prefix!r}, which was put before the checkpoint's"
+            return {f"{prefix}{key}": value for key, value in state.items()}, (note("wrapper-prefix", text),)
     return state, ()
 
 
@@ -375,11 +335,7 @@ def trainer_groups(module: Any) -> list[dict[str, Any]]:
 
 
 def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tuple[Finding, ...]:
-    """Load an optimizer's state and return what is remarkable.
-
-    Raises:
-        LoadFailed: It doesn't fit the optimizer, or the parameters.
-    """
+    """Load an optimizer's state and return what is remarkable."""
     if isinstance(state, (list, tuple)) and len(state) == 1:  # Lightning's optimizer_states
         state = state[0]
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
@@ -389,8 +345,8 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
     known = set(chain.from_iterable(group["params"] for group in state["param_groups"]))
     strangers = [one for one in state["state"] if one not in known]
     if strangers:
-        told = f"state for {counted(len(strangers), 'parameter')} that no group of the checkpoint has"
-        raise LoadFailed(error(_MISFIT, told, key))
+        problem = f"state for {counted(len(strangers), 'parameter')} that no group of the checkpoint has"
+        raise LoadFailed(error(_MISFIT, problem, key))
     try:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError, TypeError, RuntimeError) as failure:
@@ -398,8 +354,8 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
         raise LoadFailed(error(_MISFIT, f"its state doesn't load: {failure}{hint}", key)) from failure
     lacking = sorted(fresh - set.intersection(*(set(group) for group in optimizer.param_groups)))
     if lacking:
-        told = f"it was saved by another optimizer: {type(optimizer).__name__} needs {', '.join(lacking)}"
-        raise LoadFailed(error(_MISFIT, told, key))
+        problem = f"it was saved by another optimizer: {type(optimizer).__name__} needs {', '.join(lacking)}"
+        raise LoadFailed(error(_MISFIT, problem, key))
     findings = list(_slot_findings(optimizer, module))
     if findings:
         raise LoadFailed(*first_findings(findings))
@@ -448,5 +404,5 @@ def _missing_state_findings(optimizer: Any, key: str) -> Iterator[Finding]:
             key,
         )
     elif lacking:
-        told = f"{lacking:,} of {counted(len(parameters), 'parameter')} have no state"
-        yield warning("optimizer-state-missing", told, key)
+        count = f"{lacking:,} of {counted(len(parameters), 'parameter')} have no state"
+        yield warning("optimizer-state-missing", count, key)

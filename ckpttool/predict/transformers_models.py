@@ -48,33 +48,28 @@ class Pretrained(TorchModel):
     def examples(self) -> Arrays:
         model = self._module
         if model.main_input_name == "pixel_values":
-            return arrays_in({"pixel_values": _image(model)})
+            size = getattr(model.config, "image_size", 224)
+            height, width = size if isinstance(size, (list, tuple)) else (size, size)
+            shape = (1, getattr(model.config, "num_channels", 3), height, width)
+            generator = torch.Generator().manual_seed(0)
+            image = torch.rand(shape, generator=generator, dtype=torch.float32)
+            return arrays_in({"pixel_values": image.to(model.dtype)})
         kinds = getattr(model, "input_modalities", "text")
         if model.main_input_name != "input_ids" or kinds not in ("text", ("text",), ["text"]):
             return {}
         words = getattr(model.config.get_text_config(), "vocab_size", None)
-        taken = inspect.signature(model.forward).parameters
-        found = {name: one for name, one in model.dummy_inputs.items() if name in taken}
-        return arrays_in({name: _in_vocabulary(one, words) for name, one in found.items()})
+        parameters = inspect.signature(model.forward).parameters
+        inputs = {name: one for name, one in model.dummy_inputs.items() if name in parameters}
+        for name, one in inputs.items():
+            if words and not one.is_floating_point():
+                inputs[name] = one % words
+        return arrays_in(inputs)
 
 
-def _image(model: Any) -> torch.Tensor:
-    """Return a picture of the size that a model is configured for."""
-    size = getattr(model.config, "image_size", 224)
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    channels = getattr(model.config, "num_channels", 3)
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(1, channels, height, width, generator=generator, dtype=torch.float32).to(model.dtype)
-
-
-def _in_vocabulary(value: torch.Tensor, words: int | None) -> torch.Tensor:
-    return value % words if words and not value.is_floating_point() else value
-
-
-def _pretrained(job: PredictionJob) -> Loaded:
+def _load_pretrained(job: PredictionJob) -> Loaded:
     """The model that a directory's configuration names, with the directory's weights."""
     directory = job.options["directory"]
-    model, told = _class_of(directory).from_pretrained(
+    model, loading_info = _class_of(directory).from_pretrained(
         directory,
         local_files_only=True,
         trust_remote_code=False,
@@ -85,7 +80,7 @@ def _pretrained(job: PredictionJob) -> Loaded:
         experts_implementation=None,
         use_safetensors=job.options["files"][0].endswith(".safetensors"),
     )
-    findings = list(_misfits(told))
+    findings = list(_misfit_findings(loading_info))
     if any(finding.code != "unexpected-key" for finding in findings):
         raise LoadFailed(*first_findings(findings))
     optimizer, notes = make_optimizer(job, model, {})
@@ -95,11 +90,7 @@ def _pretrained(job: PredictionJob) -> Loaded:
 
 
 def _class_of(directory: str) -> Any:
-    """Return the class that a configuration names.
-
-    Raises:
-        LoadFailed: It names none that transformers has.
-    """
+    """Return the class that a configuration names."""
     path = os.path.join(directory, "config.json")
     try:
         with open(path, encoding="utf-8") as file:
@@ -108,25 +99,22 @@ def _class_of(directory: str) -> Any:
         raise LoadFailed(error("config-unreadable", f"it can't be read: {failure}", path)) from failure
     names = config.get("architectures") if isinstance(config, dict) else None
     name = names[0] if isinstance(names, list) and names else None
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        told = (
-            f"transformers {transformers.__version__} has no model {name!r}"
-            if name
-            else "it names no architecture"
-        )
-        raise LoadFailed(error("no-such-model", f"{told}: --model names your own", "config.json"))
-    return found
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        unknown = f"transformers {transformers.__version__} has no model {name!r}"
+        problem = unknown if name else "it names no architecture"
+        raise LoadFailed(error("no-such-model", f"{problem}: --model names your own", "config.json"))
+    return kind
 
 
-def _misfits(told: Mapping[str, Any]) -> Iterator[Finding]:
+def _misfit_findings(loading_info: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what transformers left as it was made up, or left out."""
-    for key in sorted(told["missing_keys"]):
+    for key in sorted(loading_info["missing_keys"]):
         yield missing_finding(key)
-    for key, theirs, own in sorted(told["mismatched_keys"]):
+    for key, theirs, own in sorted(loading_info["mismatched_keys"]):
         yield shape_finding(key, theirs, own)
-    for key in sorted(told["unexpected_keys"]):
+    for key in sorted(loading_info["unexpected_keys"]):
         yield replace(unexpected_finding(key), severity=Severity.WARNING)
 
 
-LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"pretrained": _pretrained}
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"pretrained": _load_pretrained}

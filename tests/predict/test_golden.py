@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from ckpttool.predict.inputs import dtype_named
+from ckpttool.predict.inputs import SCHEMA, Recording, dtype_named, read_recording, write_recording
 from ckpttool.predict.interface import LoadFailed
-from ckpttool.predict.recordings import SCHEMA, Recording, read_recording, write_recording
 
 _DTYPES = st.sampled_from(["f2", "f4", "f8", "i1", "i8", "u1", "u8", "?", "c8", "c16", "U5"])
 _ARRAYS = _DTYPES.flatmap(lambda dtype: arrays(dtype, array_shapes(min_dims=0, min_side=0, max_side=4)))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.predict.inputs import Recording, write_recording
 from ckpttool.predict.interface import Arrays, Loaded, LoadFailed
 from ckpttool.predict.prediction import predict
-from ckpttool.predict.recordings import Recording, write_recording
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 from ckpttool.report import error
 
