@@ -66,7 +66,7 @@ def _require_paths(paths: Sequence[Path] | None) -> Sequence[Path]:
 
 
 def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> None:
-    for message in done.settled if not quiet else ():
+    for message in done.recovered if not quiet else ():
         say_warning(message)
     if json:
         from ckpttool.render.json import pin_document

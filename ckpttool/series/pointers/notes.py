@@ -80,43 +80,40 @@ class Mentions:
         self._real: dict[str, str] = {}
         self._stems: dict[str, list[Entry]] = defaultdict(list)
         self._names: dict[str, list[Entry]] = defaultdict(list)
-        for place, entry in index.by_place.items():
-            directory, name = os.path.split(place)
+        for path, entry in index.by_path.items():
+            directory, name = os.path.split(path)
             stem = _stem(name)
             self._names[name].append(entry)
             if stem is not None and name == entry.name:
                 self._stems[os.path.join(directory, stem)].append(entry)
                 self._names[stem].append(entry)
 
-    def of(self, text: str, directory: str, own: str) -> Iterator[Entry]:
-        """Yield the checkpoints that a text names.
+    def of(self, text: str, directory: str, note: str) -> Iterator[Entry]:
+        """Yield the checkpoints that a text in a directory names.
 
-        Args:
-            text: The text.
-            directory: Where it lies.
-            own: The name of its file: one that is called like a checkpoint belongs to that, and tells of it.
+        ``note`` is the name of its file: one that is called like a checkpoint belongs to that, and tells of
+        it.
         """
         alone = set(note_lines(text))
         for word in dict.fromkeys(note_words(text)):
             is_alone = word in alone and (_has_letter(word) or word == text.strip())
-            yield from self.look_up(word, directory, own, is_alone=is_alone)[1]
+            yield from self.look_up(word, directory, note, is_alone=is_alone)[1]
 
     def look_up(
-        self, word: str, directory: str, own: str, *, is_alone: bool = False
+        self, word: str, directory: str, note: str, *, is_alone: bool = False
     ) -> tuple[str, Sequence[Entry]]:
         """Return the name in a word that is a checkpoint's, or its stem, and the checkpoints that it means.
 
-        Args:
-            word: The word, or a path.
-            directory: Where the text lies.
-            own: The name of its file; see ``of``.
-            is_alone: Whether it stands alone, so that it is meant though it doesn't look like a name.
+        The word, which may be a path, stands in a text as ``of`` has it. Where it stands alone it is meant
+        though it doesn't look like a name.
         """
         parts = [part for part in _SLASHES.split(word) if part not in ("", os.curdir)]
         known = next((part for part in reversed(parts) if part in self._names), None)
-        if known is None or len(parts) > _MOST_PARTS or _describes(own, known):
+        if known is None or len(parts) > _MOST_PARTS or _describes(note, known):
             return "", ()
-        if len(parts) == 1 and not (is_alone or _looks_like_name(word)):
+        # ``final`` and ``100`` are no names wherever they stand.
+        looks_like_name = _has_letter(word) and ("." in word or _has_digit(word))
+        if len(parts) == 1 and not is_alone and not looks_like_name:
             return "", ()
         return known, self._entries_meant(parts, known, directory, word.startswith(("/", "\\")))
 
@@ -125,26 +122,28 @@ class Mentions:
     ) -> Sequence[Entry]:
         bases = list(_upwards(os.path.abspath(directory)))
         for base in [os.sep] if is_absolute else bases:
-            if found := self._at(base, parts):
-                return found
+            if entries := self._entries_at(base, parts):
+                return entries
             if exists(os.path.join(base, *parts)):
+                # Something else lies there: what encloses it is meant, unless the base lies in that, too.
                 entry = self._index.find(os.path.join(base, *parts))
-                is_around = entry is None or os.path.join(self._dir(base), "").startswith(_path_prefix(entry))
-                return [] if entry is None or is_around else [entry]
+                if entry is None or os.path.join(self._real_path(base), "").startswith(_path_prefix(entry)):
+                    return []
+                return [entry]
         for start in range(len(parts)):
             for base in bases:
-                if found := self._at(base, parts[start:]):
-                    return found
-        below = os.path.join(self._dir(directory), "")
-        return [one for one in self._names[known] if _path_prefix(one).startswith(below)]
+                if entries := self._entries_at(base, parts[start:]):
+                    return entries
+        below = os.path.join(self._real_path(directory), "")
+        return [entry for entry in self._names[known] if _path_prefix(entry).startswith(below)]
 
-    def _at(self, base: str, parts: Sequence[str]) -> list[Entry]:
+    def _entries_at(self, base: str, parts: Sequence[str]) -> list[Entry]:
         """Return the checkpoints at a path, with or without a suffix."""
-        place = os.path.join(self._dir(os.path.join(base, *parts[:-1])), parts[-1])
-        entry = self._index.by_place.get(place)
-        return list(self._stems.get(place, ())) if entry is None else [entry]
+        path = os.path.join(self._real_path(os.path.join(base, *parts[:-1])), parts[-1])
+        entry = self._index.by_path.get(path)
+        return list(self._stems.get(path, ())) if entry is None else [entry]
 
-    def _dir(self, path: str) -> str:
+    def _real_path(self, path: str) -> str:
         if path not in self._real:
             try:
                 self._real[path] = os.path.realpath(path)
@@ -177,11 +176,6 @@ def _describes(name: str, known: str) -> bool:
     """Tell whether a file is called like a checkpoint, as ``epoch_3.json`` that tells of ``epoch_3.pt``."""
     stem = _stem(known) or known
     return _has_digit(stem) and name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
-
-
-def _looks_like_name(word: str) -> bool:
-    """Tell whether a word is a name wherever it stands: ``final`` and ``100`` are not."""
-    return _has_letter(word) and ("." in word or _has_digit(word))
 
 
 def _has_letter(text: str) -> bool:
@@ -224,10 +218,10 @@ def note_lines(text: str) -> Iterator[str]:
     """Yield the lines of a text, and what stands in them behind a colon or an equals sign; without quotes."""
     for line in text.splitlines():
         bare = line.strip()
-        for told in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
-            if told.strip(_QUOTES):
-                yield told.rstrip(",").strip(_QUOTES)
-            if plain := _without_emphasis(told):
+        for value in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
+            if value.strip(_QUOTES):
+                yield value.rstrip(",").strip(_QUOTES)
+            if plain := _without_emphasis(value):
                 yield plain
 
 

@@ -52,13 +52,13 @@ class Pinning:
         changed: Paths that are pinned now and were not, or the other way round.
         unchanged: Paths that were so before.
         pins: All pins in the files that were looked at, as they are now.
-        settled: What became of what an interrupted command had left there, each in a sentence.
+        recovered: What became of what an interrupted command had left there, each in a sentence.
     """
 
     changed: tuple[str, ...]
     unchanged: tuple[str, ...]
     pins: tuple[Pin, ...]
-    settled: tuple[str, ...] = ()
+    recovered: tuple[str, ...] = ()
 
 
 def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
@@ -68,24 +68,28 @@ def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
     """
     given = [os.fspath(path) for path in paths]
-    settled = tuple(_settle(given))
+    recovered = tuple(_recover(given))
     places = [resolve_checkpoint(path) for path in given]
-    _require_text(places)
+    for place in places:
+        try:
+            quote(place.name)
+        except ValueError as error:
+            raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
     files: dict[str, list[CheckpointPlace]] = defaultdict(list)
     for place in places:
         files[list_for(place.directory)].append(place)
     changed: list[str] = []
-    for file, found in files.items():
-        with _lock_all(file, found):
+    for file, named in files.items():
+        with _lock_all(file, named):
             text = read_list(file)
             known = list(pins_in(file, text))
-            new = [one for one in found if not any(_is_pin_of(one, pinned) for pinned in known)]
-            new = [one for one in new if not _lists_pinning(one)]
-            new = list({one.path: one for one in new}.values())
+            new = [place for place in named if not any(_is_pin_of(place, pinned) for pinned in known)]
+            new = [place for place in new if not _lists_pinning(place)]
+            new = list({place.path: place for place in new}.values())
             if new:
-                write_list(file, changed_text(file, text, added=[_name_in(file, one) for one in new]))
-            changed += [one.path for one in new]
-    return replace(_pinning(files, places, changed), settled=settled)
+                write_list(file, changed_text(file, text, added=[_name_in(file, place) for place in new]))
+            changed += [place.path for place in new]
+    return replace(_pinning(files, places, changed), recovered=recovered)
 
 
 def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
@@ -95,26 +99,26 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
     """
     given = [os.fspath(path) for path in paths]
-    settled = tuple(_settle(given))
+    recovered = tuple(_recover(given))
     places = [_resolve_or_pinned(path) for path in given]
     files: dict[str, list[CheckpointPlace]] = defaultdict(list)
     for place in places:
         for file in _lists_pinning(place):
             files[file].append(place)
     changed: list[str] = []
-    for file, found in files.items():
-        with _lock_all(file, found):
+    for file, named in files.items():
+        with _lock_all(file, named):
             text = read_list(file)
             ending = [
-                (one.path, known.name)
-                for known in pins_in(file, text)
-                for one in found
-                if _is_pin_of(one, known)
+                (place.path, pinned.name)
+                for pinned in pins_in(file, text)
+                for place in named
+                if _is_pin_of(place, pinned)
             ]
             if ending:
                 write_list(file, changed_text(file, text, renamed={name: None for _, name in ending}))
             changed += [path for path, _ in ending]
-    return replace(_pinning(files, places, changed), settled=settled)
+    return replace(_pinning(files, places, changed), recovered=recovered)
 
 
 def _raise_error(error: CheckpointError) -> None:
@@ -138,11 +142,11 @@ def pins_below(
         os.scandir(root).close()
     except OSError as error:
         raise from_os_error(error, root) from error
-    found: list[Pin] = []
+    pins: list[Pin] = []
 
-    def add(pins: Callable[[], Iterable[Pin]]) -> None:
+    def add(read: Callable[[], Iterable[Pin]]) -> None:
         try:
-            found.extend(pins())
+            pins.extend(read())
         except CheckpointError as error:
             on_error(error)
 
@@ -155,7 +159,7 @@ def pins_below(
         file = os.path.join(parent, PINS)
         if os.path.lexists(file):
             add(partial(_pins_in_list, file))
-    return tuple(found)
+    return tuple(pins)
 
 
 def _pins_in_list(file: str) -> list[Pin]:
@@ -164,15 +168,14 @@ def _pins_in_list(file: str) -> list[Pin]:
 
 def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
     """Return a list of pins in which what has got another name is pinned under that."""
-    new = {
-        name: renamed[key] for name in pinned_names(text) if (key := _plain_name(name, renamed)) in renamed
-    }
+    new: dict[str, str | None] = {}
+    for name in pinned_names(text):
+        path = os.path.normpath(name)
+        if path not in renamed:
+            path = path.removesuffix(INDEX)
+        if path in renamed:
+            new[name] = renamed[path]
     return change_strings(text, KEY, renamed=new) if new else text
-
-
-def _plain_name(name: str, renamed: Mapping[str, str]) -> str:
-    plain = os.path.normpath(name)
-    return plain.removesuffix(INDEX) if plain not in renamed else plain
 
 
 def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
@@ -185,24 +188,24 @@ def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
         return stack.pop_all()
 
 
-def _settle(paths: Iterable[str]) -> Iterator[str]:
+def _recover(paths: Iterable[str]) -> Iterator[str]:
     """Settle what an interrupted command has left where some paths lie; a pin is for what is there then."""
     for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
         if not pending_journals(directory):
             continue
         with ExitStack() as stack:
             _lock(stack, directory)
-            settled = recover_directory(directory)
+            recovery = recover_directory(directory)
         yield from (
             f"{path}: an interrupted prune had begun to remove it; that is finished"
-            for path in settled.finished
+            for path in recovery.finished
         )
         yield from (
             f"{path}: an interrupted prune had begun to remove it; it is back now"
-            for path in settled.put_back
+            for path in recovery.put_back
         )
-        yield from settled.moved
-        yield from (f"{path}: {why}" for path, why in settled.failed.items())
+        yield from recovery.moved
+        yield from (f"{path}: {why}" for path, why in recovery.failed.items())
 
 
 def _lock(stack: ExitStack, directory: str) -> None:
@@ -249,14 +252,6 @@ def _lists_pinning(place: CheckpointPlace) -> list[str]:
     """Return the lists that pin a checkpoint: the one beside it, and those above."""
     lists = {file: _pins_in_list(file) for file in lists_for(place.directory)}
     return [file for file, pins in lists.items() if any(_is_pin_of(place, pinned) for pinned in pins)]
-
-
-def _require_text(places: Iterable[CheckpointPlace]) -> None:
-    for place in places:
-        try:
-            quote(place.name)
-        except ValueError as error:
-            raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
 
 
 def _pinning(files: Iterable[str], places: Sequence[CheckpointPlace], changed: Sequence[str]) -> Pinning:

@@ -48,7 +48,7 @@ _STALE_SECONDS = 3600
 
 
 @dataclass(slots=True)
-class Pointed:
+class PointerProtections:
     """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
 
     Attributes:
@@ -77,32 +77,32 @@ class SeriesIndex:
     def __init__(self, groups: Sequence[Group]) -> None:
         self.by_directory: dict[str, dict[str, Group]] = defaultdict(dict)
         self.by_blank: dict[tuple[str, str], dict[str, Group]] = defaultdict(dict)
-        for one in groups:
-            for entry in one.entries:
-                self.by_directory[entry.directory][one.key] = one
-                self.by_blank[entry.directory, entry.fields.blank][one.key] = one
+        for group in groups:
+            for entry in group.entries:
+                self.by_directory[entry.directory][group.key] = group
+                self.by_blank[entry.directory, entry.fields.blank][group.key] = group
 
     def candidates(self, pointer: Pointer, directory: str) -> Collection[Group]:
         """Return the series that a pointer can mean: those of its target's name, or else all beside it."""
         beside = self.by_directory.get(directory, {}).values()
-        if pointer.target is None:
-            known = pointer.formats
-            return [
-                one for one in beside if known is None or any(entry.format in known for entry in one.entries)
-            ]
-        return self.by_name(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
+        if pointer.target is not None:
+            return self.by_name(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
+        formats = pointer.formats
+        return [
+            group
+            for group in beside
+            if formats is None or any(entry.format in formats for entry in group.entries)
+        ]
 
     def by_name(self, directory: str, name: str) -> Collection[Group]:
         """Return the series in a directory that a name would belong to."""
-        found = self.by_blank.get((directory, parse_name(name).blank))
-        if found is None:
-            alike = (ones for place, ones in self.by_blank.items() if _is_alike(directory, name, *place))
-            found = {key: one for ones in alike for key, one in ones.items()}
-        return found.values()
-
-
-def _is_alike(directory: str, name: str, place: str, blank: str) -> bool:
-    return place == directory and fnmatchcase(name, blank)
+        groups = self.by_blank.get((directory, parse_name(name).blank))
+        if groups is None:
+            groups = {}
+            for (parent, blank), candidates in self.by_blank.items():
+                if parent == directory and fnmatchcase(name, blank):
+                    groups |= candidates
+        return groups.values()
 
 
 def follow_pointers(
@@ -111,85 +111,77 @@ def follow_pointers(
     faults: Mapping[str, str] | None = None,
     *,
     recursive: bool = False,
-) -> Pointed:
+) -> PointerProtections:
     """Return what all pointers in and around a directory say of the series in it.
 
-    Args:
-        root: The directory.
-        groups: The series that lie in it.
-        faults: What is wrong with checkpoints that seemed sound, by path: they speak for no series.
-        recursive: Whether what lies below is meant, too: notes are looked for in all directories then.
+    ``faults`` says what is wrong with checkpoints that seemed sound, by path: they speak for no series. With
+    ``recursive`` what lies below is meant, too: notes are looked for in all directories then.
     """
-    index = CheckpointIndex([entry for one in groups for entry in one.entries])
-    pointed = Pointed()
+    entries = [entry for group in groups for entry in group.entries]
+    index = CheckpointIndex(entries)
+    pointed = PointerProtections()
     series = SeriesIndex(groups)
     for directory in sorted({root, *series.by_directory}):
         names = names_in(directory)
-        for pointer in (found for read in READERS for found in read(directory, names)):
-            _follow_pointer(pointed, pointer, index, series.candidates(pointer, directory))
+        for read in READERS:
+            for pointer in read(directory, names):
+                _follow_pointer(pointed, pointer, index, series.candidates(pointer, directory))
         _protect_being_written(pointed, names, index, directory)
     _follow_notes(pointed, root, index, recursive=recursive)
     follow_pins(pointed, root, groups, index)
-    for one in groups:
-        for pointer in from_newest(one, faults or {}):
-            _follow_pointer(pointed, pointer, index, [one] if len(one.entries) > 1 else [])
+    for group in groups:
+        for pointer in from_newest(group, faults or {}):
+            _follow_pointer(pointed, pointer, index, [group] if len(group.entries) > 1 else [])
     _follow_symlinks(pointed, root, index, series)
-    _follow_needs(pointed, root, index, [entry for one in groups for entry in one.entries])
-    for entry in (entry for one in groups for entry in one.entries):
+    _follow_needs(pointed, root, index, entries)
+    for entry in entries:
         if is_named_best(entry.name):
             pointed.protect(entry, NAMED_BEST)
     return pointed
 
 
 def _follow_pointer(
-    pointed: Pointed, pointer: Pointer, index: CheckpointIndex, meant: Collection[Group]
+    pointed: PointerProtections, pointer: Pointer, index: CheckpointIndex, candidates: Collection[Group]
 ) -> None:
     """Protect what a pointer names; where nobody can tell what that is, leave the series alone."""
     if pointer.target is None:
-        for group in meant:
+        for group in candidates:
             pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
         return
     inside = [pointer.holder] if os.path.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
     paths = [os.path.join(pointer.directory, pointer.target), pointer.target]
     is_there = any(map(exists, paths))
-    found = targets_in_run(pointer.target, directories, index)
-    found = found or renamed_targets(pointer.target, directories, index)
-    if not found and not is_there:
-        found = targets_elsewhere(pointer.target, directories, index)
-    found += [entry for place in paths if exists(place) and (entry := index.find(place)) is not None]
-    for one in found:
-        pointed.protect(one, pointer.reason, pointer.holder)
-    if found or is_there or lies_nearby(pointer.target, directories):
+    targets = targets_in_run(pointer.target, directories, index)
+    targets = targets or renamed_targets(pointer.target, directories, index)
+    if not targets and not is_there:
+        targets = targets_elsewhere(pointer.target, directories, index)
+    targets += [entry for path in paths if exists(path) and (entry := index.find(path)) is not None]
+    for entry in targets:
+        pointed.protect(entry, pointer.reason, pointer.holder)
+    if targets or is_there or lies_nearby(pointer.target, directories):
         return
-    lost = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which isn't there"
+    dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which isn't there"
     if pointer.reason == BEST_INSIDE:
-        lost += " (a symlink of that name to the best says which it is)"
+        dangling += " (a symlink of that name to the best says which it is)"
     if pointer.reason == TRAINER_BEST and was_here(pointer.target, directories):
-        pointed.warnings.append(f"{lost} any more; the Trainer goes on without it")
+        pointed.warnings.append(f"{dangling} any more; the Trainer goes on without it")
         return
-    for group in meant:
-        pointed.skipped[group.key] = lost
+    for group in candidates:
+        pointed.skipped[group.key] = dangling
 
 
-def _follow_notes(pointed: Pointed, root: str, index: CheckpointIndex, *, recursive: bool) -> None:
+def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex, *, recursive: bool) -> None:
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
-    meaning = Mentions(index)
-    for directory in _note_directories(root, index, recursive=recursive):
+    mentions = Mentions(index)
+    below = directories_below(root, index) if recursive else ()
+    for directory in (os.path.join(root, os.pardir), root, *below):
         for name, file in names_in(directory).items():
             if (directory, name) in index.by_name or not is_note(name):
                 continue
             text = read_note(file)
-            for entry in meaning.of(text, directory, name) if text is not None else ():
+            for entry in mentions.of(text, directory, name) if text is not None else ():
                 pointed.protect(entry, name, file.path)
-
-
-def _note_directories(root: str, index: CheckpointIndex, *, recursive: bool) -> Iterator[str]:
-    """Yield the directories in which notes are looked for: the one above, this one, and all below."""
-    yield os.path.join(root, os.pardir)
-    yield root
-    if recursive:
-        yield from directories_below(root, index)
 
 
 def directories_below(directory: str, index: CheckpointIndex) -> Iterator[str]:
@@ -207,7 +199,9 @@ def directories_below(directory: str, index: CheckpointIndex) -> Iterator[str]:
         pending += reversed(below)
 
 
-def _protect_being_written(pointed: Pointed, names: Names, index: CheckpointIndex, directory: str) -> None:
+def _protect_being_written(
+    pointed: PointerProtections, names: Names, index: CheckpointIndex, directory: str
+) -> None:
     """Protect what a writer is at work on: its temporary file lies beside, or is the checkpoint itself."""
     written = {name: final for name in names if (final := temporary_for(name)) is not None}
     if not written:
@@ -235,21 +229,61 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
-def _follow_symlinks(pointed: Pointed, root: str, index: CheckpointIndex, series: SeriesIndex) -> None:
+def _follow_symlinks(
+    pointed: PointerProtections, root: str, index: CheckpointIndex, series: SeriesIndex
+) -> None:
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
     above = os.path.join(root, os.pardir)
     beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
     for link in [*beside, *links_below(root)]:
-        found = list(filter(None, map(index.enclosing, list(places_on_the_way(link))[1:])))
-        reason = f"symlink {os.path.basename(link)}"
-        for entry in found:
+        _, *places = places_on_the_way(link)
+        entries = [entry for place in places if (entry := index.enclosing(place)) is not None]
+        for entry in entries:
             if not _lies_in(link, entry):
-                pointed.protect(entry, reason, link)
-        if not found and not exists(link):
+                pointed.protect(entry, f"symlink {os.path.basename(link)}", link)
+        if not entries and not exists(link):
             _follow_dangling(pointed, link, index, series)
 
 
-def _follow_needs(pointed: Pointed, root: str, index: CheckpointIndex, entries: Sequence[Entry]) -> None:
+def _follow_dangling(
+    pointed: PointerProtections, link: str, index: CheckpointIndex, series: SeriesIndex
+) -> None:
+    try:
+        target = os.readlink(link)
+    except OSError:  # it has just gone
+        return
+    name = os.path.basename(target)
+    directory = os.path.dirname(link)
+    if (directory, name) in index.by_name:
+        pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
+        return
+    for group in series.by_name(directory, name):
+        pointed.skipped[group.key] = f"{shown(link)}: leads to {target}, which isn't there"
+
+
+def _lies_in(link: str, entry: Entry) -> bool:
+    """Tell whether a symlink is itself a part of the checkpoint that it leads to."""
+    directory = os.path.realpath(os.path.dirname(link))
+    members = [os.path.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
+    return any(directory == path or directory.startswith(path + os.sep) for path in members)
+
+
+def links_below(directory: str) -> Iterator[str]:
+    """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
+    pending = [directory]
+    while pending:
+        below = []
+        for name, entry in sorted(names_in(pending.pop()).items()):
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+                below.append(entry.path)
+        pending += reversed(below)
+
+
+def _follow_needs(
+    pointed: PointerProtections, root: str, index: CheckpointIndex, entries: Sequence[Entry]
+) -> None:
     """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
     deeper: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -273,44 +307,6 @@ def _part_of(name: str) -> Reason:
     return Reason(Code.PART_OF, f"{Code.PART_OF.value} {name}")
 
 
-def _follow_dangling(pointed: Pointed, link: str, index: CheckpointIndex, series: SeriesIndex) -> None:
-    try:
-        target = os.readlink(link)
-    except OSError:  # it has just gone
-        return
-    name = os.path.basename(target)
-    directory = os.path.dirname(link)
-    if (directory, name) in index.by_name:
-        pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
-        return
-    for one in series.by_name(directory, name):
-        pointed.skipped[one.key] = f"{shown(link)}: leads to {target}, which isn't there"
-
-
-def links_below(directory: str) -> Iterator[str]:
-    """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
-    pending = [directory]
-    while pending:
-        below = []
-        for name, entry in sorted(names_in(pending.pop()).items()):
-            if entry.is_symlink():
-                yield entry.path
-            elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
-                below.append(entry.path)
-        pending += reversed(below)
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED
-
-
-def _lies_in(link: str, entry: Entry) -> bool:
-    """Tell whether a symlink is itself a part of the checkpoint that it leads to."""
-    place = os.path.realpath(os.path.dirname(link))
-    inside = [os.path.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
-    return any(place == path or place.startswith(path + os.sep) for path in inside)
-
-
 def unseen_above(root: str) -> Iterator[str]:
     """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
     above = os.path.dirname(os.path.realpath(root))
@@ -320,3 +316,7 @@ def unseen_above(root: str) -> Iterator[str]:
     except OSError as error:
         reason = from_os_error(error, above).reason
         yield f"{shown(root)}: texts above it that name a checkpoint can't be looked for: {reason}: {above}"
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED

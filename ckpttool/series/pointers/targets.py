@@ -24,29 +24,30 @@ class CheckpointIndex:
     """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        real = {directory: os.path.realpath(directory) for directory in {one.directory for one in entries}}
-        self.by_place: dict[str, Entry] = {}
+        directories = {entry.directory for entry in entries}
+        real = {directory: os.path.realpath(directory) for directory in directories}
+        self.by_path: dict[str, Entry] = {}
         self.by_name: dict[tuple[str, str], Entry] = {}
-        self.places: dict[str, list[str]] = defaultdict(list)
+        self.paths: dict[str, list[str]] = defaultdict(list)
         for entry in entries:
             for name in {entry.name, *entry.unit.members}:
-                place = os.path.join(real[entry.directory], name)
-                self.by_place[place] = entry
+                path = os.path.join(real[entry.directory], name)
+                self.by_path[path] = entry
                 self.by_name[entry.directory, name] = entry
-                self.places[name].append(place)
+                self.paths[name].append(path)
 
     def find(self, path: str) -> Entry | None:
         """Return the checkpoint at a path, or around it."""
         return self.enclosing(os.path.realpath(path))
 
-    def enclosing(self, place: str) -> Entry | None:
-        """Return the checkpoint at a place in a directory without symlinks, or around it."""
-        while place not in self.by_place:
-            above = os.path.dirname(place)
-            if above == place:
+    def enclosing(self, path: str) -> Entry | None:
+        """Return the checkpoint at a path in a directory without symlinks, or around it."""
+        while path not in self.by_path:
+            above = os.path.dirname(path)
+            if above == path:
                 return None
-            place = above
-        return self.by_place[place]
+            path = above
+        return self.by_path[path]
 
     def holds_others(self, path: str) -> bool:
         """Tell whether other checkpoints lie inside one that is a directory."""
@@ -61,10 +62,14 @@ def targets_in_run(target: str, directories: Sequence[str], index: CheckpointInd
     parts = path_parts(target)
     for level in range(min(len(parts), _MOST_LEVELS)):
         name, below = parts[-1 - level], parts[len(parts) - level :]
-        found = [entry for one in directories if (entry := index.by_name.get((one, name))) is not None]
-        found = [one for one in found if not below or os.path.lexists(os.path.join(one.unit.path, *below))]
-        if found:
-            return found
+        named = [index.by_name.get((directory, name)) for directory in directories]
+        entries = [
+            entry
+            for entry in named
+            if entry is not None and (not below or os.path.lexists(os.path.join(entry.unit.path, *below)))
+        ]
+        if entries:
+            return entries
     return []
 
 
@@ -73,7 +78,7 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
 
     One that was changed since, or another one that has its name now, is none of them.
     """
-    found: dict[str, Entry] = {}
+    renamed: dict[str, Entry] = {}
     for directory in directories:
         names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
         for move in _rename_moves(directory):
@@ -81,11 +86,12 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
             if os.path.basename(move.path) in names:
                 new |= {now for now, _ in move.members}
             names |= new
+            moved = {(file.size, file.mtime_ns) for file in move.contents.files}  # copies have other inodes
             for name in new:
                 entry = index.by_name.get((directory, name))
-                if entry is not None and _is_same(entry, move):
-                    found[entry.path] = entry
-    return list(found.values())
+                if entry is not None and moved <= {(f.size, f.mtime_ns) for f in entry.contents.files}:
+                    renamed[entry.path] = entry
+    return list(renamed.values())
 
 
 def _rename_moves(directory: str) -> Iterator[Move]:
@@ -101,12 +107,6 @@ def _rename_moves(directory: str) -> Iterator[Move]:
                 yield from step.undoing.moves
 
 
-def _is_same(entry: Entry, move: Move) -> bool:
-    """Tell whether a checkpoint has all files that were renamed; in a copy they have other inodes."""
-    now = {(file.size, file.mtime_ns) for file in entry.contents.files}
-    return now.issuperset((file.size, file.mtime_ns) for file in move.contents.files)
-
-
 def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
     """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
 
@@ -114,15 +114,15 @@ def targets_elsewhere(target: str, directories: Sequence[str], index: Checkpoint
     path's last names in common with it than the run's own directory has. A bare name is below it.
     """
     parts = path_parts(target)
-    places = index.places.get(parts[-1], ()) if parts else ()
+    paths = index.paths.get(parts[-1], ()) if parts else ()
     if len(parts) == 1:
         below = os.path.join(os.path.realpath(directories[0]), "")
-        return [index.by_place[place] for place in places if place.startswith(below)]
-    alike = {place: _common_tail(parts, place) for place in places}
-    most = max(alike.values(), default=0)
-    if not alike or most <= _common_tail_of_run(parts, directories):
+        return [index.by_path[path] for path in paths if path.startswith(below)]
+    common = {path: _common_tail(parts, path) for path in paths}
+    most = max(common.values(), default=0)
+    if not common or most <= _common_tail_of_run(parts, directories):
         return []
-    return [index.by_place[place] for place, count in alike.items() if count == most]
+    return [index.by_path[path] for path, count in common.items() if count == most]
 
 
 def lies_nearby(target: str, directories: Sequence[str]) -> bool:
@@ -130,25 +130,29 @@ def lies_nearby(target: str, directories: Sequence[str]) -> bool:
     parts = path_parts(target)
     if not parts:
         return False
-    if any(exists(os.path.join(one, parts[-1])) for one in directories):
+    if any(exists(os.path.join(directory, parts[-1])) for directory in directories):
         return True
     count = _common_tail_of_run(parts, directories) + 1
-    bases = _directories_above(os.path.realpath(directories[0]), count) if count <= len(parts) else ()
-    return any(exists(os.path.join(base, *parts[-count:])) for base in bases)
+    if count > len(parts):
+        return False
+    above = os.path.realpath(directories[0])
+    for _ in range(count):
+        above = os.path.dirname(above)
+        if exists(os.path.join(above, *parts[-count:])):
+            return True
+    return False
 
 
 def was_here(target: str, directories: Sequence[str]) -> bool:
     """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
-    own = list(map(os.path.realpath, directories))
+    real = list(map(os.path.realpath, directories))
     above = os.path.dirname(target.rstrip("/"))
-    if os.path.realpath(above) in own:
+    if os.path.realpath(above) in real:
         return True
     parts = path_parts(above)
-    return (
-        bool(parts)
-        and not os.path.isabs(target)
-        and any(_common_tail(parts, one) == len(parts) for one in own)
-    )
+    if not parts or os.path.isabs(target):
+        return False
+    return any(_common_tail(parts, directory) == len(parts) for directory in real)
 
 
 def path_parts(path: str) -> list[str]:
@@ -165,12 +169,6 @@ def _common_tail(parts: Sequence[str], path: str) -> int:
     """Return how many of the last names of two paths are the same."""
     pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
     return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
-
-
-def _directories_above(directory: str, levels: int) -> Iterator[str]:
-    for _ in range(levels):
-        directory = os.path.dirname(directory)
-        yield directory
 
 
 def exists(path: str) -> bool:

@@ -29,7 +29,7 @@ from ckpttool.series.members.series_doubts import (
     witnesses,
 )
 from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
-from ckpttool.series.pointers.protection import Pointed
+from ckpttool.series.pointers.protection import PointerProtections
 from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.retention.companions import doubts_of
 from ckpttool.series.retention.plan import Protections
@@ -43,7 +43,7 @@ _PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
 
 def protections_of(
     survey: Survey,
-    pointed: Pointed,
+    pointed: PointerProtections,
     faults: Mapping[str, str],
     *,
     scope: Scope,
