@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.formats.torch.torch_operators import OPERATORS
-from ckpttool.formats.torch.torchscript_code import MAX_TEXT, Mentions, judge_byte_code, judge_text
+from ckpttool.formats.torch.torchscript_code import MAX_TEXT, CodeReferences, judge_byte_code, judge_text
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.report import Severity
@@ -270,8 +270,8 @@ def test_what_is_told_of_a_text(text: bytes, code: str, severity: Severity) -> N
 
 
 def test_a_path_of_any_length() -> None:
-    found = Mentions(b"torch" + b".autograd" * 100_000 + b".save(x)")
-    assert found.loose
+    found = CodeReferences(b"torch" + b".autograd" * 100_000 + b".save(x)")
+    assert found.unresolved
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class _TreeObjects(TorchObjects):
         if not isinstance(first, Tensor):
             return None
         if function == QUANTIZED:
-            return self.quantized(self._tensors_at(first), call.args[1])
+            return self.quantized_leaf(self._tensors_at(first), call.args[1])
         if function == MASKED:
             return Leaf(
                 (*self._tensors_at(first), *self._tensors_at(call.args[1])), {"fill_value": call.args[2]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -45,9 +45,8 @@ _OTHER = re.compile(r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt")
 _LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
 MAX_RANKS = 100_000
 """The most ranks, and experts of a layer, that are counted; no job has had more."""
-_MAX_TOLD = 10
+_MAX_NAMED = 10
 """How many missing files are told by name."""
-_NUMBERS = ("dp", "mp", "layer", "expert")
 _OF_A_JOB = ("dp_world_size", "mp_world_size")
 _INNER = ("base_optimizer_state", "optimizer_state_dict")
 """Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""
@@ -66,14 +65,16 @@ class DeepSpeed(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         with Gathered("part") as parts:
-            files = _read(parts, probe)
-            first = _first(files)
-            told = dict(first.metadata) if first is not None else {}
-            ranks = _ranks(parts, files, told)
+            files = _open_files(parts, probe)
+            models = [file for file in files if file.kind == "model"]
+            first = min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
+            metadata = dict(first.metadata) if first is not None else {}
+            ranks = _ranks(parts, files, metadata)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
             optimizers = [ranks.optimizer[rank] for rank in sorted(ranks.optimizer)]
             parts.findings += (*check_partitions(ranks), *check_optimizers(optimizers), *apart_notes(ranks))
-            told |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
+            metadata |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
+            version = metadata.get("ds_version")
             return Checkpoint(
                 path=probe.path,
                 format=self.name,
@@ -81,9 +82,9 @@ class DeepSpeed(Format):
                 tensors=tuple(tensors),
                 files=tuple(file_entry(entry.path) for entry in probe.entries.values() if entry.is_file()),
                 spans=parts.spans,
-                metadata=lambda: told,
-                training=lambda: _training(told, files, probe.name),
-                producer=Producer("deepspeed", _text(told.get("ds_version"))),
+                metadata=lambda: metadata,
+                training=lambda: _training_state(metadata, files, probe.name),
+                producer=Producer("deepspeed", version if isinstance(version, str) else None),
                 findings=tuple(parts.findings),
                 safety=tuple(parts.safety),
                 judged=frozenset(parts.judged),
@@ -92,7 +93,7 @@ class DeepSpeed(Format):
             )
 
 
-class _RankFile(NamedTuple):
+class _StateFile(NamedTuple):
     """A file of the checkpoint: what it is for, whose it is, and what it holds."""
 
     name: str
@@ -108,43 +109,36 @@ class _RankFile(NamedTuple):
         return os.path.splitext(self.name)[0]
 
 
-def _read(parts: Gathered, probe: Probe) -> list[_RankFile]:
+def _open_files(parts: Gathered, probe: Probe) -> list[_StateFile]:
     """Open all files that a framework could load."""
-    found = []
+    files = []
     for name, entry in probe.entries.items():
         if entry.is_file() and name.endswith(_LOADABLE):
             part = parts.add(name, partial(open_file, entry.path))
             if part is not None:
-                found.append(_parse_name(name, part))
+                kind, numbers = _parse_name(name)
+                files.append(_StateFile(name, kind, part, **dict(numbers)))
         elif entry.is_dir(follow_symlinks=False):
             parts.findings.append(warning("part-not-checked", "a directory that was not looked into", name))
-    return sorted(found, key=lambda file: file.kind != "model")
+    return sorted(files, key=lambda file: file.kind != "model")
 
 
-def _parse_name(name: str, part: Checkpoint) -> _RankFile:
+def _parse_name(name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """Return what a file is for, and its numbers by their names, however many digits these have."""
     for kind, pattern in KINDS.items():
         match = pattern.fullmatch(name)
         if match:
-            numbers = {
-                key: int(value) for key, value in match.groupdict().items() if value and key in _NUMBERS
-            }
-            return _RankFile(name, kind, part, **numbers)
-    return _RankFile(name, "other", part)
-
-
-def _first(files: list[_RankFile]) -> Checkpoint | None:
-    """Return the model states of the first rank that is here."""
-    models = [file for file in files if file.kind == "model"]
-    return min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
+            return kind, tuple((key, int(value)) for key, value in match.groupdict().items() if value)
+    return "other", ()
 
 
 # The ranks ------------------------------------------------------------------------------------------
 
 
-def _ranks(parts: Gathered, files: list[_RankFile], told: Mapping[str, Any]) -> Ranks:
+def _ranks(parts: Gathered, files: list[_StateFile], metadata: Mapping[str, Any]) -> Ranks:
     """Return the states of all ranks, and note those that are missing or of another save."""
-    stage = stage_of(told, [file.part for file in files if file.kind == "optimizer"])
-    world, models = _count(told.get("dp_world_size")), _count(told.get("mp_world_size")) or 1
+    stage = stage_of(metadata, [file.part for file in files if file.kind == "optimizer"])
+    world, models = _count(metadata.get("dp_world_size")), _count(metadata.get("mp_world_size")) or 1
     names = [file.name for file in files]
     if not any(file.kind == "model" for file in files):
         parts.fault("missing", "no file with the model's states", None)
@@ -153,18 +147,39 @@ def _ranks(parts: Gathered, files: list[_RankFile], told: Mapping[str, Any]) -> 
     elif world * models > MAX_RANKS:
         parts.findings.append(error("world-size", f"{world * models:,} ranks are not to be believed"))
     else:
-        _note_missing(parts, files, _expected_files(files, stage, world, models))
-        _note_unknown(parts, files, stage, world, models)
+        _compare_with_job(parts, files, stage, world, models)
     parts.findings += check_model_states({file.name: file.part for file in files if file.kind == "model"})
-    own = {
+    by_kind = {
         kind: {file.dp or 0: file.part for file in files if file.kind == kind and file.mp == 0}
         for kind in ("model", "optimizer")
     }
-    return Ranks(stage, world or 0, models, own["model"], own["optimizer"], told, tuple(names))
+    return Ranks(stage, world or 0, models, by_kind["model"], by_kind["optimizer"], metadata, tuple(names))
 
 
-def _expected_files(files: list[_RankFile], stage: int | None, world: int, models: int) -> Iterator[str]:
+def _compare_with_job(
+    parts: Gathered, files: list[_StateFile], stage: int | None, world: int, models: int
+) -> None:
+    """Note files that such a job writes and that are missing, and files of ranks that it did not have."""
+    present = {_parse_name(file.name) for file in files}
+    expected = _expected_files(files, stage, world, models)
+    missing = [name for name in expected if _parse_name(name) not in present]
+    for name in missing[:_MAX_NAMED]:
+        parts.fault("missing", "there is no such file", name)
+    if len(missing) > _MAX_NAMED:
+        parts.fault("missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
+    for file in files:
+        is_cut = file.kind == "optimizer" or stage == 3
+        numbers = range(world) if is_cut else (None,)
+        if file.kind in ("model", "optimizer") and (file.dp not in numbers or file.mp >= models):
+            message = f"a rank that a job of {world:,} ranks does not have"
+            parts.findings.append(error("part-extra", message, file.name))
+
+
+def _expected_files(files: list[_StateFile], stage: int | None, world: int, models: int) -> Iterator[str]:
     """Yield the names of the files that such a job writes, as far as its own words tell."""
+    # The names of optimizer states begin with their precision.
+    prefixes = (match[1] for file in files if (match := OPTIMIZER_STATES.fullmatch(file.name)))
+    prefix = next(prefixes, None) or ""
     for mp in range(models):
         for dp in range(world):
             if stage == 3:
@@ -172,86 +187,40 @@ def _expected_files(files: list[_RankFile], stage: int | None, world: int, model
             elif dp == 0:
                 yield f"mp_rank_{mp:02d}_model_states.pt"
             if stage:
-                yield f"{_prefix(files)}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"
-    told = [file.part.metadata for file in files if file.kind == "model"]
-    yield from _expected_layer_files(files, told)
-    for layer, count in enumerate(_counts(told[0].get("num_experts"))):
-        yield from (f"layer_{layer}_expert_{at}_mp_rank_00_model_states.pt" for at in range(count))
-
-
-def _prefix(files: list[_RankFile]) -> str:
-    """Return how the names of optimizer states begin, which tells their precision."""
-    found = (match[1] for file in files if (match := OPTIMIZER_STATES.fullmatch(file.name)))
-    return next(found, None) or ""
-
-
-def _expected_layer_files(files: list[_RankFile], told: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of the files of those layers of a pipeline of which parameters are named."""
-    own = [file for file in files if file.kind == "layer"]
-    if not own and not all(one.get("module", one) is None for one in told):
+                yield f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"
+    states = [file.part.metadata for file in files if file.kind == "model"]
+    yield from _expected_layer_files(files, states)
+    counts = states[0].get("num_experts")  # of each layer with experts
+    if not isinstance(counts, list) or not all(
+        type(count) is int and 0 <= count <= MAX_RANKS for count in counts
+    ):
         return
-    names = (name for one in told for group in shapes_of(one.get("param_shapes")) for name in group)
+    for layer, count in enumerate(counts if sum(counts) <= MAX_RANKS else ()):
+        yield from (f"layer_{layer}_expert_{index}_mp_rank_00_model_states.pt" for index in range(count))
+
+
+def _expected_layer_files(files: list[_StateFile], states: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of the files of those layers of a pipeline of which parameters are named."""
+    layer_files = [file for file in files if file.kind == "layer"]
+    if not layer_files and not all(state.get("module", state) is None for state in states):
+        return
+    names = (name for state in states for group in shapes_of(state.get("param_shapes")) for name in group)
     layers = {int(match[1]) for name in names if (match := _OF_A_LAYER.match(str(name)))}
-    endings = {match[1] or "" for file in own if (match := _OF_A_RANK.search(file.name))}
+    endings = {match[1] or "" for file in layer_files if (match := _OF_A_RANK.search(file.name))}
     for ending in sorted(endings or {""}):
         yield from (f"layer_{layer:02d}{ending}-model_states.pt" for layer in sorted(layers))
-    if not own and not layers:
+    if not layer_files and not layers:
         yield "layer_00-model_states.pt"
-
-
-def _counts(told: object) -> list[int]:
-    """Return how many experts each layer with experts has."""
-    counts = told if isinstance(told, list) else []
-    if not all(type(count) is int and 0 <= count <= MAX_RANKS for count in counts) or sum(counts) > MAX_RANKS:
-        return []
-    return counts
-
-
-def _note_missing(parts: Gathered, files: list[_RankFile], wanted: Iterable[str]) -> None:
-    here = {_numbers(file.name) for file in files}
-    lacking = [name for name in wanted if _numbers(name) not in here]
-    for name in lacking[:_MAX_TOLD]:
-        parts.fault("missing", "there is no such file", name)
-    if len(lacking) > _MAX_TOLD:
-        parts.fault("missing", f"{len(lacking) - _MAX_TOLD:,} more files are not there", None)
-
-
-def _numbers(name: str) -> object:
-    """Return what a file is for, and whose, however its name is spelt; a name that says nothing is itself."""
-    for kind, pattern in KINDS.items():
-        match = pattern.fullmatch(name)
-        if match:
-            found = match.groupdict()
-            return kind, *(
-                None if found[key] is None else int(found[key]) for key in _NUMBERS if key in found
-            )
-    return name
-
-
-def _note_unknown(
-    parts: Gathered, files: list[_RankFile], stage: int | None, world: int, models: int
-) -> None:
-    """Note files of ranks that the job did not have."""
-    for file in files:
-        is_cut = file.kind == "optimizer" or stage == 3
-        known = range(world) if is_cut else (None,)
-        if file.kind in ("model", "optimizer") and (file.dp not in known or file.mp >= models):
-            message = f"a rank that a job of {world:,} ranks does not have"
-            parts.findings.append(error("part-extra", message, file.name))
 
 
 def _count(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 # What they hold -------------------------------------------------------------------------------------
 
 
-def _tensors(file: _RankFile, ranks: Ranks, first: Checkpoint | None) -> Iterator[Tensor]:
+def _tensors(file: _StateFile, ranks: Ranks, first: Checkpoint | None) -> Iterator[Tensor]:
     """Yield the tensors of a file: those of the first model states as they are, others below its name."""
     if file.part is first:
         if ranks.stage == 3:
@@ -259,54 +228,49 @@ def _tensors(file: _RankFile, ranks: Ranks, first: Checkpoint | None) -> Iterato
         else:
             yield from file.part.tensors
     elif file.kind in ("layer", "expert") and file.mp == 0:
-        yield from (_in_module(file, tensor) for tensor in file.part.tensors)
-    elif file.kind == "model" and ranks.stage == 3:
-        yield from (_below(file, one) for one in file.part.tensors if one.nbytes and one.path[0] != "module")
+        # A layer's file has the names that its parameters have in the layer, an expert's those in the module.
+        prefix = f"{file.layer}." if file.kind == "layer" else ""
+        for tensor in file.part.tensors:
+            owner = None if tensor.shares_with is None else f"module.{prefix}{tensor.shares_with}"
+            path = ("module", prefix + tensor.name)
+            yield replace(tensor, path=path, role=Role.WEIGHTS, shares_with=owner)
     else:
-        yield from (_below(file, tensor) for tensor in file.part.tensors)
+        for tensor in file.part.tensors:
+            is_of_module = not tensor.nbytes or tensor.path[0] == "module"
+            if file.kind == "model" and ranks.stage == 3 and is_of_module:
+                continue  # placeholders of the parameters, as in the first rank's model states
+            role = Role.OPTIMIZER if file.kind == "optimizer" else tensor.role
+            owner = None if tensor.shares_with is None else f"{file.stem}.{tensor.shares_with}"
+            yield replace(tensor, path=(file.stem, *tensor.path), role=role, shares_with=owner)
 
 
-def _in_module(file: _RankFile, tensor: Tensor) -> Tensor:
-    """Return a tensor of a layer, or of an expert, as the whole module names it."""
-    layer = f"{file.layer}." if file.kind == "layer" else ""
-    owner = None if tensor.shares_with is None else f"module.{layer}{tensor.shares_with}"
-    return replace(tensor, path=("module", layer + tensor.name), role=Role.WEIGHTS, shares_with=owner)
-
-
-def _below(file: _RankFile, tensor: Tensor) -> Tensor:
-    role = Role.OPTIMIZER if file.kind == "optimizer" else tensor.role
-    owner = None if tensor.shares_with is None else f"{file.stem}.{tensor.shares_with}"
-    return replace(tensor, path=(file.stem, *tensor.path), role=role, shares_with=owner)
-
-
-def _training(told: Mapping[str, Any], files: list[_RankFile], name: str) -> TrainingState:
+def _training_state(metadata: Mapping[str, Any], files: list[_StateFile], name: str) -> TrainingState:
     """Return the training state; the learning rate may be in the optimizer states of a rank."""
-    known = dict(told)
+    values = dict(metadata)
     for file in files:
-        if file.kind == "optimizer" and not known.get("optimizer"):
+        if file.kind == "optimizer" and not values.get("optimizer"):
             states = file.part.metadata.get("optimizer_state_dict")
             inner = states if isinstance(states, Mapping) else {}
             for key in ("base_optimizer_state", "optimizer_state_dict"):
                 if isinstance(inner.get(key), Mapping):
-                    known["optimizer"] = inner[key]
-    return training_state(known, {}, name)
+                    values["optimizer"] = inner[key]
+    return training_state(values, {}, name)
 
 
 def check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
     """Yield where model states, by the names of their files, are of another step or job than the first."""
     if not parts:
         return
-    first = next(iter(parts.values()))
+    first = next(iter(parts.values())).metadata
     for name, part in parts.items():
-        step, other = part.metadata.get("global_steps"), first.metadata.get("global_steps")
-        if step != other:
-            yield error(
-                "part-stale", f"saved at step {step!r:.20}, and the first rank's at {other!r:.20}", name
-            )
+        step, first_step = part.metadata.get("global_steps"), first.get("global_steps")
+        if step != first_step:
+            message = f"saved at step {step!r:.20}, and the first rank's at {first_step!r:.20}"
+            yield error("part-stale", message, name)
         for key in _OF_A_JOB:
-            found, wanted = part.metadata.get(key), first.metadata.get(key)
-            if found != wanted:
-                message = f"{key} is {found!r:.20}, and the first rank's is {wanted!r:.20}"
+            size, first_size = part.metadata.get(key), first.get(key)
+            if size != first_size:
+                message = f"{key} is {size!r:.20}, and the first rank's is {first_size!r:.20}"
                 yield error("part-stale", message, name)
 
 
@@ -318,56 +282,57 @@ def check_optimizers(parts: Sequence[Checkpoint]) -> Iterator[Finding]:
     if len(parts) < 2:
         return
     first, *others = parts
-    steps, sums = _steps(first), _sums(first)
+    steps, checksums = _steps(first), _step_checksums(first)
     for part in others:
         name = os.path.basename(part.path)
         for key, step in _steps(part).items():
             if steps.get(key, step) != step:
-                yield error(
-                    "part-stale", f"{key} is {step!r:.20}, and the first rank's {steps[key]!r:.20}", name
-                )
+                message = f"{key} is {step!r:.20}, and the first rank's {steps[key]!r:.20}"
+                yield error("part-stale", message, name)
                 break
         else:
-            if any(sums.get(path, found) != found for path, found in _sums(part).items()):
+            if any(checksums.get(path, crc) != crc for path, crc in _step_checksums(part).items()):
                 message = "its optimizer has made another number of steps than the first rank's"
                 yield error("part-stale", message, name)
 
 
 def _steps(part: Checkpoint) -> dict[str, object]:
     """Return what is counted as plain numbers: steps of each group, learning rates, the loss scaler's."""
-    told = part.metadata.get(STATES)
-    outer = told if isinstance(told, Mapping) else {}
+    states = part.metadata.get(STATES)
+    outer = states if isinstance(states, Mapping) else {}
     inner: Mapping[str, object] = next(
         (outer[key] for key in _INNER if isinstance(outer.get(key), Mapping)), {}
     )
-    found: dict[str, object] = {}
-    states, groups = inner.get("state"), inner.get("param_groups")
-    for key, state in states.items() if isinstance(states, Mapping) else ():
-        _take(found, f"state {key}'s step", state, "step")
-    for at, group in enumerate(groups if isinstance(groups, list) else ()):
-        _take(found, f"group {at}'s step", group, "step")
-        _take(found, f"group {at}'s learning rate", group, "lr")
-    _take(found, "the loss scaler's iteration", outer.get("loss_scaler"), "cur_iter")
-    return found
+    numbers: dict[str, object] = {}
+    params, groups = inner.get("state"), inner.get("param_groups")
+    for key, state in params.items() if isinstance(params, Mapping) else ():
+        _take(numbers, f"state {key}'s step", state, "step")
+    for index, group in enumerate(groups if isinstance(groups, list) else ()):
+        _take(numbers, f"group {index}'s step", group, "step")
+        _take(numbers, f"group {index}'s learning rate", group, "lr")
+    _take(numbers, "the loss scaler's iteration", outer.get("loss_scaler"), "cur_iter")
+    return numbers
 
 
-def _take(found: dict[str, object], name: str, tree: object, key: str) -> None:
+def _take(numbers: dict[str, object], name: str, tree: object, key: str) -> None:
     value = tree.get(key) if isinstance(tree, Mapping) else None
     if type(value) in (int, float):
-        found[name] = value
+        numbers[name] = value
 
 
-def _sums(part: Checkpoint) -> dict[tuple[object, ...], int]:
+def _step_checksums(part: Checkpoint) -> dict[tuple[object, ...], int]:
     """Return the stated checksums of steps that are tensors of one element, by their paths."""
     steps = [
-        one for one in part.tensors if one.path[-1] == "step" and one.size == 1 and one.path[0] == STATES
+        tensor
+        for tensor in part.tensors
+        if tensor.path[-1] == "step" and tensor.size == 1 and tensor.path[0] == STATES
     ]
     if not steps:
         return {}
     stated = {(span.extent.offset, span.extent.nbytes): span.crc32 for span in part.spans()}
-    places = {one.path: one.storage or one.extent for one in steps}
+    extents = {tensor.path: tensor.storage or tensor.extent for tensor in steps}
     return {
-        path: found
-        for path, place in places.items()
-        if place is not None and (found := stated.get((place.offset, place.nbytes))) is not None
+        path: checksum
+        for path, extent in extents.items()
+        if extent is not None and (checksum := stated.get((extent.offset, extent.nbytes))) is not None
     }

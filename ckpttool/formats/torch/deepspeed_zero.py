@@ -34,7 +34,7 @@ class Ranks:
         models: Number of model-parallel ranks.
         model: Model states of the first model-parallel rank, by data-parallel rank.
         optimizer: Optimizer states, likewise.
-        told: What the first model states say.
+        metadata: What the first model states say.
         names: Names of all files.
     """
 
@@ -43,18 +43,18 @@ class Ranks:
     models: int
     model: Mapping[int, Checkpoint]
     optimizer: Mapping[int, Checkpoint]
-    told: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     names: tuple[str, ...]
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Return the shapes of the parameters by name, group by group, as far as they are told."""
-        return shapes_of(self.told.get("param_shapes"))
+        return shapes_of(self.metadata.get("param_shapes"))
 
     @property
     def has_experts(self) -> bool:
         """Tell whether there are layers of which each rank has some experts only."""
-        return bool(self.told.get("num_experts"))
+        return bool(self.metadata.get("num_experts"))
 
     @property
     def is_whole(self) -> bool:
@@ -62,29 +62,25 @@ class Ranks:
         return self.world > 0 and set(self.optimizer) == set(range(self.world))
 
 
-def stage_of(told: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> int | None:
+def stage_of(metadata: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> int | None:
     """Return the stage of ZeRO, from the optimizer states or the configuration."""
     for part in optimizers:
-        if (stage := _stage(part)) is not None:
+        if (stage := stage_in_states(part.metadata)) is not None:
             return stage
-    zero = _inner(told, "ds_config", "zero_optimization")
+    zero = _inner(metadata, "ds_config", "zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
     return stage if type(stage) is int else None
 
 
-def _stage(part: Checkpoint) -> int | None:
-    return stage_in_states(part.metadata)
-
-
 def stage_in_states(states: Mapping[str, Any]) -> int | None:
     """Return the stage of ZeRO that the optimizer states of a rank tell."""
-    told = _inner(states, STATES, "zero_stage")
-    if isinstance(told, Mapping):
-        told = told.get("<class>")
-    match = _STAGE.search(told) if isinstance(told, str) else None
+    stage = _inner(states, STATES, "zero_stage")
+    if isinstance(stage, Mapping):
+        stage = stage.get("<class>")
+    match = _STAGE.search(stage) if isinstance(stage, str) else None
     if match:
         return int(match[1])
-    return told if type(told) is int else None
+    return stage if type(stage) is int else None
 
 
 def _inner(tree: object, *keys: str) -> Any:
@@ -93,9 +89,9 @@ def _inner(tree: object, *keys: str) -> Any:
     return tree
 
 
-def shapes_of(told: object) -> list[dict[str, tuple[int, ...]]]:
+def shapes_of(node: object) -> list[dict[str, tuple[int, ...]]]:
     """Return shapes by name, group by group; what is none is left out."""
-    groups = told if isinstance(told, list) else [told] if isinstance(told, Mapping) else []
+    groups = node if isinstance(node, list) else [node] if isinstance(node, Mapping) else []
     return [
         {name: tuple(shape) for name, shape in group.items() if _is_shape(shape)}
         for group in groups
@@ -116,26 +112,28 @@ def _is_shape(shape: object) -> bool:
 
 def check_partitions(ranks: Ranks) -> Iterator[Finding]:
     """Yield where the partitions of the ranks contradict each other or the parameters' shapes."""
-    for rank, part in ranks.optimizer.items():
-        yield from _check_rank(ranks, rank, part)
+    for part in ranks.optimizer.values():
+        yield from _check_rank(ranks, part)
     if not ranks.is_whole or ranks.models != 1:
         return
     if ranks.stage in (1, 2):
         yield from _check_groups(ranks)
     elif ranks.stage == 3:
         for rank in range(ranks.world):
-            wanted = sum(-(-math.prod(s) // ranks.world) for group in ranks.shapes for s in group.values())
-            found = sum(tensor.size for tensor in flat_of(ranks, rank))
-            if found != wanted:
-                message = f"rank {rank} holds {found:,} elements, and the parameters need {wanted:,} of each"
+            expected = sum(
+                -(-math.prod(shape) // ranks.world) for group in ranks.shapes for shape in group.values()
+            )
+            size = sum(tensor.size for tensor in flat_of(ranks, rank))
+            if size != expected:
+                message = f"rank {rank} holds {size:,} elements, and the parameters need {expected:,} of each"
                 yield error("partition-sum", message, os.path.basename(ranks.optimizer[rank].path))
 
 
-def _check_rank(ranks: Ranks, rank: int, part: Checkpoint) -> Iterator[Finding]:
-    stage = _stage(part)
+def _check_rank(ranks: Ranks, part: Checkpoint) -> Iterator[Finding]:
+    stage = stage_in_states(part.metadata)
     # The optimizer for bfloat16 cuts as stage 1 does, and names no stage: none of its ranks does.
-    is_told = any(_stage(other) is not None for other in ranks.optimizer.values())
-    if stage != ranks.stage and is_told:
+    has_stages = any(stage_in_states(other.metadata) is not None for other in ranks.optimizer.values())
+    if stage != ranks.stage and has_stages:
         message = f"ZeRO stage {stage}, and others have {ranks.stage}"
         yield error("stage-disagrees", message, os.path.basename(part.path))
     for count in _partition_counts(part) if ranks.world else ():
@@ -147,23 +145,23 @@ def _check_rank(ranks: Ranks, rank: int, part: Checkpoint) -> Iterator[Finding]:
 
 def _partition_counts(part: Checkpoint) -> list[int]:
     """Return in how many partitions each group lies; experts' groups in fewer, as not all ranks have each."""
-    told = _inner(part.metadata, STATES, "partition_count")
-    counts = told if isinstance(told, list) else [told]
+    counts = _inner(part.metadata, STATES, "partition_count")
+    counts = counts if isinstance(counts, list) else [counts]
     return [count for count in counts if type(count) is int and count > 0]
 
 
 def _check_groups(ranks: Ranks) -> Iterator[Finding]:
     """Compare the partitions of each group with the shapes; a little is added so that all are alike."""
-    for at, group in enumerate(ranks.shapes):
-        path = (STATES, "single_partition_of_fp32_groups", at)
+    for index, group in enumerate(ranks.shapes):
+        path = (STATES, "single_partition_of_fp32_groups", index)
         sizes = [t.size for part in ranks.optimizer.values() for t in part.tensors if t.path == path]
-        wanted = sum(map(math.prod, group.values()))
         # Partitions end at multiples of twice the number of ranks, whatever was added for that.
         counts = _partition_counts(ranks.optimizer[0])
-        count = counts[at] if at < len(counts) and ranks.has_experts else ranks.world
+        count = counts[index] if index < len(counts) and ranks.has_experts else ranks.world
         copies = max(1, ranks.world // count)
-        if sizes and not wanted * copies <= sum(sizes) < wanted * copies + 2 * ranks.world:
-            message = f"group {at} has {sum(sizes):,} elements in all, and its parameters {wanted * copies:,}"
+        expected = sum(map(math.prod, group.values())) * copies
+        if sizes and not expected <= sum(sizes) < expected + 2 * ranks.world:
+            message = f"group {index} has {sum(sizes):,} elements in all, and its parameters {expected:,}"
             yield error("partition-sum", message, None)
 
 
@@ -183,8 +181,8 @@ def rebuild_parameters(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tens
     """
     shapes = {name: shape for group in ranks.shapes for name, shape in group.items()}
     shapes |= _frozen_shapes(ranks)
-    found = dict(_parameters(ranks)) if ranks.models == 1 else {}
-    shared = ranks.told.get("shared_params")
+    parameters = dict(_parameters(ranks)) if ranks.models == 1 else {}
+    shared = ranks.metadata.get("shared_params")
     shared = shared if isinstance(shared, Mapping) else {}
     for tensor in tensors:
         name = tensor.path[-1]
@@ -198,12 +196,10 @@ def rebuild_parameters(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tens
             yield tensor
             continue
         tie = f"module.{owner}" if owner != name else None
-        made = found.get(owner)
-        if made is None:
-            apart = replace(tensor, shape=shapes[owner], values=None, extent=None, storage=None)
-            yield replace(apart, shares_with=tie)
-        else:
-            yield replace(made, path=tensor.path, shares_with=tie)
+        parameter = parameters.get(owner)
+        if parameter is None:
+            parameter = replace(tensor, shape=shapes[owner], values=None, extent=None, storage=None)
+        yield replace(parameter, path=tensor.path, shares_with=tie)
 
 
 def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
@@ -228,7 +224,7 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
 
 
 def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
-    return next(iter(shapes_of(ranks.told.get("frozen_param_shapes"))), {})
+    return next(iter(shapes_of(ranks.metadata.get("frozen_param_shapes"))), {})
 
 
 def run_of(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | None:
@@ -252,18 +248,18 @@ def _parameter_of_ranks(
     """Yield a parameter by its name, where all ranks have their part of it; padding at the end is cut off."""
     if not ranks[0]:
         return
-    dtype, kept = ranks[0][0].dtype, []
-    left = dtype.nbytes(math.prod(shape))
+    dtype, joined = ranks[0][0].dtype, []
+    missing = dtype.nbytes(math.prod(shape))
     for tensors in ranks:
         runs = run_of(tensors, offset, count)
         if runs is None:
             return
         for run in runs:
-            kept.append(run._replace(nbytes=min(left, run.nbytes)))
-            left -= kept[-1].nbytes
-    if left == 0:
+            joined.append(run._replace(nbytes=min(missing, run.nbytes)))
+            missing -= joined[-1].nbytes
+    if missing == 0:
         storages = tuple(tensor.storage for tensors in ranks for tensor in tensors if tensor.storage)
-        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, JoinedRuns(tuple(kept), storages))
+        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, JoinedRuns(tuple(joined), storages))
 
 
 def apart_notes(ranks: Ranks) -> Iterator[Finding]:

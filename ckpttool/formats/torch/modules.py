@@ -5,7 +5,7 @@ Source: PyTorch ``torch/nn/modules/module.py``, ``_save_to_state_dict``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ MAX_MODULES = 1_000_000
 _TENSORS = ("_parameters", "_buffers", "_modules")
 _ALWAYS_OWN = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
 """Attributes whose content the state dict has, or says; an RNN lists its own parameters once more."""
-_OWN = frozenset(
+_OF_EVERY_MODULE = frozenset(
     {
         "_backward_hooks",
         "_backward_pre_hooks",
@@ -54,51 +54,44 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
         return None
     tensors: list[tuple[Path, TensorParts]] = []
     classes: dict[str, str] = {}
-    rest: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     modules = list(_modules(objects, call))
     for prefix, module in modules:
         classes[prefix.rstrip(".")] = str(describe(module.function))
         for key, node in _attributes(module).items():
-            rest[_free(f"{prefix}{describe(key)}", rest)] = node
+            name = f"{prefix}{describe(key)}"
+            while name in attributes:  # attributes may have dots in their names
+                name = f"<{name}>"
+            attributes[name] = node
         for key, node in _state_items(module.state):
-            found = objects.leaf(node)
-            for path, parts in found.tensors if found else ():
+            leaf = objects.leaf(node)
+            for path, parts in leaf.tensors if leaf else ():
                 tensors.append(((prefix + key, *path), replace(parts, role=Role.WEIGHTS)))
     budget, spent = objects.budget, objects.budget.visits
-    with objects.told_before({id(module): f"<the module {name!r}>" for name, module in _named(modules)}):
-        others = flatten(rest, objects.leaf, objects.path, budget=budget)
+    # A module that attributes refer to is told by its name; of several names, by the first.
+    names = {id(module): f"<the module {prefix.rstrip('.')!r}>" for prefix, module in reversed(modules)}
+    with objects.name_nodes(names):
+        others = flatten(attributes, objects.leaf, objects.path, budget=budget)
     tensors += [(path, replace(parts, role=Role.OTHER)) for path, parts in others.tensors]
     objects.check_references(call)
-    told: dict[str, object] = {"<class>": classes[""], "modules": classes}
-    told |= {"attributes": others.plain} if others.plain else {}
-    return Leaf(tuple(tensors), told, budget.visits - spent)
-
-
-def _named(modules: list[tuple[str, Call]]) -> Iterator[tuple[str, Call]]:
-    """Yield the modules with their names, one of several names last."""
-    return ((prefix.rstrip("."), module) for prefix, module in reversed(modules))
-
-
-def _free(name: str, taken: Mapping[str, object]) -> str:
-    """Return a name, or another where it is taken: attributes may have dots in theirs."""
-    while name in taken:
-        name = f"<{name}>"
-    return name
+    plain: dict[str, object] = {"<class>": classes[""], "modules": classes}
+    plain |= {"attributes": others.plain} if others.plain else {}
+    return Leaf(tuple(tensors), plain, budget.visits - spent)
 
 
 def _attributes(module: Call) -> dict[Any, Any]:
     """Return what a module is besides its state dict."""
     state = module.state
-    hidden = [(name, node) for name, node in state["_buffers"].items() if _is_hidden(state, name)]
-    hidden += [(name, node) for name, node in state["_modules"].items() if not _is_child(node)]
-    own = [(key, node) for key, node in state.items() if key not in _ALWAYS_OWN and not _is_idle(key, node)]
-    rest: list[tuple[str, object]] = [("<args>", module.args), ("<kwargs>", module.kwargs)]
-    rest += [("<items>", module.items), ("<pairs>", module.pairs)]
-    return {**dict(hidden), **dict(own), **{key: node for key, node in rest if node}}
-
-
-def _is_idle(key: object, node: object) -> bool:
-    return key in _OWN and not node
+    attributes = {name: node for name, node in state["_buffers"].items() if _is_hidden(state, name)}
+    attributes |= {name: node for name, node in state["_modules"].items() if not _is_child(node)}
+    attributes |= {
+        key: node
+        for key, node in state.items()
+        if key not in _ALWAYS_OWN and (node or key not in _OF_EVERY_MODULE)
+    }
+    parts: list[tuple[str, object]] = [("<args>", module.args), ("<kwargs>", module.kwargs)]
+    parts += [("<items>", module.items), ("<pairs>", module.pairs)]
+    return attributes | {key: node for key, node in parts if node}
 
 
 def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:

@@ -48,7 +48,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """What a format knows of a tensor before it has a name; a role only where the object itself tells it.
+    """What a format knows of a tensor before it has a name; a role only where the object itself says it.
 
     ``described_by`` are storages that say how it lies, and are no tensors of the checkpoint's own.
     """
@@ -91,34 +91,34 @@ class TorchObjects:
             return self.bare(node)
         if not isinstance(node, Call):
             return None
-        at = id(node)
-        if at not in self._seen:
-            self._seen[at] = Leaf()  # what it is met as inside itself: a parameter may know its module
-            self._seen[at] = self._bounded(node)
-        return self._seen[at]
+        address = id(node)
+        if address not in self._seen:
+            self._seen[address] = Leaf()  # what it is met as inside itself: a parameter may know its module
+            self._seen[address] = self._read_call(node)
+        return self._seen[address]
 
-    def _bounded(self, call: Call) -> Leaf[TensorParts] | None:
+    def _read_call(self, call: Call) -> Leaf[TensorParts] | None:
         if self._depth >= MAX_NESTING:
             raise self.exceeded(f"tensors nested more than {MAX_NESTING} deep")
         self._depth += 1
-        found = self._read(call)
+        function, leaf = call.function, None
+        if isinstance(function, Global):
+            rebuild = _REBUILDERS.get((function.module, function.name))
+            if rebuild is None:
+                leaf = module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts, self._sums)
+            else:
+                try:
+                    leaf = rebuild(self, call)
+                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                    found = f"arguments that rebuild no tensor: {error}"
+                    raise DamagedCheckpoint(
+                        self._path, found, where=str(function), code="tensor-damaged"
+                    ) from error
         self._depth -= 1
-        self._tensors += len(found.tensors) if found else 0
+        self._tensors += len(leaf.tensors) if leaf else 0
         if self._tensors > MAX_TENSORS:
             raise self.exceeded(f"more than {MAX_TENSORS:,} tensors")
-        return found
-
-    def _read(self, call: Call) -> Leaf[TensorParts] | None:
-        function = call.function
-        if not isinstance(function, Global):
-            return None
-        rebuild = _REBUILDERS.get((function.module, function.name))
-        if rebuild is not None:
-            try:
-                return rebuild(self, call)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise self._damaged(call, f"arguments that rebuild no tensor: {error}") from error
-        return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts, self._sums)
+        return leaf
 
     def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
         """Return a storage without a tensor, as a tensor of its own."""
@@ -133,19 +133,23 @@ class TorchObjects:
         """Return a view of a storage; offset and strides in elements."""
         if len(shape) != len(strides) or len(shape) > MAX_AXES:
             raise self._bounds(storage, f"{len(shape)} axes and {len(strides)} strides")
-        if not all(map(_is_count, (offset, *shape, *strides))) or (size := math.prod(shape)) > _MAX_INT64:
-            told = f"shape {describe(shape)}, strides {describe(strides)}, offset {describe(offset)}"
-            raise self._bounds(storage, told)
-        is_whole = is_contiguous(shape, strides)
-        last = dtype.nbytes(offset + (size if is_whole else reach(shape, strides)))
-        if last > storage.nbytes and 0 not in shape:
-            raise self._bounds(storage, f"bytes up to {last:,} of a storage of {storage.nbytes:,}")
+        numbers = (offset, *shape, *strides)
+        if (
+            not all(type(number) is int and 0 <= number <= _MAX_INT64 for number in numbers)
+            or (size := math.prod(shape)) > _MAX_INT64
+        ):
+            found = f"shape {describe(shape)}, strides {describe(strides)}, offset {describe(offset)}"
+            raise self._bounds(storage, found)
+        in_one_piece = is_contiguous(shape, strides)
+        end = dtype.nbytes(offset + (size if in_one_piece else reach(shape, strides)))
+        if end > storage.nbytes and 0 not in shape:
+            raise self._bounds(storage, f"bytes up to {end:,} of a storage of {storage.nbytes:,}")
         start = storage.offset + dtype.nbytes(offset)
         swap = swap_width(dtype.word_bytes, storage.byteorder)
         nbytes = dtype.nbytes(size)
         extent = None
         values: Values
-        if is_whole or nbytes == 0 or dtype.bits < 8:
+        if in_one_piece or nbytes == 0 or dtype.bits < 8:
             values = Contiguous(storage.source, start, nbytes, swap)
             extent = storage.extent and Extent(storage.extent.file, start, nbytes)
         else:
@@ -171,18 +175,15 @@ class TorchObjects:
         """Return the error that says which limit was passed."""
         return LimitExceeded(self._path, found)
 
-    def _damaged(self, call: Call, found: str) -> DamagedCheckpoint:
-        return DamagedCheckpoint(self._path, found, where=str(call.function), code="tensor-damaged")
-
     @contextmanager
-    def told_before(self, told: Mapping[int, str]) -> Iterator[None]:
+    def name_nodes(self, names: Mapping[int, str]) -> Iterator[None]:
         """Tell nodes, by address, as what they are elsewhere, as long as the context lasts."""
-        before = {node: self._seen[node] for node in told if node in self._seen}
-        self._seen.update({node: Leaf(plain=text) for node, text in told.items()})
+        before = {node: self._seen[node] for node in names if node in self._seen}
+        self._seen.update({node: Leaf(plain=name) for node, name in names.items()})
         try:
             yield
         finally:
-            for node in told:
+            for node in names:
                 self._seen.pop(node, None)
             self._seen.update(before)
 
@@ -202,16 +203,16 @@ class TorchObjects:
 
     def _tensor_v1(self, call: Call) -> Leaf[TensorParts]:
         storage = self._storage(call.args[0])
-        return self._leaf(storage, _known(storage.dtype), call.args[1], call.args[2], call.args[3])
+        dtype = storage.dtype or BY_TORCH["uint8"]  # an untyped storage has bytes
+        return self._leaf(storage, dtype, call.args[1], call.args[2], call.args[3])
 
     def _tensor_v2(self, call: Call) -> Leaf[TensorParts]:
-        found = self._tensor_v1(call)
-        return resolved_bits(found, call.args[6] if len(call.args) > 6 else None)
+        return apply_lazy_signs(self._tensor_v1(call), call.args[6] if len(call.args) > 6 else None)
 
     def _tensor_v3(self, call: Call) -> Leaf[TensorParts]:
         storage = self._storage(call.args[0])
-        found = self._leaf(storage, torch_dtype(call.args[6]), call.args[1], call.args[2], call.args[3])
-        return resolved_bits(found, call.args[7] if len(call.args) > 7 else None)
+        leaf = self._leaf(storage, torch_dtype(call.args[6]), call.args[1], call.args[2], call.args[3])
+        return apply_lazy_signs(leaf, call.args[7] if len(call.args) > 7 else None)
 
     def _leaf(
         self, storage: Storage, dtype: DType, offset: Any, shape: Any, strides: Any
@@ -220,67 +221,66 @@ class TorchObjects:
 
     def _first(self, call: Call) -> Leaf[TensorParts]:
         """Read what wraps a tensor: a parameter, a tensor on a device."""
-        found = self.leaf(call.args[0])
-        if found is None:
+        leaf = self.leaf(call.args[0])
+        if leaf is None:
             raise TypeError("no tensor")
-        return found
+        return leaf
 
-    def _with_state(self, call: Call) -> Leaf[TensorParts]:
-        found = self._first(call)
-        return with_attributes(found, self._attributes(call.args[3]))
+    def _parameter_with_state(self, call: Call) -> Leaf[TensorParts]:
+        return with_attributes(self._first(call), self._attributes(call.args[3]))
 
     def _attributes(self, state: Any) -> list[tuple[Path, TensorParts]]:
         """Return the tensors among the attributes of a tensor; some subclasses keep their data there.
 
         They may lie in slots, and in containers; in these, some of no elements only stand for a length.
         """
-        found = flatten(merge_slots(state), self.leaf, self.path, budget=self.budget).tensors
-        return [(path, parts) for path, parts in found if len(path) == 1 or 0 not in parts.shape]
+        tensors = flatten(merge_slots(state), self.leaf, self.path, budget=self.budget).tensors
+        return [(path, parts) for path, parts in tensors if len(path) == 1 or 0 not in parts.shape]
 
     def _quantized(self, call: Call) -> Leaf[TensorParts]:
-        storage = self._storage(call.args[0])
-        found = self._leaf(storage, _known(storage.dtype), call.args[1], call.args[2], call.args[3])
-        return self.quantized(found.tensors, call.args[4])
+        return self.quantized_leaf(self._tensor_v1(call).tensors, call.args[4])
 
-    def quantized(self, elements: tuple[tuple[Path, TensorParts], ...], parameters: Any) -> Leaf[TensorParts]:
+    def quantized_leaf(
+        self, elements: tuple[tuple[Path, TensorParts], ...], parameters: Any
+    ) -> Leaf[TensorParts]:
         """Return the elements of a quantized tensor with the parameters that make numbers of them."""
         scheme, *params = parameters
-        told: dict[str, object] = {"scheme": str(describe(scheme)).removeprefix("torch.")}
+        plain: dict[str, object] = {"scheme": str(describe(scheme)).removeprefix("torch.")}
         tensors = list(elements)
-        for name, node in zip(quantizer_fields(told["scheme"]), params, strict=False):
-            below = self.leaf(node)
-            if below is None:
-                told[name] = describe(node)
+        for name, node in zip(quantizer_fields(plain["scheme"]), params, strict=False):
+            leaf = self.leaf(node)
+            if leaf is None:
+                plain[name] = describe(node)
             else:
-                tensors += [((name, *path), parts) for path, parts in below.tensors]
-        return Leaf(tuple(tensors), told)
+                tensors += [((name, *path), parts) for path, parts in leaf.tensors]
+        return Leaf(tuple(tensors), plain)
 
     def _sparse(self, call: Call) -> Leaf[TensorParts]:
         layout = sparse_layout(call.args[0])
         *nodes, size = call.args[1][: len(COMPONENTS[layout]) + 1]
-        told: dict[str, object] = {"layout": layout, "shape": [describe(length) for length in sizes(size)]}
+        plain: dict[str, object] = {"layout": layout, "shape": [describe(length) for length in sizes(size)]}
         if len(call.args[1]) > len(nodes) + 1:
-            told["is_coalesced"] = describe(call.args[1][-1])
-        return Leaf(tuple(self._components(COMPONENTS[layout], nodes)), told)
+            plain["is_coalesced"] = describe(call.args[1][-1])
+        return Leaf(tuple(self._components(COMPONENTS[layout], nodes)), plain)
 
-    def _nested(self, call: Call) -> Leaf[TensorParts]:
+    def _nested_tensor(self, call: Call) -> Leaf[TensorParts]:
         return Leaf(tuple(self._components(_NESTED, call.args[:4])), {"layout": "nested"})
 
-    def _jagged(self, call: Call) -> Leaf[TensorParts]:
+    def _jagged_tensor(self, call: Call) -> Leaf[TensorParts]:
         state = call.args[0]
         tensors = [(name, node) for name, node in state.items() if self.leaf(node) is not None]
         names, nodes = [name for name, _ in tensors], [node for _, node in tensors]
-        told = {str(describe(name)): describe(node) for name, node in state.items() if name not in names}
-        return Leaf(tuple(self._components(names, nodes)), {"layout": "jagged", **told})
+        plain = {str(describe(name)): describe(node) for name, node in state.items() if name not in names}
+        return Leaf(tuple(self._components(names, nodes)), {"layout": "jagged", **plain})
 
     def _components(self, names: Any, nodes: Any) -> Iterator[tuple[Path, TensorParts]]:
         for name, node in zip(names, nodes, strict=True):
-            found = self.leaf(node)
-            if found is None:
+            leaf = self.leaf(node)
+            if leaf is None:
                 raise TypeError(f"no tensor of {name}")
-            yield from (((str(describe(name)), *path), parts) for path, parts in found.tensors)
+            yield from (((str(describe(name)), *path), parts) for path, parts in leaf.tensors)
 
-    def _meta(self, call: Call) -> Leaf[TensorParts]:
+    def _meta_tensor(self, call: Call) -> Leaf[TensorParts]:
         dtype, shape = torch_dtype(call.args[0]), sizes(call.args[1])
         return Leaf((((), TensorParts(dtype, shape)),), {"device": "meta"})
 
@@ -290,17 +290,17 @@ class TorchObjects:
         if is_distributed(kind):
             return local_parts(self, call)
         # Not by `leaf`, which knows nodes by their address: this one is gone after the call.
-        found = self._bounded(Call(function, args if isinstance(args, tuple) else (args,)))
-        if found is None:
+        leaf = self._read_call(Call(function, args if isinstance(args, tuple) else (args,)))
+        if leaf is None:
             raise TypeError("no tensor")
-        known = {parts.identity for _, parts in found.tensors if parts.identity is not None}
-        below = tuple(item for item in self._attributes(state) if item[1].identity not in known)
-        if not found.tensors or found.tensors[0][1].values is not None or not below:
-            return with_attributes(found, below)
-        told = {"class": str(describe(kind)), "global_shape": list(found.tensors[0][1].shape)}
-        return Leaf(below, told)
+        known = {parts.identity for _, parts in leaf.tensors if parts.identity is not None}
+        attributes = tuple(item for item in self._attributes(state) if item[1].identity not in known)
+        if not leaf.tensors or leaf.tensors[0][1].values is not None or not attributes:
+            return with_attributes(leaf, attributes)
+        plain = {"class": str(describe(kind)), "global_shape": list(leaf.tensors[0][1].shape)}
+        return Leaf(attributes, plain)
 
-    def _wrapper(self, call: Call) -> Leaf[TensorParts]:
+    def _wrapper_subclass(self, call: Call) -> Leaf[TensorParts]:
         return Leaf((((), TensorParts(torch_dtype(call.args[1]), sizes(call.args[2]))),))
 
 
@@ -309,47 +309,37 @@ _REBUILDERS: dict[tuple[str, str], Callable[[TorchObjects, Call], Leaf[TensorPar
     ("torch._utils", "_rebuild_tensor_v2"): TorchObjects._tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): TorchObjects._tensor_v3,
     ("torch._utils", "_rebuild_parameter"): TorchObjects._first,
-    ("torch._utils", "_rebuild_parameter_with_state"): TorchObjects._with_state,
+    ("torch._utils", "_rebuild_parameter_with_state"): TorchObjects._parameter_with_state,
     ("torch._utils", "_rebuild_device_tensor_from_numpy"): TorchObjects._first,
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): TorchObjects._first,
     ("torch._utils", "_rebuild_xla_tensor"): TorchObjects._first,
     ("torch._utils", "_rebuild_qtensor"): TorchObjects._quantized,
     ("torch._utils", "_rebuild_sparse_tensor"): TorchObjects._sparse,
-    ("torch._utils", "_rebuild_nested_tensor"): TorchObjects._nested,
-    ("torch._utils", "_rebuild_meta_tensor_no_storage"): TorchObjects._meta,
-    ("torch._utils", "_rebuild_wrapper_subclass"): TorchObjects._wrapper,
+    ("torch._utils", "_rebuild_nested_tensor"): TorchObjects._nested_tensor,
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): TorchObjects._meta_tensor,
+    ("torch._utils", "_rebuild_wrapper_subclass"): TorchObjects._wrapper_subclass,
     ("torch._tensor", "_rebuild_from_type_v2"): TorchObjects._from_type,
     ("torch.nn.parameter", "Parameter"): TorchObjects._first,
     ("torch.autograd.variable", "Variable"): TorchObjects._first,
-    ("torch.nested._internal.nested_tensor", "_rebuild_njt"): TorchObjects._jagged,
+    ("torch.nested._internal.nested_tensor", "_rebuild_njt"): TorchObjects._jagged_tensor,
 }
 
 
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number <= _MAX_INT64
-
-
-def _known(dtype: DType | None) -> DType:
-    if dtype is None:
-        return BY_TORCH["uint8"]
-    return dtype
-
-
 def with_attributes(
-    found: Leaf[TensorParts], attributes: Iterable[tuple[Path, TensorParts]]
+    leaf: Leaf[TensorParts], attributes: Iterable[tuple[Path, TensorParts]]
 ) -> Leaf[TensorParts]:
     """Return a tensor with those that hang on it, which are no part of a model's state."""
-    told = ((path, replace(parts, role=Role.OTHER)) for path, parts in attributes)
-    return replace(found, tensors=(*found.tensors, *told))
+    others = ((path, replace(parts, role=Role.OTHER)) for path, parts in attributes)
+    return replace(leaf, tensors=(*leaf.tensors, *others))
 
 
-def resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
+def apply_lazy_signs(leaf: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
     """Return a tensor with its lazy conjugation and negation carried out when it is read."""
     if not isinstance(bits, dict) or not (bits.get("conj") or bits.get("neg")):
-        return found
-    ((path, parts),) = found.tensors
+        return leaf
+    ((path, parts),) = leaf.tensors
     if parts.values is None:
-        return found
+        return leaf
     values = LazyConjNeg(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
     identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
     return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import LimitExceeded
@@ -37,7 +37,7 @@ MAX_RANKS = 100_000
 """The most ranks that are counted; no job has had more."""
 _MAX_DEPTH = 100
 """How deep trees of several ranks are compared; what lies deeper is one value."""
-_MAX_TOLD = 10
+_MAX_NAMED = 10
 """How many missing files are told by name."""
 _MAX_PIECES = 1 << 22
 """The most pieces that all tensors may lie in together."""
@@ -46,18 +46,25 @@ _ALONE = "rank-alone"
 """What a rank's own file says of itself: that there are others, which are here."""
 
 
-def of_rank(rank: int) -> str:
+def rank_key(rank: int) -> str:
     """Return the key below which lies what a rank has of its own."""
     return f"rank_{rank}"
 
 
-def is_of_a_rank(key: object) -> bool:
+def is_rank_key(key: object) -> bool:
     """Tell whether what a key leads to is a rank's own."""
     return isinstance(key, str) and key.startswith("rank_") and key[5:].isdigit()
 
 
+class _Same:
+    """Stands for what is as the first rank has it."""
+
+
+_SAME = _Same()
+
+
 @dataclass(slots=True)
-class _KeptPart:
+class _RankTensor:
     """What one rank has under a name."""
 
     file: str
@@ -86,24 +93,29 @@ def open_ranks(
         others: Names of what else lies there, and is not read.
     """
     with Gathered("part") as parts:
-        world, own = _files_of_one_world(parts, files)
-        beside = _beside(parts, metadata)
-        groups = _open_groups(parts, own)
-        world = world or _count(beside.get("world_size")) or _told_world(groups)
-        _note_missing(parts, groups, own, world)
-        parts.findings += _of_other_saves(groups, world)
-        parts.findings = [one for one in parts.findings if one.code != _ALONE]
+        world, job_files = _files_of_one_world(parts, files)
+        metadata_part = None if metadata is None else parts.add(METADATA, partial(open_file, metadata))
+        job_metadata = dict(metadata_part.metadata) if metadata_part is not None else {}
+        groups = _open_groups(parts, job_files)
+        world_size = job_metadata.get("world_size")
+        stated = world_size if type(world_size) is int and world_size > 0 else 0
+        world = world or stated or _world_of_tensors(groups)
+        _note_missing(parts, groups, job_files, world)
+        parts.findings += _stale_findings(groups, world)
+        parts.findings = [finding for finding in parts.findings if finding.code != _ALONE]
         message = "it lies beside the ranks' files, and was not looked at"
         parts.findings += (note("not-part", message, name) for name in others)
-        made = _Assembly(path, groups, is_whole=parts.complete)
-        made.run()
-        parts.findings += made.findings
-        parts.complete &= made.is_whole
+        assembly = _Assembly(path, groups, is_whole=parts.complete)
+        assembly.run()
+        parts.findings += assembly.findings
+        parts.complete &= assembly.is_whole
         name = os.path.basename(os.path.abspath(path))
-        values = _metadata(groups) | ({"metadata": beside} if beside else {})
+        values = _metadata(groups) | ({"metadata": job_metadata} if job_metadata else {})
         paths = [file.path for file in files] + ([metadata] if metadata is not None else [])
-        told = _told_first(groups)
-        tensors = tuple(made.tensors)
+        # The training state is the first rank's of each kind; where two say the same, the model's counts.
+        firsts = [next(iter(group.parts.values()))[1] for group in groups if group.parts]
+        first_metadata = {key: value for part in reversed(firsts) for key, value in part.metadata.items()}
+        tensors = tuple(assembly.tensors)
         return Checkpoint(
             path=path,
             format="pytorch",
@@ -112,8 +124,8 @@ def open_ranks(
             files=tuple(map(file_entry, paths)),
             spans=parts.spans,
             metadata=lambda: values,
-            training=lambda: training_of(told, tensors, name),
-            tree=made.tree,
+            training=lambda: training_of(first_metadata, tensors, name),
+            tree=assembly.tree,
             producer=Producer("pytorch"),
             findings=tuple(parts.findings),
             safety=tuple(dict.fromkeys(parts.safety)),
@@ -128,29 +140,20 @@ def open_ranks(
 
 def _files_of_one_world(parts: Gathered, files: Sequence[RankFile]) -> tuple[int, list[RankFile]]:
     """Return how many ranks the names speak of, and their files; those of another job are an error each."""
-    worlds = sorted({file.world for file in files}, key=lambda world: _presence(files, world), reverse=True)
-    if len(worlds) == 1:
-        return worlds[0], list(files)
+
+    def presence(world: int) -> tuple[float, int]:
+        """Return how much of a job of so many ranks is there, and of how many files."""
+        stems = [file.stem for file in files if file.world == world]
+        return len(stems) / max(1, world * len(set(stems))), len(stems)
+
+    world, *other_worlds = sorted({file.world for file in files}, key=presence, reverse=True)
+    if not other_worlds:
+        return world, list(files)
     for file in files:
-        if file.world != worlds[0]:
-            message = f"of a job of {file.world:,} ranks; others are of {worlds[0]:,}"
+        if file.world != world:
+            message = f"of a job of {file.world:,} ranks; others are of {world:,}"
             parts.findings.append(error("part-extra", message, file.name))
-    return worlds[0], [file for file in files if file.world == worlds[0]]
-
-
-def _presence(files: Sequence[RankFile], world: int) -> tuple[float, int]:
-    """Return how much of a job of so many ranks is there, and of how many files."""
-    count = sum(file.world == world for file in files)
-    kinds = len({file.stem for file in files if file.world == world})
-    return count / max(1, world * kinds), count
-
-
-def _beside(parts: Gathered, path: str | None) -> Mapping[str, Any]:
-    """Return what torch_checkpointing says of the files of the ranks."""
-    if path is None:
-        return {}
-    part = parts.add(METADATA, partial(open_file, path))
-    return dict(part.metadata) if part is not None else {}
+    return world, [file for file in files if file.world == world]
 
 
 def _open_groups(parts: Gathered, files: Sequence[RankFile]) -> list[_RankGroup]:
@@ -163,10 +166,10 @@ def _open_groups(parts: Gathered, files: Sequence[RankFile]) -> list[_RankGroup]
     return list(groups.values())
 
 
-def _told_world(groups: Iterable[_RankGroup]) -> int:
+def _world_of_tensors(groups: Iterable[_RankGroup]) -> int:
     """Return how many ranks the tensors speak of, or what the highest number among the names asks for."""
-    told = [shard.world for group in groups for _, part in group.parts.values() for shard in _shards(part)]
-    return max(told, default=0) or max((max(group.parts) + 1 for group in groups if group.parts), default=0)
+    worlds = [shard.world for group in groups for _, part in group.parts.values() for shard in _shards(part)]
+    return max(worlds, default=0) or max((max(group.parts) + 1 for group in groups if group.parts), default=0)
 
 
 def _shards(part: Checkpoint) -> Iterator[Shard]:
@@ -180,36 +183,28 @@ def _note_missing(
     if world > MAX_RANKS:
         parts.fault("missing", f"{world:,} ranks are not to be believed", None)
         return
-    here = {(file.stem, file.rank) for file in files}
-    likes = {file.stem: file for file in files}
-    lacking = [
-        _with_rank(like.name, rank)
-        for stem, like in likes.items()
-        for rank in range(world)
-        if (stem, rank) not in here
-    ]
-    for name in lacking[:_MAX_TOLD]:
+    present = {(file.stem, file.rank) for file in files}
+    missing = []
+    for stem, example in {file.stem: file for file in files}.items():
+        name, suffix = os.path.splitext(example.name)
+        prefix = name.rstrip("0123456789")
+        missing += [f"{prefix}{rank}{suffix}" for rank in range(world) if (stem, rank) not in present]
+    for name in missing[:_MAX_NAMED]:
         parts.fault("missing", "there is no such file", name)
-    if len(lacking) > _MAX_TOLD:
-        parts.fault("missing", f"{len(lacking) - _MAX_TOLD:,} more files are not there", None)
+    if len(missing) > _MAX_NAMED:
+        parts.fault("missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
     for file in files:
         if file.rank >= world:
             message = f"a rank that a job of {world:,} ranks does not have"
             parts.findings.append(error("part-extra", message, file.name))
 
 
-def _with_rank(name: str, rank: int) -> str:
-    """Return how another rank's file is named."""
-    stem, suffix = os.path.splitext(name)
-    return f"{stem.rstrip('0123456789')}{rank}{suffix}"
-
-
 # Whether they are of one save -------------------------------------------------------------------------
 
 
-def _of_other_saves(groups: Sequence[_RankGroup], world: int) -> Iterator[Finding]:
+def _stale_findings(groups: Sequence[_RankGroup], world: int) -> Iterator[Finding]:
     """Yield where a file is another rank's than its name says, of another job, or of another step."""
-    first: dict[str, tuple[object, str]] = {}
+    firsts: dict[str, tuple[object, str]] = {}
     for group in groups:
         for rank, (file, part) in group.parts.items():
             shards = list(_shards(part))
@@ -221,20 +216,20 @@ def _of_other_saves(groups: Sequence[_RankGroup], world: int) -> Iterator[Findin
             if ranks:
                 message = f"it holds what rank {min(ranks):,} kept: a file with another's name"
                 yield error("part-stale", message, file.name)
-        yield from _of_other_steps(group, first)
+        yield from _step_findings(group, firsts)
 
 
-def _of_other_steps(group: _RankGroup, first: dict[str, tuple[object, str]]) -> Iterator[Finding]:
+def _step_findings(group: _RankGroup, firsts: dict[str, tuple[object, str]]) -> Iterator[Finding]:
     """Yield where a file says another step, epoch or rate than the first that says one."""
     for file, part in group.parts.values():
         state = training_state(part.metadata)  # of what is no tensor: none is read
         for name in _SAVED_AT:
-            told = getattr(state, name)
-            if told is None:
+            value = getattr(state, name)
+            if value is None:
                 continue
-            known, where = first.setdefault(name, (told, file.name))
-            if known != told:
-                message = f"{name.replace('_', ' ')} {told!r:.20}, and {where} says {known!r:.20}"
+            first, first_file = firsts.setdefault(name, (value, file.name))
+            if first != value:
+                message = f"{name.replace('_', ' ')} {value!r:.20}, and {first_file} says {first!r:.20}"
                 yield error("part-stale", message, file.name)
                 break
 
@@ -243,17 +238,17 @@ def _of_other_steps(group: _RankGroup, first: dict[str, tuple[object, str]]) -> 
 
 
 class _Assembly:
-    """The tensors of a checkpoint on their way of being put together."""
+    """Puts the tensors of a checkpoint together from what its ranks kept."""
 
     def __init__(self, path: str, groups: Sequence[_RankGroup], *, is_whole: bool) -> None:
         self._path, self._groups = path, groups
-        self._ranks_are_here = self.is_whole = is_whole
+        self._has_all_ranks = self.is_whole = is_whole
         self.tensors: list[Tensor] = []
         self.findings: list[Finding] = []
-        self._made: dict[int, Tensor] = {}
+        self._replacements: dict[int, Tensor] = {}
         """By the address of a rank's own tensor, what takes its place in the tree."""
-        self._own: dict[int, list[Tensor]] = defaultdict(list)
-        self._others: dict[int, Tensor] = {}
+        self._by_rank: dict[int, list[Tensor]] = defaultdict(list)
+        self._differing: dict[int, Tensor] = {}
         """By the same, what a rank has of its own."""
         self._cuts: list[str] = []
         self._stale: set[str] = set()
@@ -265,10 +260,13 @@ class _Assembly:
     def run(self) -> None:
         """Put all tensors together, each group's in the order of its first rank."""
         for group in self._groups:
-            for path, kept in _parts_by_path(group).items():
-                self._add(group, path, kept)
-        for _, own in sorted(self._own.items()):
-            self.tensors += own
+            for path, parts in _parts_by_path(group).items():
+                if any(part.tensor.shard is not None for part in parts):
+                    self._add_sharded(group, path, parts)
+                else:
+                    self._add_plain(group, path, parts)
+        for _, tensors in sorted(self._by_rank.items()):
+            self.tensors += tensors
         if self._cuts:
             message = "the ranks have slices of it, and how they were cut is not said"
             if len(self._cuts) > 1:
@@ -279,88 +277,86 @@ class _Assembly:
         """Return all that the files hold: in common, and below its number what a rank has otherwise."""
         if self._cuts or not all(group.parts for group in self._groups):
             return None
-        whole: dict[Any, Any] = {}
-        own: dict[Any, Any] = {}
+        common: dict[Any, Any] = {}
+        by_rank: dict[Any, Any] = {}
         for group in self._groups:
             trees = {rank: part.tree for rank, (_, part) in group.parts.items()}
             first = next(iter(trees.values()))
             content = first
             for rank, tree in trees.items():
-                content = _united(content, tree)
-                other = self._otherwise(first, tree)
-                if other is not _SAME:
-                    _below(own, (of_rank(rank), *group.prefix), other)
-            content = replace_tensors(content, self._made)
+                content = _add_missing(content, tree)
+                difference = self._tree_difference(first, tree)
+                if difference is not _SAME:
+                    _put(by_rank, (rank_key(rank), *group.prefix), difference)
+            content = replace_tensors(content, self._replacements)
             if not group.prefix:
-                return _mapped_like(content, {**content, **own}) if isinstance(content, dict) else content
-            whole[group.prefix[0]] = content
-        return {**whole, **own}
+                return _mapped_like(content, {**content, **by_rank}) if isinstance(content, dict) else content
+            common[group.prefix[0]] = content
+        return {**common, **by_rank}
 
-    def _otherwise(self, first: object, other: object, depth: int = 0) -> object:
+    def _tree_difference(self, first: object, other: object, depth: int = 0) -> object:
         """Return what of a rank's tree is not as in the first one's, in dictionaries."""
         if isinstance(other, Tensor):
-            return self._others.get(id(other), _SAME)
-        pairs = _pairs(first, other) if depth < _MAX_DEPTH else None
-        if pairs is None and any(id(tensor) in self._others for tensor in tensors_in(other)):
-            return replace_tensors(other, self._others)
+            return self._differing.get(id(other), _SAME)
+        pairs = _common_items(first, other) if depth < _MAX_DEPTH else None
+        if pairs is None and any(id(tensor) in self._differing for tensor in tensors_in(other)):
+            return replace_tensors(other, self._differing)
         if pairs is None:
             return _SAME if first is other or trees_equal(first, other) else other
-        parts = {key: self._otherwise(*both, depth + 1) for key, both in pairs.items()}
+        parts = {key: self._tree_difference(*pair, depth + 1) for key, pair in pairs.items()}
         return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
-    def _add(self, group: _RankGroup, path: Path, kept: list[_KeptPart]) -> None:
-        """Add what the ranks have under one name: parts of a tensor, or whole ones."""
-        cut = next((one for one in kept if one.tensor.shard is not None), None)
-        if cut is None:
-            self._add_plain(group, path, kept)
-            return
-        whole_path, like = (*group.prefix, *path), _described(cut.tensor)
-        alike: list[_KeptPart] = []
-        unlike: list[_KeptPart] = []
-        for one in kept:
-            fits = one.tensor.shard is not None and _described(one.tensor) == like
-            (alike if fits else unlike).append(one)
-        tensor = self._put_together(whole_path, like[1], self._distinct(whole_path, alike))
-        owner = self._owner(group, cut.tensor)
-        made = replace(tensor, path=whole_path, role=cut.tensor.role, shares_with=owner, shard=None)
-        self.tensors.append(made)
-        self._made |= {id(one.tensor): made for one in kept}
-        for one in unlike:
-            dtype, shape = _described(one.tensor)
-            expected = f"a part of {like[0]} {list(like[1])} in {cut.file}"
-            message = f"{_name(path)} is {dtype} {list(shape)}, and {expected}"
-            self._fault(error("part-stale", message, one.file))
-            self._keep_apart(whole_path, one)
+    def _add_sharded(self, group: _RankGroup, path: Path, parts: list[_RankTensor]) -> None:
+        """Add what the ranks have under one name where at least one has a part of a tensor."""
+        first = next(part for part in parts if part.tensor.shard is not None)
+        full_path, (dtype, shape) = (*group.prefix, *path), _global_type(first.tensor)
+        shards: list[_RankTensor] = []
+        strangers: list[_RankTensor] = []
+        for part in parts:
+            fits = part.tensor.shard is not None and _global_type(part.tensor) == (dtype, shape)
+            (shards if fits else strangers).append(part)
+        tensor = self._put_together(full_path, shape, self._without_replicas(full_path, shards))
+        owner = self._owner_name(group, first.tensor)
+        tensor = replace(tensor, path=full_path, role=first.tensor.role, shares_with=owner, shard=None)
+        self.tensors.append(tensor)
+        self._replacements |= {id(part.tensor): tensor for part in parts}
+        for part in strangers:
+            other_dtype, other_shape = _global_type(part.tensor)
+            expected = f"a part of {dtype} {list(shape)} in {first.file}"
+            message = f"{_name(path)} is {other_dtype} {list(other_shape)}, and {expected}"
+            self._fault(error("part-stale", message, part.file))
+            self._add_for_rank(full_path, part)
 
-    def _owner(self, group: _RankGroup, tensor: Tensor) -> str | None:
+    def _owner_name(self, group: _RankGroup, tensor: Tensor) -> str | None:
         if tensor.shares_with is None:
             return None
         return _name((*group.prefix, tensor.shares_with))
 
-    def _add_plain(self, group: _RankGroup, path: Path, kept: list[_KeptPart]) -> None:
+    def _add_plain(self, group: _RankGroup, path: Path, parts: list[_RankTensor]) -> None:
         """Add what each rank has as a whole: once where it is the same."""
-        first = kept[0]
-        others = [one for one in kept[1:] if not _are_same(first, one)]
-        whole_path = (*group.prefix, *path)
-        if any(self._is_cut(first, one) for one in others):
-            self._cuts.append(_name(whole_path))
-            for one in kept:
-                self._keep_apart(whole_path, one)
+        first = parts[0]
+        others = [part for part in parts[1:] if not _are_same(first, part)]
+        full_path = (*group.prefix, *path)
+        # Weights, unlike buffers, are the same in all ranks; ranks that have others have slices of them.
+        is_cut = first.tensor.role is Role.WEIGHTS and any(
+            first.tensor.shape != other.tensor.shape
+            or (not self._has_shards and _are_same(first, other) is False)
+            for other in others
+        )
+        if is_cut:
+            self._cuts.append(_name(full_path))
+            for part in parts:
+                self._add_for_rank(full_path, part)
             return
-        made = replace(first.tensor, path=whole_path, shares_with=self._owner(group, first.tensor))
-        self.tensors.append(made)
-        self._made |= {id(one.tensor): made for one in kept}
-        for one in others:
-            self._note_step(path, first, one)
-            self._keep_apart(whole_path, one)
+        owner = self._owner_name(group, first.tensor)
+        tensor = replace(first.tensor, path=full_path, shares_with=owner)
+        self.tensors.append(tensor)
+        self._replacements |= {id(part.tensor): tensor for part in parts}
+        for other in others:
+            self._check_step(path, first, other)
+            self._add_for_rank(full_path, other)
 
-    def _is_cut(self, first: _KeptPart, other: _KeptPart) -> bool:
-        """Tell whether two ranks have slices of one tensor: what is no buffer is the same in all, or cut."""
-        a, b = first.tensor, other.tensor
-        is_other = a.shape != b.shape or (not self._has_shards and _are_same(first, other) is False)
-        return a.role is Role.WEIGHTS and is_other
-
-    def _note_step(self, path: Path, first: _KeptPart, other: _KeptPart) -> None:
+    def _check_step(self, path: Path, first: _RankTensor, other: _RankTensor) -> None:
         """Note where a rank's optimizer has made another number of steps, by the checksums of these."""
         is_step = path[-1] == "step" and first.tensor.role is Role.OPTIMIZER and first.tensor.size == 1
         if is_step and _are_same(first, other) is False and other.file not in self._stale:
@@ -368,62 +364,55 @@ class _Assembly:
             message = f"its optimizer has made another number of steps than that of {first.file}"
             self._fault(error("part-stale", message, other.file))
 
-    def _keep_apart(self, path: Path, one: _KeptPart) -> None:
+    def _add_for_rank(self, path: Path, part: _RankTensor) -> None:
         """Add what a rank has of its own, below its number."""
-        role = Role.OTHER if one.tensor.role is Role.WEIGHTS else one.tensor.role
-        own = replace(one.tensor, path=(of_rank(one.rank), *path), role=role, shares_with=None, shard=None)
-        self._own[one.rank].append(own)
-        self._others[id(one.tensor)] = own
+        role = Role.OTHER if part.tensor.role is Role.WEIGHTS else part.tensor.role
+        rank_path = (rank_key(part.rank), *path)
+        tensor = replace(part.tensor, path=rank_path, role=role, shares_with=None, shard=None)
+        self._by_rank[part.rank].append(tensor)
+        self._differing[id(part.tensor)] = tensor
 
-    def _distinct(self, path: Path, kept: Sequence[_KeptPart]) -> list[_KeptPart]:
+    def _without_replicas(self, path: Path, shards: Sequence[_RankTensor]) -> list[_RankTensor]:
         """Return parts without those that several ranks have alike; copies that differ are told, and kept."""
-        found: dict[object, _KeptPart] = {}
-        for one in kept:
-            assert one.tensor.shard is not None  # the caller chose those
-            first = found.setdefault(one.tensor.shard.ranges, one)
-            if first is one or _are_same(first, one):
+        distinct: dict[object, _RankTensor] = {}
+        for part in shards:
+            assert part.tensor.shard is not None  # the caller chose those
+            first = distinct.setdefault(part.tensor.shard.ranges, part)
+            if first is part or _are_same(first, part):
                 continue
-            if _are_same(first, one) is False and not one.tensor.shard.is_partial:
+            if _are_same(first, part) is False and not part.tensor.shard.is_partial:
                 message = f"{_name(path)} is a copy of what rank {first.rank:,} has, and differs from it"
-                self.findings.append(warning("replica-differs", message, one.file))
-                self._note_step(path, first, one)
-            self._keep_apart(path, one)
-        return list(found.values())
+                self.findings.append(warning("replica-differs", message, part.file))
+                self._check_step(path, first, part)
+            self._add_for_rank(path, part)
+        return list(distinct.values())
 
-    def _put_together(self, path: Path, shape: tuple[int, ...], kept: Sequence[_KeptPart]) -> Tensor:
+    def _put_together(self, path: Path, shape: tuple[int, ...], parts: Sequence[_RankTensor]) -> Tensor:
         """Return a tensor in one piece or in several; one without values where they don't make it."""
-        first = kept[0].tensor
+        first = parts[0].tensor
         name = _name(path)
         empty = replace(first, shape=shape, values=None, extent=None, storage=None)
-        alone = next(
-            (one.tensor for one in kept if one.tensor.shard is not None and one.tensor.shard.is_whole), None
-        )
-        if alone is not None and len(kept) == 1:
-            return alone
-        if any(one.tensor.shard is None or one.tensor.shard.ranges is None for one in kept):
+        shards = [part.tensor.shard for part in parts if part.tensor.shard is not None]
+        if len(parts) == 1 and shards and shards[0].is_whole:
+            return first
+        if len(shards) < len(parts) or any(shard.ranges is None for shard in shards):
             self._fault(error("chunks-wrong", "which part of it a rank has is not said", name))
             return empty
-        shards = (one.tensor.shard for one in kept)
-        self._pieces += sum(math.prod(len(runs) for runs in one.ranges or ()) for one in shards if one)
+        self._pieces += sum(math.prod(len(runs) for runs in shard.ranges or ()) for shard in shards)
         if self._pieces > _MAX_PIECES:
             raise LimitExceeded(self._path, f"tensors in more than {_MAX_PIECES:,} pieces", where=name)
-        placed = [(one, box) for one in kept for box in _boxes(one.tensor)]
-        chunks = [TensorChunk(start, lengths) for _, (start, _, lengths) in placed]
-        wrong = list(check_chunks(self._path, name, MetadataEntry(path, first.dtype, shape, chunks)))
-        if wrong:
+        boxes = [(part.tensor, box) for part in parts for box in _boxes(part.tensor)]
+        chunks = [TensorChunk(box.start, box.lengths) for _, box in boxes]
+        faults = list(check_chunks(self._path, name, MetadataEntry(path, first.dtype, shape, chunks)))
+        if faults:
             # Where a file is missing, that was told, and stands for all tensors.
             self.is_whole = False
-            self.findings += wrong if self._ranks_are_here else ()
+            self.findings += faults if self._has_all_ranks else ()
             return empty
-        values = _values(shape, first, placed)
+        values = _tile(shape, first, boxes)
         if values is None:
-            self._fault(
-                error(
-                    "part-not-read",
-                    "its elements don't lie in the files as they are: it can't be put together",
-                    name,
-                )
-            )
+            message = "its elements don't lie in the files as they are: it can't be put together"
+            self._fault(error("part-not-read", message, name))
         return replace(empty, values=values)
 
     def _fault(self, finding: Finding) -> None:
@@ -431,125 +420,119 @@ class _Assembly:
         self.findings.append(finding)
 
 
-def _parts_by_path(group: _RankGroup) -> dict[Path, list[_KeptPart]]:
+def _parts_by_path(group: _RankGroup) -> dict[Path, list[_RankTensor]]:
     """Return what the ranks have under each name, in the order of ranks."""
-    found: dict[Path, list[_KeptPart]] = defaultdict(list)
+    by_path: dict[Path, list[_RankTensor]] = defaultdict(list)
     for rank, (file, part) in group.parts.items():
-        stated = {(s.extent.file, s.extent.offset, s.extent.nbytes): s.crc32 for s in part.spans()}
+        checksums = {(s.extent.file, s.extent.offset, s.extent.nbytes): s.crc32 for s in part.spans()}
         for tensor in part.tensors:
-            place = tensor.storage or tensor.extent
-            checksum = None if place is None else stated.get((place.file, place.offset, place.nbytes))
+            extent = tensor.storage or tensor.extent
+            checksum = None if extent is None else checksums.get((extent.file, extent.offset, extent.nbytes))
             is_one_of_several = tensor.shard is not None and str(tensor.path[-1]).startswith(ONE_OF_SEVERAL)
-            found[tensor.path[:-1] if is_one_of_several else tensor.path].append(
-                _KeptPart(file.name, rank, tensor, checksum)
-            )
-    return found
+            path = tensor.path[:-1] if is_one_of_several else tensor.path
+            by_path[path].append(_RankTensor(file.name, rank, tensor, checksum))
+    return by_path
 
 
-def _described(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+def _global_type(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     """Return the type and the shape of a tensor, or of that of which it is a part."""
     return tensor.dtype.name, tensor.shape if tensor.shard is None else tensor.shard.shape
 
 
-def _are_same(one: _KeptPart, other: _KeptPart) -> bool | None:
+def _are_same(one: _RankTensor, other: _RankTensor) -> bool | None:
     """Tell whether two tensors are views of the same stored bytes; None where no checksum says it."""
     a, b = one.tensor, other.tensor
     if (a.dtype, a.shape, a.byteorder) != (b.dtype, b.shape, b.byteorder):
         return False
     if a.size == 0:
         return True
-    if None in (one.checksum, other.checksum, a.storage, b.storage) or _inside(a) != _inside(b):
+    if None in (one.checksum, other.checksum, a.storage, b.storage) or _view(a) != _view(b):
         return None
     return one.checksum == other.checksum
 
 
-def _inside(tensor: Tensor) -> object:
+def _view(tensor: Tensor) -> object:
     """Return where in its storage a tensor lies, and how large that is."""
+    if tensor.values is None:
+        return None
+    view = strided_view(tensor.values, tensor.shape, tensor.dtype.itemsize)
     base, nbytes = (0, 0) if tensor.storage is None else (tensor.storage.offset, tensor.storage.nbytes)
-    view = (
-        strided_view(tensor.values, tensor.shape, tensor.dtype.itemsize)
-        if tensor.values is not None
-        else None
-    )
     return None if view is None else (view.offset - base, view.strides, nbytes)
 
 
-def _boxes(tensor: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Yield the boxes that a rank's tensor has: where in the whole, where in it, and how large."""
+class _Box(NamedTuple):
+    """A box of a tensor: where it begins in the whole, where in the rank's own part, and how large it is."""
+
+    start: tuple[int, ...]
+    start_in_part: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def _boxes(tensor: Tensor) -> Iterator[_Box]:
+    """Yield the boxes that a rank's tensor has."""
     assert tensor.shard is not None  # the caller chose those
     assert tensor.shard.ranges is not None
     axes = []
     for runs in tensor.shard.ranges:
-        at, axis = 0, []
+        length, axis = 0, []
         for start, end in runs:
-            axis.append((start, at, end - start))
-            at += end - start
+            axis.append((start, length, end - start))
+            length += end - start
         axes.append(axis)
     for box in product(*axes):
-        yield tuple(one[0] for one in box), tuple(one[1] for one in box), tuple(one[2] for one in box)
+        yield _Box(*(tuple(axis[field] for axis in box) for field in range(3)))
 
 
-def _values(shape: tuple[int, ...], like: Tensor, placed: Sequence[tuple[_KeptPart, Any]]) -> Values | None:
+def _tile(shape: tuple[int, ...], example: Tensor, boxes: Sequence[tuple[Tensor, _Box]]) -> Values | None:
     """Return the elements of pieces as one tensor's; None where they can't be read where they lie."""
-    width, pieces, storages = like.dtype.itemsize, [], []
-    for one, (start, inside, lengths) in placed:
-        tensor = one.tensor
+    width, tiles, storages = example.dtype.itemsize, [], []
+    for tensor, box in boxes:
         view = None if tensor.values is None else strided_view(tensor.values, tensor.shape, width)
         if view is None or tensor.dtype.bits < 8:
             return None
-        skipped = sum(at * stride for at, stride in zip(inside, view.strides, strict=True))
+        skipped = sum(index * stride for index, stride in zip(box.start_in_part, view.strides, strict=True))
         offset = view.offset + skipped * width
-        pieces.append(Tile(start, Strided(view.source, offset, width, lengths, view.strides, view.swap)))
+        values = Strided(view.source, offset, width, box.lengths, view.strides, view.swap)
+        tiles.append(Tile(box.start, values))
         storages += [tensor.storage] if tensor.storage is not None else []
-    known = tuple(dict.fromkeys(storages)) if len(storages) == len(placed) else ()
-    return Chunked(shape, width, tuple(pieces), known)
+    # Which storages they lie in is known of all pieces or not at all.
+    known = tuple(dict.fromkeys(storages)) if len(storages) == len(boxes) else ()
+    return Chunked(shape, width, tuple(tiles), known)
 
 
 # What is no tensor ------------------------------------------------------------------------------------
 
 
-def _told_first(groups: Sequence[_RankGroup]) -> Mapping[str, Any]:
-    """Return what the first rank of each kind says, all in one."""
-    told: dict[str, Any] = {}
-    for group in groups:
-        first = next(iter(group.parts.values()), None)
-        told = {**(first[1].metadata if first is not None else {}), **told}
-    return told
-
-
 def _metadata(groups: Sequence[_RankGroup]) -> dict[str, Any]:
     """Return what the ranks say of what is no tensor, and below its number what one says otherwise."""
-    told: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    common: dict[str, Any] = {}
+    by_rank: dict[str, Any] = {}
     for group in groups:
         parts = {rank: part.metadata for rank, (_, part) in group.parts.items()}
         first: Mapping[str, Any] = next(iter(parts.values()), {})
-        whole: object = first
-        for rank, said in parts.items():
-            whole = _united(whole, said)
-            if (other := _differing(first, said)) is not _SAME:
-                _below(own, (of_rank(rank), *group.prefix), other)
-        if whole:
-            _below(told, group.prefix, whole)
-    return {**told, **own}
+        content: object = first
+        for rank, metadata in parts.items():
+            content = _add_missing(content, metadata)
+            if (difference := _metadata_difference(first, metadata)) is not _SAME:
+                _put(by_rank, (rank_key(rank), *group.prefix), difference)
+        if content:
+            _put(common, group.prefix, content)
+    return {**common, **by_rank}
 
 
-def _differing(first: object, other: object, depth: int = 0) -> object:
+def _metadata_difference(first: object, other: object, depth: int = 0) -> object:
     """Return what of plain data is not as in another, in dictionaries."""
     if not isinstance(first, Mapping) or not isinstance(other, Mapping) or depth == _MAX_DEPTH:
         return _SAME if repr(first) == repr(other) else other
-    parts = {key: _differing(first[key], value, depth + 1) for key, value in other.items() if key in first}
+    parts = {
+        key: _metadata_difference(first[key], value, depth + 1)
+        for key, value in other.items()
+        if key in first
+    }
     return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
 
-class _Same:
-    """Stands for what is as the first rank has it."""
-
-
-_SAME = _Same()
-
-
-def _pairs(first: object, other: object) -> dict[Any, tuple[object, object]] | None:
+def _common_items(first: object, other: object) -> dict[Any, tuple[object, object]] | None:
     """Return what two containers have under the same keys; None of what is told as one value."""
     if isinstance(first, dict) and isinstance(other, dict):
         return {key: (first[key], value) for key, value in other.items() if key in first}
@@ -560,7 +543,7 @@ def _pairs(first: object, other: object) -> dict[Any, tuple[object, object]] | N
     return dict(enumerate(zip(first, other, strict=True)))
 
 
-def _below(tree: dict[Any, Any], path: Path, content: object) -> None:
+def _put(tree: dict[Any, Any], path: Path, content: object) -> None:
     """Put content into dictionaries where a path leads; without a path it is all of them."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
@@ -570,25 +553,22 @@ def _below(tree: dict[Any, Any], path: Path, content: object) -> None:
         tree.update(content)
 
 
-def _united(first: object, other: object, depth: int = 0) -> object:
+def _add_missing(first: object, other: object, depth: int = 0) -> object:
     """Return a tree with what another has besides it; what stands in both is the first one's."""
     if not isinstance(first, dict) or not isinstance(other, dict) or depth == _MAX_DEPTH:
         return first
     pairs = {
-        key: _united(value, other[key], depth + 1) if key in other else value for key, value in first.items()
+        key: _add_missing(value, other[key], depth + 1) if key in other else value
+        for key, value in first.items()
     }
     return _mapped_like(first, pairs | {key: value for key, value in other.items() if key not in first})
 
 
-def _mapped_like(like: dict[Any, Any], pairs: dict[Any, Any]) -> dict[Any, Any]:
-    if not isinstance(like, Mapped):
+def _mapped_like(example: dict[Any, Any], pairs: dict[Any, Any]) -> dict[Any, Any]:
+    if not isinstance(example, Mapped):
         return pairs
-    return make_mapped(like.kind, pairs, like.state, like.factory)
+    return make_mapped(example.kind, pairs, example.state, example.factory)
 
 
 def _name(path: Path) -> str:
     return ".".join(map(str, path))
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0

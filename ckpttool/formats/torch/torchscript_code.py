@@ -68,15 +68,14 @@ def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, st
         root: Name of the model's class.
     """
     numbers = _number_definitions(definitions, root.encode())
-    found = {}
+    descriptions = {}
     for name, text in definitions.items():
         canonical = _REFERENCE.sub(
             lambda match: numbers.get(match[0], without_mangles(match[0])), _renumber_temporaries(text)
         )
-        found[numbers[name].decode("utf-8", "backslashreplace")] = describe_content(
-            len(canonical), crc32(canonical)
-        )
-    return dict(sorted(found.items()))
+        description = describe_content(len(canonical), crc32(canonical))
+        descriptions[numbers[name].decode("utf-8", "backslashreplace")] = description
+    return dict(sorted(descriptions.items()))
 
 
 def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
@@ -85,15 +84,21 @@ def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
     Args:
         files: Names of the files, ``code/__torch__.py``, and their texts.
     """
-    found: dict[bytes, bytes] = {}
+    definitions: dict[bytes, bytes] = {}
     for file, text in files:
         module = file.removeprefix(_PREFIX).removesuffix(".py").replace("/", ".").encode()
         for part in _DEFINITION.split(text):
-            named = _DEFINED_NAME.match(part)
-            name = module + b"." + named[1] if named else module
-            if stripped := part.strip():
-                found[name] = found.get(name, b"") + _sort_attributes(stripped) + b"\n"
-    return found
+            match = _DEFINED_NAME.match(part)
+            name = module + b"." + match[1] if match else module
+            definition = part.strip()
+            if definition.startswith(b"class "):
+                # Attributes are sorted by name: a class's constants come in the order of a set.
+                head, *methods = _METHOD.split(definition, maxsplit=1)
+                first, *attributes = head.split(b"\n")
+                definition = b"\n".join([first, *sorted(filter(None, attributes)), *methods])
+            if definition:
+                definitions[name] = definitions.get(name, b"") + definition + b"\n"
+    return definitions
 
 
 def _renumber_temporaries(definition: bytes) -> bytes:
@@ -102,28 +107,19 @@ def _renumber_temporaries(definition: bytes) -> bytes:
     return _TEMPORARY.sub(lambda match: numbers.setdefault(match[0], b"_%d" % len(numbers)), definition)
 
 
-def _sort_attributes(definition: bytes) -> bytes:
-    """Return a definition with its attributes by name: a class's constants come in the order of a set."""
-    head, *rest = _METHOD.split(definition, maxsplit=1)
-    first, *attributes = head.split(b"\n")
-    if not first.startswith(b"class "):
-        return definition
-    return b"\n".join([first, *sorted(filter(None, attributes)), *rest])
-
-
 def _number_definitions(definitions: Mapping[bytes, bytes], root: bytes) -> dict[bytes, bytes]:
     """Return the names that definitions are told under, in the order in which the first leads to them."""
     counts: dict[bytes, int] = {}
     numbers: dict[bytes, bytes] = {}
-    found = sorted((without_mangles(name), without_mangles(text), name) for name, text in definitions.items())
-    pending = [*(name for _, _, name in reversed(found)), root]
+    order = sorted((without_mangles(name), without_mangles(text), name) for name, text in definitions.items())
+    pending = [*(name for _, _, name in reversed(order)), root]
     while pending:
         name = pending.pop()
         if name in numbers or name not in definitions:
             continue
-        bare = without_mangles(name)
-        counts[bare] = counts.get(bare, 0) + 1
-        numbers[name] = bare if counts[bare] == 1 else b"%s (%d)" % (bare, counts[bare])
+        plain = without_mangles(name)
+        counts[plain] = counts.get(plain, 0) + 1
+        numbers[name] = plain if counts[plain] == 1 else b"%s (%d)" % (plain, counts[plain])
         pending += reversed(_REFERENCE.findall(definitions[name]))
     return numbers
 
@@ -138,16 +134,15 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
     if len(text) > MAX_TEXT:
         yield warning("not-scanned", f"{len(text):,} bytes of code, more than are searched", where)
         return
-    found = Mentions(text)
-    yield from OPERATORS.judge(found.operators, where, "its code calls")
-    yield from judge_classes(found.classes, where)
-    if found.loose:
-        message = (
-            f"its code hands on {', '.join(sorted(found.loose))}, so that it can't be told what it calls"
-        )
+    references = CodeReferences(text)
+    yield from OPERATORS.judge(references.operators, where, "its code calls")
+    yield from judge_classes(references.classes, where)
+    if references.unresolved:
+        names = ", ".join(sorted(references.unresolved))
+        message = f"its code hands on {names}, so that it can't be told what it calls"
         yield error("unsafe-op", message, where)
-    if found.read < len(text):
-        message = f"code that PyTorch can't read from byte {found.read:,} on"
+    if references.readable < len(text):
+        message = f"code that PyTorch can't read from byte {references.readable:,} on"
         yield warning("not-scanned", message, where)
 
 
@@ -159,67 +154,60 @@ def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
         if _BYTE_CODE_OPERATOR.fullmatch(text):
             operators.add(text)
         elif _CLASSES[0] in text:
-            classes |= Mentions(text.encode("utf-8", "surrogatepass")).classes
+            classes |= CodeReferences(text.encode("utf-8", "surrogatepass")).classes
     yield from OPERATORS.judge(operators, where, "its byte code calls")
     yield from judge_classes(classes, where)
 
 
-class Mentions:
-    """What a text names.
+class CodeReferences:
+    """The operators and classes that a text names.
 
     Attributes:
         operators: Operators that it calls, ``aten::add``.
         classes: Classes in C++, by namespace and name.
-        loose: Names that lead to operators or classes, but don't call or name one there.
-        read: How many bytes of the text PyTorch could read.
+        unresolved: Names that lead to operators or classes, but don't call or name one there.
+        readable: How many bytes of the text PyTorch could read.
     """
 
     def __init__(self, text: bytes) -> None:
         self.operators: set[str] = set()
         self.classes: set[str] = set()
-        self.loose: set[str] = set()
-        self.read = 0
-        self._walk(text)
-
-    def _walk(self, text: bytes) -> None:
-        """Follow each path that begins with a root."""
+        self.unresolved: set[str] = set()
         tokens: list[bytes] = _TOKEN_OR_REST.findall(text)
         while tokens and not tokens[-1]:
             tokens.pop()
-        is_whole = not tokens or _TOKEN.fullmatch(tokens[-1])
-        self.read = len(text) if is_whole else len(text) - len(tokens.pop())
+        self.readable = len(text)
+        if tokens and not _TOKEN.fullmatch(tokens[-1]):
+            self.readable -= len(tokens.pop())
         tokens = [token for token in tokens if token and token[0] not in _BLANKS]
-        for at in [at for at, token in enumerate(tokens) if token in _ROOTS]:
-            if at == 0 or tokens[at - 1] not in _NAMING:
-                self._add(tokens, at)
+        for index in [index for index, token in enumerate(tokens) if token in _ROOTS]:
+            if index == 0 or tokens[index - 1] not in _NAMING:
+                self._follow_path(tokens, index)
 
-    def _add(self, tokens: list[bytes], at: int) -> None:
-        """Take in the path that begins with a token."""
-        path = [tokens[at].decode()]
-        while tokens[at + 1 : at + 2] == [b"."] and len(path) < _LONGEST_PATH:
-            if not _NAME.fullmatch(b"".join(tokens[at + 2 : at + 3])):
+    def _follow_path(self, tokens: list[bytes], index: int) -> None:
+        """Add what the path that begins with a token leads to."""
+        path = [tokens[index].decode()]
+        while tokens[index + 1 : index + 2] == [b"."] and len(path) < _LONGEST_PATH:
+            if not _NAME.fullmatch(b"".join(tokens[index + 2 : index + 3])):
                 break
-            path.append(tokens[at + 2].decode())
-            at += 2
-        behind = b"".join(tokens[at + 1 : at + 2])
-        is_called = behind == b"("
-        if len(path) == 1 and behind in _NAMED:
+            path.append(tokens[index + 2].decode())
+            index += 2
+        following = b"".join(tokens[index + 1 : index + 2])
+        is_called = following == b"("
+        if len(path) == 1 and following in _NAMED:
             return
         if path[0] == "__torch__":
-            self._add_class(path)
+            if path[:3] == _CLASSES and len(path) >= 5:
+                self.classes.add(".".join(path[3:5]))
+            elif path[:3] == _CLASSES[: len(path)]:
+                self.unresolved.add(".".join(path))
+            # All other paths lead to the archive's own code.
         elif path[0] == "print":
             self.operators |= {"prim::Print"} if is_called and len(path) == 1 else set()
         elif is_called and (operator := _operator(path)):
             self.operators.add(operator)
         else:
-            self.loose.add(".".join(path))
-
-    def _add_class(self, path: list[str]) -> None:
-        """Take in a class in C++; all other paths lead to the archive's own code."""
-        if path[:3] == _CLASSES and len(path) >= 5:
-            self.classes.add(".".join(path[3:5]))
-        elif path[:3] == _CLASSES[: len(path)]:
-            self.loose.add(".".join(path))
+            self.unresolved.add(".".join(path))
 
 
 def _operator(path: list[str]) -> str | None:

@@ -33,7 +33,7 @@ from ckpttool.formats.torch.torchscript_code import (
 )
 from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Path, Role
+from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import Call, Global, Pickle
 from ckpttool.wire.pickle_safety import PickleSequence, judge
 from ckpttool.wire.zip_reader import Member
@@ -49,7 +49,7 @@ _WRAPPERS = frozenset(
         "restore_type_tag",
     )
 )
-_TOLD = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
+_PICKLES = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
 def open_torchscript(probe: Probe, format: str) -> Checkpoint:
@@ -57,21 +57,26 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
     records = Records(probe.archive, probe.path)
     pickles = _ArchivePickles(records)
     data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
-    with safety_in_errors(pickles.found):
+    with safety_in_errors(pickles.safety):
         flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
-        fixed = pickles.root("constants.pkl")
-        flat.tensors += _constants(fixed, TorchObjects(probe.path, constants), probe.path)
+        # The tensors that belong to the code.
+        leaf = TorchObjects(probe.path, constants).leaf
+        of_code = flatten(pickles.root("constants.pkl"), leaf, probe.path, _unwrap)
+        flat.tensors += [
+            (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
+        ]
         pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
-        pickles.found |= dict.fromkeys(judge_code(records))
+        pickles.safety |= dict.fromkeys(judge_code(records))
         if "bytecode.pkl" in records.by_name:
-            pickles.found |= dict.fromkeys(_byte_code_findings(pickles.root("bytecode.pkl")))
+            texts = _texts(pickles.root("bytecode.pkl"))
+            pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
     code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
     findings = (
         *records.findings(),
         *data.findings(flat.tensors),
         *constants.findings(flat.tensors),
         *pickles.findings,
-        *pickles.undefined(code),
+        *pickles.undefined_classes(code),
     )
     return assemble(
         probe=probe,
@@ -82,7 +87,7 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
         spans=lambda: records.spans(flat.tensors),
         producer=Producer("pytorch"),
         findings=findings,
-        safety=tuple(pickles.found),
+        safety=tuple(pickles.safety),
     )
 
 
@@ -96,16 +101,17 @@ class _ArchivePickles:
         self._records = records
         self._read: set[str] = set()
         self._roots: dict[str, object] = {}
-        self._own: set[Global] = set()
-        self.found: dict[Finding, None] = {}
+        self._defined: set[Global] = set()
+        """Classes of objects that the archive's own code should define."""
+        self.safety: dict[Finding, None] = {}
         self.findings: list[Finding] = []
 
     def root(self, name: str) -> object:
         """Return what a pickle record holds."""
         if name not in self._roots:
-            pickle = self._judged(name).pickles[0]
+            pickle = self._interpret(name).pickles[0]
             self._roots[name] = pickle.root
-            self._own |= _own_names(pickle).names.keys()
+            self._defined |= _own_names(pickle).names.keys()
         return self._roots[name]
 
     def judge_others(self, is_storage: Callable[[str], bool]) -> None:
@@ -113,47 +119,43 @@ class _ArchivePickles:
         for name, member in self._records.by_name.items():
             if name.endswith("pkl") and name not in self._read:
                 try:
-                    self._judged(name)
-                except DamagedCheckpoint as failure:
-                    rest = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
-                    self.found |= dict.fromkeys((*failure.safety, rest))
-                    self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
+                    self._interpret(name)
                 except CheckpointError as failure:
+                    if isinstance(failure, DamagedCheckpoint):
+                        message = f"a pickle that breaks off: {failure.reason}"
+                        rest = warning("not-scanned", message, member.name)
+                        self.safety |= dict.fromkeys((*failure.safety, rest))
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
         others = self._records.judged_but(lambda name: name in self._read or is_storage(name))
-        self.found |= dict.fromkeys(others)
+        self.safety |= dict.fromkeys(others)
 
-    def undefined(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:
+    def undefined_classes(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:
         """Yield an error for each class that objects have, and the archive's code does not define."""
-        for name in sorted(f"{own.module}.{own.name}" for own in self._own):
+        for name in sorted(f"{name.module}.{name.name}" for name in self._defined):
             if not name.startswith(CLASSES) and name.encode() not in code:
                 yield error("class-undefined", "the code lacks this class, which an object has", name)
 
-    def _judged(self, name: str) -> PickleSequence:
+    def _interpret(self, name: str) -> PickleSequence:
         self._read.add(name)
         judged = self._records.judged_pickle(name)
         member = self._records.by_name[name]
-        own = [set(judge(_own_names(pickle), member.name)) for pickle in judged.pickles]
-        self.found |= dict.fromkeys(f for f in judged.safety if not any(f in inert for inert in own))
-        self.found |= dict.fromkeys(judge_classes(_classes(judged), member.name))
-        behind = len(judged.pickles) - 1
-        if behind or judged.trailing:
-            message = f"{behind} more pickles and {judged.trailing:,} bytes behind the first pickle"
+        # A class that the archive's own code defines is looked up there, and runs nothing of Python's.
+        inert = {finding for pickle in judged.pickles for finding in judge(_own_names(pickle), member.name)}
+        self.safety |= dict.fromkeys(finding for finding in judged.safety if finding not in inert)
+        names = (f"{name.module}.{name.name}" for pickle in judged.pickles for name in pickle.names)
+        classes = [name.removeprefix(CLASSES) for name in names if name.startswith(CLASSES)]
+        self.safety |= dict.fromkeys(judge_classes(classes, member.name))
+        more = len(judged.pickles) - 1
+        if more or judged.trailing:
+            message = f"{more} more pickles and {judged.trailing:,} bytes behind the first pickle"
             self.findings.append(error("pickle-trailing", message, member.name))
         return judged
 
 
 def _own_names(pickle: Pickle) -> Pickle:
     """Return the names of a pickle alone that the archive's own code defines."""
-    own = {name: at for name, at in pickle.names.items() if name.module.partition(".")[0] == _OWN_PREFIX}
-    return Pickle(names=own)
-
-
-def _classes(judged: PickleSequence) -> Iterator[str]:
-    """Yield the classes in C++ that pickles name, by namespace and name."""
-    for pickle in judged.pickles:
-        full = (f"{name.module}.{name.name}" for name in pickle.names)
-        yield from (name.removeprefix(CLASSES) for name in full if name.startswith(CLASSES))
+    names = {name: at for name, at in pickle.names.items() if name.module.partition(".")[0] == _OWN_PREFIX}
+    return Pickle(names=names)
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -167,15 +169,15 @@ def _own_class(node: object) -> Global | None:
     return None
 
 
-def _is_tag(call: Call) -> bool:
-    """Tell whether a call only says which type its first argument has."""
-    is_known = isinstance(call.function, Global) and call.function in _WRAPPERS
-    return is_known and bool(call.args) and not call.kwargs
-
-
-def _unwrapped(node: object) -> object:
+def _unwrap(node: object) -> object:
     """Return the value that a call only tags with its type, or the state of an object that isn't a module."""
-    while isinstance(node, Call) and _is_tag(node):
+    while (
+        isinstance(node, Call)
+        and isinstance(node.function, Global)
+        and node.function in _WRAPPERS
+        and node.args
+        and not node.kwargs
+    ):
         node = node.args[0]
     if isinstance(node, Call) and _own_class(node) and isinstance(node.state, list | tuple):
         return node.state
@@ -188,37 +190,24 @@ def _attributes(root: object, objects: TorchObjects, path: str) -> Flat[TensorPa
     What a module holds itself are its weights: parameters and buffers. What lies in its lists and
     dictionaries is no part of the state dict.
     """
-    weights = _held_by_modules(root)
+    weights: set[int] = set()
+    for node in nodes(root):
+        if isinstance(node, Call) and _own_class(node):
+            # An object whose state is no dictionary is packed parameters, as of a quantized layer.
+            held = node.state.values() if isinstance(node.state, dict) else nodes(node.state)
+            weights.update(map(id, held))
 
     def leaf(node: object) -> Leaf[TensorParts] | None:
-        found = objects.leaf(node)
-        if found is None:
+        tensors = objects.leaf(node)
+        if tensors is None:
             return None
         role = Role.WEIGHTS if id(node) in weights else Role.OTHER
         return replace(
-            found, tensors=tuple((below, replace(parts, role=role)) for below, parts in found.tensors)
+            tensors, tensors=tuple((keys, replace(parts, role=role)) for keys, parts in tensors.tensors)
         )
 
-    flat = flatten(root, leaf, path, _unwrapped)
+    flat = flatten(root, leaf, path, _unwrap)
     return Flat([((".".join(map(str, keys)),), parts) for keys, parts in flat.tensors], flat.plain)
-
-
-def _held_by_modules(root: object) -> set[int]:
-    """Return the addresses of all that is an attribute of a module, or lies in what it packs."""
-    held: set[int] = set()
-    for node in nodes(root):
-        if isinstance(node, Call) and _own_class(node):
-            if isinstance(node.state, dict):
-                held.update(map(id, node.state.values()))
-            else:
-                held.update(map(id, nodes(node.state)))
-    return held
-
-
-def _constants(root: object, objects: TorchObjects, path: str) -> list[tuple[Path, TensorParts]]:
-    """Return the tensors that belong to the code."""
-    flat = flatten(root, objects.leaf, path, _unwrapped)
-    return [(("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in flat.tensors]
 
 
 # The code -----------------------------------------------------------------------------------------
@@ -231,30 +220,27 @@ def _metadata(
     storages: Sequence[StorageRecords],
     attributes: object,
 ) -> dict[str, object]:
-    own = _own_class(pickles.root("data.pkl"))
-    name = f"{own.module}.{own.name}" if own else ""
-    told: dict[str, object] = {
+    root_class = _own_class(pickles.root("data.pkl"))
+    root_name = f"{root_class.module}.{root_class.name}" if root_class else ""
+    metadata: dict[str, object] = {
         "attributes": attributes,
-        "code": describe_code(code, name),
+        "code": describe_code(code, root_name),
         "extra": records.described_below("extra/"),
     }
     if "bytecode.pkl" in records.by_name:
-        told["bytecode"] = _describe_pickle(pickles.root("bytecode.pkl"), records.path)
-    others = records.unknown(lambda name: _is_described(name) or any(one.holds(name) for one in storages))
-    return told | under_free_key(others, told)
+        # Size and checksum of what it says, whatever a process added to the names of classes.
+        byte_code = pickles.root("bytecode.pkl")
+        plain = flatten(byte_code, lambda node: None, records.path, _unwrap).plain
+        text = without_mangles(json.dumps(plain, sort_keys=True).encode())
+        metadata["bytecode"] = describe_content(len(text), crc32(text))
 
+    def is_known(name: str) -> bool:
+        # Debug records say only where in a source the code comes from.
+        is_code = name.startswith("code/") and name.endswith((".py", ".debug_pkl"))
+        is_described = is_code or name in _PICKLES or name.startswith("extra/")
+        return is_described or any(storage.holds(name) for storage in storages)
 
-def _describe_pickle(root: object, path: str) -> str:
-    """Return size and checksum of what a pickle says, whatever a process added to the names of classes."""
-    plain = flatten(root, lambda node: None, path, _unwrapped).plain
-    text = without_mangles(json.dumps(plain, sort_keys=True).encode())
-    return describe_content(len(text), crc32(text))
-
-
-def _is_described(name: str) -> bool:
-    """Tell whether a record is told by itself, or says only where in a source the code comes from."""
-    is_code = name.startswith("code/") and name.endswith((".py", ".debug_pkl"))
-    return is_code or name in _TOLD or name.startswith("extra/")
+    return metadata | under_free_key(records.unknown(is_known), metadata)
 
 
 def _code(records: Records) -> Iterator[tuple[str, Member]]:
@@ -269,15 +255,11 @@ def judge_code(records: Records) -> Iterator[Finding]:
         yield from judge_text(records.archive.read(member), member.name)
 
 
-def _byte_code_findings(root: object) -> Iterator[Finding]:
-    texts = (part for node in nodes(root) for part in _leaves(node))
-    return judge_byte_code(texts, "bytecode.pkl")
-
-
-def _leaves(node: object) -> Iterator[str]:
-    """Yield the texts among the parts of a node, however old a pickle writes them."""
-    for part in direct_parts(node) or ():
-        if isinstance(part, str):
-            yield part
-        elif isinstance(part, bytes):
-            yield part.decode("utf-8", "replace")
+def _texts(root: object) -> Iterator[str]:
+    """Yield the texts in a pickle, however old a pickle writes them."""
+    for node in nodes(root):
+        for part in direct_parts(node) or ():
+            if isinstance(part, str):
+                yield part
+            elif isinstance(part, bytes):
+                yield part.decode("utf-8", "replace")

@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.content.tree import make_mapped
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
-from ckpttool.formats.torch.ranks import is_of_a_rank
+from ckpttool.formats.torch.ranks import is_rank_key
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
@@ -78,20 +78,20 @@ def _are_equal(one: object, two: object) -> bool:
 
 def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return what ranks hold together, of what each of them has otherwise the first one's alone."""
-    tensors = tuple(one for one in checkpoint.tensors if not is_of_a_rank(one.path[0]))
+    tensors = tuple(one for one in checkpoint.tensors if not is_rank_key(one.path[0]))
     own = (
         key
         for key in (*checkpoint.metadata, *(one.path[0] for one in checkpoint.tensors))
-        if is_of_a_rank(key)
+        if is_rank_key(key)
     )
     tree = checkpoint.tree
     if isinstance(tree, dict):
-        pairs = {key: value for key, value in tree.items() if not is_of_a_rank(key)}
+        pairs = {key: value for key, value in tree.items() if not is_rank_key(key)}
         tree = make_mapped(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
     whole = with_contents(
         checkpoint,
         tensors=tensors,
-        metadata={key: value for key, value in checkpoint.metadata.items() if not is_of_a_rank(key)},
+        metadata={key: value for key, value in checkpoint.metadata.items() if not is_rank_key(key)},
         tree=tree,
         native=checkpoint.native,
     )
