@@ -82,9 +82,9 @@ def scalar_type(path: str, where: str, number: object) -> DType:
     return BY_NAME[name]
 
 
-def size_number(told: Any) -> int:
+def size_number(size: Any) -> int:
     """Return a size as a number."""
-    number = told["as_int"]
+    number = size["as_int"]
     if type(number) is not int:
         raise TypeError("a size that is no number")
     return number
@@ -107,21 +107,21 @@ def needed_tensors(program: Mapping[str, Any]) -> Iterator[str]:
     }
     for spec in _specs(program):
         for kind, field in fields.items():
-            named = spec.get(kind)
-            if isinstance(named, dict) and isinstance(named.get(field), str):
-                yield named[field]
+            tensor = spec.get(kind)
+            if isinstance(tensor, dict) and isinstance(tensor.get(field), str):
+                yield tensor[field]
 
 
 def user_inputs(program: Mapping[str, Any]) -> list[str]:
     """Return the names of the inputs that a caller gives."""
-    found = []
+    names = []
     for spec in _specs(program):
-        given = spec.get("user_input")
-        argument = given.get("arg") if isinstance(given, dict) else None
+        user_input = spec.get("user_input")
+        argument = user_input.get("arg") if isinstance(user_input, dict) else None
         tensor = argument.get("as_tensor") if isinstance(argument, dict) else None
         if isinstance(tensor, dict) and isinstance(tensor.get("name"), str):
-            found.append(tensor["name"])
-    return found
+            names.append(tensor["name"])
+    return names
 
 
 def describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
@@ -132,9 +132,11 @@ def describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
     calls = [node for node in objects(program) if _is_call(node)]
     for node in calls:
         node.pop("metadata", None)
-    said = {key: value for key, value in program.items() if key not in _ABOUT_THE_FILE}
-    text = json.dumps(said, sort_keys=True).encode()
-    operators = describe_operators((_kind(node), _settings(node)) for node in calls)
+    content = {key: value for key, value in program.items() if key not in _ABOUT_THE_FILE}
+    text = json.dumps(content, sort_keys=True).encode()
+    operators = describe_operators(
+        (str(node["target"]).removeprefix("torch.ops."), _settings(node)) for node in calls
+    )
     return {"operators": operators, "graph": describe_content(len(text), crc32(text))}
 
 
@@ -142,34 +144,26 @@ def _is_call(node: Mapping[str, Any]) -> bool:
     return isinstance(node.get("target"), str) and "inputs" in node
 
 
-def _kind(node: Mapping[str, Any]) -> str:
-    return str(node["target"]).removeprefix("torch.ops.")
-
-
 def _settings(node: Mapping[str, Any]) -> bytes:
     """Return what is set for a node, without the tensors that it takes."""
-    inputs = node["inputs"] if isinstance(node["inputs"], list) else ()
-    given = [one for one in inputs if not (isinstance(one, dict) and _is_tensor(one.get("arg")))]
-    return json.dumps(given, sort_keys=True).encode()
-
-
-def _is_tensor(argument: object) -> bool:
-    return isinstance(argument, dict) and not _TENSORS.isdisjoint(argument)
-
-
-def _targets(program: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a graph calls, or hands to a call."""
-    for node in objects(program):
-        if _is_call(node):
-            yield node["target"]
-        if isinstance(node.get("as_operator"), str):
-            yield node["as_operator"]
+    settings = []
+    for given in node["inputs"] if isinstance(node["inputs"], list) else ():
+        argument = given.get("arg") if isinstance(given, dict) else None
+        if not isinstance(argument, dict) or _TENSORS.isdisjoint(argument):
+            settings.append(given)
+    return json.dumps(settings, sort_keys=True).encode()
 
 
 def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Yield what a graph calls besides PyTorch's own operators, wherever in it a call stands."""
+    targets: dict[str, None] = {}
+    for node in objects(program):
+        if _is_call(node):
+            targets[node["target"]] = None
+        if isinstance(node.get("as_operator"), str):  # handed to a call
+            targets[node["as_operator"]] = None
     operators: set[str] = set()
-    for target in dict.fromkeys(_targets(program)):
+    for target in targets:
         match = _OPERATOR.fullmatch(target)
         is_resolved = target.startswith(_RESOLVED) and not target.startswith("torch.ops.")
         if target in _FUNCTIONS:

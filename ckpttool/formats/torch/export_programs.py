@@ -56,18 +56,15 @@ _OBJECTS = ("custom_obj_", "opaque_obj_")
 """What the names of constants begin with that are no tensors."""
 
 
-Found = list[tuple[Path, TensorParts]]
-
-
 def open_program(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
     """Return the checkpoint that an archive holds."""
-    program = (_OldExportedProgram if is_old else _ExportedProgram)(probe.archive, probe.path)
+    program = (_OldProgramArchive if is_old else _ProgramArchive)(probe.archive, probe.path)
     program.read()
     return assemble(
         probe=probe,
         format=format,
         variant=program.variant,
-        flat=Flat(program.tensors, program.told),
+        flat=Flat(program.tensors, program.metadata),
         files=(FileEntry(probe.path, probe.source.size),),
         spans=program.spans,
         producer=Producer("pytorch", program.torch_version),
@@ -76,15 +73,15 @@ def open_program(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
     )
 
 
-class _ExportedProgram:
+class _ProgramArchive:
     """An archive in the layout since 2.8."""
 
     variant: str | None = None
 
     def __init__(self, archive: Archive, path: str) -> None:
         self._archive, self._path = archive, path
-        self.tensors: Found = []
-        self.told: dict[str, Any] = {}
+        self.tensors: list[tuple[Path, TensorParts]] = []
+        self.metadata: dict[str, Any] = {}
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
         self.torch_version: str | None = None
@@ -97,21 +94,22 @@ class _ExportedProgram:
         format = self._records.text("archive_format")
         if format is not None and format != "pt2":
             self.findings.append(error("archive-format", f"archive format {format!r}, not pt2"))
-        named = self._weights()
+        tensor_names = self._read_tensors()
         for name, member in self._records.by_name.items():
             if _is_graph(name):
-                self._model(member.name.rpartition("/")[2].removesuffix(".json"), member, named)
-        self._others()
-        self.told |= under_free_key(self._records.unknown(self._is_told), self.told)
-        self._safety()
-
-    def _is_told(self, name: str) -> bool:
-        """Tell whether a record is told by itself: as a tensor, or as a graph."""
-        return (
-            _is_graph(name)
-            or _CONFIG.fullmatch(name) is not None
-            or self._records.by_name[name].name in self._raw
+                model = member.name.rpartition("/")[2].removesuffix(".json")
+                self._read_graph(model, member, tensor_names)
+        self._list_other_parts()
+        others = self._records.unknown(
+            lambda name: (
+                _is_graph(name)
+                or _CONFIG.fullmatch(name) is not None
+                or self._records.by_name[name].name in self._raw
+            )
         )
+        self.metadata |= under_free_key(others, self.metadata)
+        self.safety += self._records.judged_others()
+        self.safety += self._judge_members(self._archive.members)
 
     def spans(self) -> Iterator[Span]:
         """Iterate over all records with their checksums."""
@@ -123,40 +121,40 @@ class _ExportedProgram:
         if member.size > MAX_JSON:
             found = f"{member.size:,} bytes of JSON"
             raise LimitExceeded(self._path, found, expected=f"at most {MAX_JSON:,}", where=member.name)
-        told = parse_json(self._path, self._archive.read(member), "program", constants=True)
-        if not isinstance(told, dict):
-            found = f"JSON of type {type(told).__name__}"
+        document = parse_json(self._path, self._archive.read(member), "program", constants=True)
+        if not isinstance(document, dict):
+            found = f"JSON of type {type(document).__name__}"
             raise DamagedCheckpoint(self._path, found, where=member.name, code="program-not-object")
-        if isinstance(told, Doubled):
-            message = f"{told.key!r} stands twice"
+        if isinstance(document, Doubled):
+            message = f"{document.key!r} stands twice"
             raise DamagedCheckpoint(self._path, message, where=member.name, code="duplicate-key")
-        return told
+        return document
 
-    def _model(self, model: str, member: Member, named: set[str]) -> None:
+    def _read_graph(self, model: str, member: Member, tensor_names: set[str]) -> None:
         """Read a graph: what it takes, what it needs, what it calls."""
         program = self._json(member)
         version = program.get("torch_version")
         self.torch_version = version if isinstance(version, str) else self.torch_version
         for key in ("schema_version", "opset_version"):
             if key in program:
-                self.told.setdefault(key, program[key])
+                self.metadata.setdefault(key, program[key])
         self.safety += judge_expressions(program, member.name)
         self.safety += judge_names(program, member.name)
         self.safety += judge_structures(program, member.name)
         self.safety += judge_operators(program, member.name)
         needs = set(needed_tensors(program))
-        if lacking := sorted(needs - named):
+        if missing := sorted(needs - tensor_names):
             message = (
-                f"the graph of {model} needs {len(lacking):,} tensors that are not here, like {lacking[0]!r}"
+                f"the graph of {model} needs {len(missing):,} tensors that are not here, like {missing[0]!r}"
             )
             self.findings.append(error("weight-missing", message, member.name))
         inputs = user_inputs(program)
-        told = {"inputs": inputs, "tensors": len(needs), **describe_graph(program)}
-        self.told.setdefault("models", {})[model] = told
+        description = {"inputs": inputs, "tensors": len(needs), **describe_graph(program)}
+        self.metadata.setdefault("models", {})[model] = description
 
     # The tensors -----------------------------------------------------------------------------------
 
-    def _weights(self) -> set[str]:
+    def _read_tensors(self) -> set[str]:
         """Read what the configurations describe, and return the names."""
         names: set[str] = set()
         models = {m["model"] for n in self._records.by_name if (m := _CONFIG.fullmatch(n))}
@@ -168,30 +166,28 @@ class _ExportedProgram:
             if not isinstance(config, dict):
                 found = "no config from names to tensors"
                 raise DamagedCheckpoint(self._path, found, where=member.name, code="program-malformed")
-            above: Path = ("constants",) if match["kind"] == "constants" else ()
-            above = (match["model"], *above) if len(models) > 1 else above
+            directory = f"data/{match['kind']}"
+            prefix: Path = ("constants",) if match["kind"] == "constants" else ()
+            prefix = (match["model"], *prefix) if len(models) > 1 else prefix
             for fqn, entry in config.items():
                 names.add(fqn)
-                directory = f"data/{match['kind']}"
-                self.tensors += (((*above, fqn, *p), one) for p, one in self._tensor(directory, fqn, entry))
+                tensors = self._tensors_of_entry(directory, fqn, entry)
+                self.tensors += (((*prefix, fqn, *path), parts) for path, parts in tensors)
         return names
 
-    def _tensor(self, directory: str, fqn: str, entry: Any) -> Iterator[tuple[Path, TensorParts]]:
-        """Yield the tensors that one entry describes."""
+    def _tensors_of_entry(self, directory: str, fqn: str, entry: Any) -> Iterator[tuple[Path, TensorParts]]:
         try:
             name, meta = entry["path_name"], entry["tensor_meta"]
             if name.startswith(_OBJECTS):
                 return  # judged with the other records
             member = self._records.by_name.get(f"{directory}/{name}".casefold())
             if member is None:
-                found = "a tensor's record is missing"
-                raise DamagedCheckpoint(
-                    self._path, found, where=f"{directory}/{name}", code="storage-missing"
-                )
+                found, where = "a tensor's record is missing", f"{directory}/{name}"
+                raise DamagedCheckpoint(self._path, found, where=where, code="storage-missing")
             role = Role.OTHER if directory.endswith("constants") else Role.WEIGHTS
             if entry.get("use_pickle"):
-                item = self._nested(member)
-                self.safety += (replace(one, where=f"{member.name}: {one.where}") for one in item.safety)
+                item = self._open_file_inside(member)
+                self.safety += (replace(note, where=f"{member.name}: {note.where}") for note in item.safety)
                 yield from ((path, replace(parts, role=role)) for path, parts in item.tensors)
             elif meta is not None:
                 yield (), replace(self._view(member, meta), role=role)
@@ -214,7 +210,7 @@ class _ExportedProgram:
         objects = TorchObjects(self._path, lambda _: storage)
         return objects.view(storage, element, size_number(meta["storage_offset"]), shape, strides)
 
-    def _nested(self, member: Member) -> Item:
+    def _open_file_inside(self, member: Member) -> Item:
         """Return what a whole file of ``torch.save`` inside a record holds."""
         if member.method != STORED:
             raise Unsupported(self._path, "a compressed archive inside the archive", where=member.name)
@@ -228,14 +224,12 @@ class _ExportedProgram:
 
     # What loading and running it could do -----------------------------------------------------------
 
-    def _safety(self) -> None:
+    def _judge_members(self, members: Iterable[Member]) -> Iterator[Finding]:
         """Judge every record, whatever its name says."""
-        self.safety += self._records.judged_others()
-        self.safety += self._judged_members(self._archive.members)
-
-    def _judged_members(self, members: Iterable[Member]) -> Iterator[Finding]:
         for member in members:
-            if member.name in self._raw and not _is_loaded_by_name(member):
+            name = member.name.rpartition("/")[2].casefold()
+            # PyTorch unpickles records of some names whatever else is said of them.
+            if member.name in self._raw and not (name.endswith(".pt") or name.startswith(_OBJECTS)):
                 continue
             try:
                 content, start = self._archive.content(member), self._archive.offset(member)
@@ -245,66 +239,67 @@ class _ExportedProgram:
             if _NATIVE.search(member.name) or head.startswith(_NATIVE_MAGIC):
                 yield error("native-code", "compiled code, which loading it runs", member.name)
             elif head == LOCAL_MAGIC:
-                yield from self._judged_archive(member)
+                yield from self._judge_archive(member)
             elif head and (
                 _UNPICKLED.fullmatch(member.name) or is_pickle(content, start, start + member.size)
             ):
                 yield from _pickle_findings(content, start, member)
 
-    def _judged_archive(self, member: Member) -> Iterator[Finding]:
+    def _judge_archive(self, member: Member) -> Iterator[Finding]:
         try:
-            item = self._nested(member)
+            item = self._open_file_inside(member)
         except CheckpointError as failure:
             yield from getattr(failure, "safety", ())
-            yield warning(
-                "not-scanned", f"an archive inside that can't be read: {failure.reason}", member.name
-            )
+            message = f"an archive inside that can't be read: {failure.reason}"
+            yield warning("not-scanned", message, member.name)
             return
-        yield from (replace(one, where=f"{member.name}: {one.where}") for one in item.safety)
+        yield from (replace(note, where=f"{member.name}: {note.where}") for note in item.safety)
 
-    def _others(self) -> None:
+    def _list_other_parts(self) -> None:
         """Note what lies in the archive besides tensors and graphs."""
         names = list(self._records.by_name)
         for key in ("sample_inputs", "aotinductor"):
-            found = [name.partition(f"data/{key}/")[2] for name in names if name.startswith(f"data/{key}/")]
-            if found:
-                self.told[key] = found
+            parts = [name.partition(f"data/{key}/")[2] for name in names if name.startswith(f"data/{key}/")]
+            if parts:
+                self.metadata[key] = parts
         extra = [name.partition("/")[2] for name in names if name.startswith("extra/")]
         if extra:
-            self.told["extra_files"] = extra
-        if "aotinductor" in self.told and not self.tensors:
+            self.metadata["extra_files"] = extra
+        if "aotinductor" in self.metadata and not self.tensors:
             message = "weights of compiled models are not listed"
             self.findings.append(note("compiled-only", message, "data/aotinductor"))
 
 
-class _OldExportedProgram(_ExportedProgram):
+class _OldProgramArchive(_ProgramArchive):
     """An archive in the layout of 2.1 to 2.7: files of ``torch.save`` in a plain zip."""
 
     variant = "old"
 
     def read(self) -> None:
-        self._members = {member.name: member for member in self._archive.members}
+        members = {member.name: member for member in self._archive.members}
         self.findings += self._archive.findings
-        if len(self._members) != len(self._archive.members):
+        if len(members) != len(self._archive.members):
             raise DamagedCheckpoint(self._path, "two records with one name", code="zip-duplicate")
-        self.safety += self._judged_members(self._archive.members)
-        named: set[str] = set()
-        for stem, above in _OLD_PARTS.items():
-            member = self._members.get(f"{stem}.pt") or self._members.get(f"{stem}.json")
+        self.safety += self._judge_members(self._archive.members)
+        tensor_names: set[str] = set()
+        for stem, prefix in _OLD_PARTS.items():
+            member = members.get(f"{stem}.pt") or members.get(f"{stem}.json")
             if member is not None and member.size:
-                item = self._nested(member)
-                self.findings += (replace(one, where=f"{member.name}: {one.where}") for one in item.findings)
+                item = self._open_file_inside(member)
+                self.findings += (
+                    replace(finding, where=f"{member.name}: {finding.where}") for finding in item.findings
+                )
                 for path, parts in item.tensors:
-                    role = Role.OTHER if above else Role.WEIGHTS
-                    named.add(str(path[0]) if path else "")
-                    self.tensors.append((above + path, replace(parts, role=role)))
-        self._model("model", self._members[OLD_PROGRAM], named)
-        read = {OLD_PROGRAM, "version", *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json"))}
-        others = describe_members(self._archive, lambda name: name in read)
-        self.told |= under_free_key(others, self.told)
-        version = self._members.get("version")
+                    role = Role.OTHER if prefix else Role.WEIGHTS
+                    tensor_names.add(str(path[0]) if path else "")
+                    self.tensors.append((prefix + path, replace(parts, role=role)))
+        self._read_graph("model", members[OLD_PROGRAM], tensor_names)
+        known = {OLD_PROGRAM, "version", *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json"))}
+        others = describe_members(self._archive, lambda name: name in known)
+        self.metadata |= under_free_key(others, self.metadata)
+        version = members.get("version")
         if version is not None and version.size < 100:
-            self.told["version"] = self._archive.read(version).decode("ascii", "replace")
+            self.metadata["version"] = self._archive.read(version).decode("ascii", "replace")
 
     def spans(self) -> Iterator[Span]:
         for member in self._archive.members:
@@ -317,12 +312,6 @@ class _OldExportedProgram(_ExportedProgram):
 def _is_graph(name: str) -> bool:
     """Tell whether a record is a program: PyTorch loads all of a directory, whatever their suffix."""
     return name.startswith("models/") and not name.endswith("/")
-
-
-def _is_loaded_by_name(member: Member) -> bool:
-    """Tell whether PyTorch unpickles a record whatever else is said of it."""
-    name = member.name.rpartition("/")[2].casefold()
-    return name.endswith(".pt") or name.startswith(_OBJECTS)
 
 
 def _pickle_findings(content: Readable, start: int, member: Member) -> Iterator[Finding]:

@@ -141,14 +141,10 @@ def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
     for node in objects(tree):
         for key in _EVALUATED & node.keys():
             texts = node[key] if isinstance(node[key], list) else [node[key]]
-            yield from _judged([text for text in texts if isinstance(text, str)], where)
-
-
-def _judged(texts: list[str], where: str) -> Iterator[Finding]:
-    for text in dict.fromkeys(texts):
-        if (why := objection(text)) is not None:
-            message = f"loading or running it evaluates {text[:80]!r}: {why}"
-            yield error("unsafe-expression", message, where)
+            for text in dict.fromkeys(text for text in texts if isinstance(text, str)):
+                if (why := objection(text)) is not None:
+                    message = f"loading or running it evaluates {text[:80]!r}: {why}"
+                    yield error("unsafe-expression", message, where)
 
 
 def objection(text: str) -> str | None:
@@ -165,17 +161,15 @@ def objection(text: str) -> str | None:
         parsed = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "it is no expression"
+    # A subscript may be a key of a dictionary, which a guard repeats between quotes.
+    subscripts = [node.slice for node in ast.walk(parsed) if isinstance(node, ast.Subscript)]
     keys = {
-        id(node.slice) for node in ast.walk(parsed) if isinstance(node, ast.Subscript) and _is_key(node.slice)
+        id(key)
+        for key in subscripts
+        if isinstance(key, ast.Constant) and isinstance(key.value, str) and _QUOTABLE.fullmatch(key.value)
     }
     nodes = (node for node in ast.walk(parsed) if id(node) not in keys)
     return next((why for node in nodes if (why := _objection(node)) is not None), None)
-
-
-def _is_key(node: ast.AST) -> bool:
-    """Tell whether a subscript is a key of a dictionary, which a guard repeats between quotes."""
-    key = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(key, str) and _QUOTABLE.fullmatch(key) is not None
 
 
 def _objection(node: ast.AST) -> str | None:
@@ -188,7 +182,8 @@ def _objection(node: ast.AST) -> str | None:
         return None if node.arg and isinstance(node.value, ast.Constant) else "it passes on a function"
     if isinstance(node, ast.Constant):
         is_text = isinstance(node.value, str | bytes)
-        return f"it holds the text {node.value!r:.40}" if is_text and not _is_word(node.value) else None
+        is_word = isinstance(node.value, str) and _WORD.fullmatch(node.value)
+        return f"it holds the text {node.value!r:.40}" if is_text and not is_word else None
     if isinstance(node, ast.Call):
         function = node.func
         if isinstance(function, ast.Attribute):
@@ -197,7 +192,3 @@ def _objection(node: ast.AST) -> str | None:
             return None
         return f"it calls {ast.unparse(function)[:40]}"
     return None if isinstance(node, _HARMLESS) else f"it holds a {type(node).__name__}"
-
-
-def _is_word(text: object) -> bool:
-    return isinstance(text, str) and _WORD.fullmatch(text) is not None

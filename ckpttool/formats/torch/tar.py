@@ -97,44 +97,39 @@ def read_tar(source: Source) -> tuple[dict[str, TarMember], list[Finding]]:
     """Return the four members by name, and what is wrong around them."""
     members: dict[str, TarMember] = {}
     findings: list[Finding] = []
-    at = 0
-    while header := _block(source, at).rstrip(b"\0"):
-        member = _member(source, header.ljust(_BLOCK, b"\0"), at)
+    offset = 0
+    while header := _block(source, offset).rstrip(b"\0"):
+        member = _parse_header(source, header.ljust(_BLOCK, b"\0"), offset)
         if member.name in members or member.name not in MEMBERS:
             found = f"a second or unknown member {member.name!r}"
-            raise DamagedCheckpoint(source.path, found, where=f"byte {at:,}", code="tar-member")
+            raise DamagedCheckpoint(source.path, found, where=f"byte {offset:,}", code="tar-member")
         members[member.name] = member
-        at = -(-member.end // _BLOCK) * _BLOCK
-        source.check(member.offset, at - member.offset, member.name)
-        if source.read(member.end, at - member.end).strip(b"\0"):
+        offset = -(-member.end // _BLOCK) * _BLOCK
+        source.check(member.offset, offset - member.offset, member.name)
+        if source.read(member.end, offset - member.end).strip(b"\0"):
             findings.append(error("tar-padding", "the padding behind the member is not zero", member.name))
     if missing := [name for name in MEMBERS if name not in members]:
         raise DamagedCheckpoint(source.path, f"no member {missing[0]}", code="tar-member")
-    _block(source, at + _BLOCK)
-    return members, findings + _behind(source, at)
-
-
-def _block(source: Source, at: int) -> bytes:
-    if at + _BLOCK > source.size:
-        raise Truncated(source.path, f"a tar that ends at byte {source.size:,}", expected="two empty blocks")
-    return source.read(at, _BLOCK)
-
-
-def _behind(source: Source, end: int) -> list[Finding]:
-    """Return what is wrong from the end mark on: a tar is filled up with zeros to a whole record."""
-    boundary = min(-(-(end + 2 * _BLOCK) // _RECORD) * _RECORD, source.size)
-    findings = []
-    if source.read(end, boundary - end).strip(b"\0"):
+    _block(source, offset + _BLOCK)
+    # From the end mark on, a tar is filled up with zeros to a whole record.
+    end = min(-(-(offset + 2 * _BLOCK) // _RECORD) * _RECORD, source.size)
+    if source.read(offset, end - offset).strip(b"\0"):
         findings.append(error("tar-padding", "the padding behind the last member is not zero"))
-    if source.size > boundary:
-        trailing = source.size - boundary
+    if source.size > end:
+        trailing = source.size - end
         findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the tar"))
-    return findings
+    return members, findings
 
 
-def _member(source: Source, header: bytes, at: int) -> TarMember:
+def _block(source: Source, offset: int) -> bytes:
+    if offset + _BLOCK > source.size:
+        raise Truncated(source.path, f"a tar that ends at byte {source.size:,}", expected="two empty blocks")
+    return source.read(offset, _BLOCK)
+
+
+def _parse_header(source: Source, header: bytes, offset: int) -> TarMember:
     """Return the member that a header describes."""
-    where = f"byte {at:,}"
+    where = f"byte {offset:,}"
     raw_name, _, _, _, size, _, checksum, kind, link, magic = _FIELDS.unpack_from(header)
     blanked = header[: _CHECKSUM.start] + b" " * 8 + header[_CHECKSUM.stop :]
     if magic != _MAGIC or _number(source, checksum, where) != sum(blanked):
@@ -143,7 +138,7 @@ def _member(source: Source, header: bytes, at: int) -> TarMember:
         found = f"a member of type {kind!r}"
         raise DamagedCheckpoint(source.path, found, expected="a file", where=where, code="tar-member")
     name = raw_name.partition(b"\0")[0].decode("ascii", "backslashreplace")
-    return TarMember(name, at + _BLOCK, _number(source, size, where))
+    return TarMember(name, offset + _BLOCK, _number(source, size, where))
 
 
 def _number(source: Source, field: bytes, where: str) -> int:
@@ -168,21 +163,21 @@ class _TarReader:
         self.offset = member.offset
 
     def pickle(self) -> object:
-        read = self._pickles.read(self.offset, self._member.end, self._member.name)
-        self.offset = read.end
-        return read.root
+        pickle = self._pickles.read(self.offset, self._member.end, self._member.name)
+        self.offset = pickle.end
+        return pickle.root
 
     def fields(self, length: int) -> Any:
         """Return the fields of a pickled tuple or list of a known length."""
-        found = self.pickle()
-        if not isinstance(found, list | tuple) or len(found) != length:
-            self.damaged(f"no {length} fields")
-        return found
+        fields = self.pickle()
+        if not isinstance(fields, list | tuple) or len(fields) != length:
+            self.fail(f"no {length} fields")
+        return fields
 
     def count(self) -> int:
         count = self.pickle()
         if type(count) is not int or count < 0:
-            self.damaged("no count")
+            self.fail("no count")
         return count
 
     def integers(self, count: int) -> tuple[int, ...]:
@@ -200,13 +195,13 @@ class _TarReader:
         self.offset += nbytes
         return start
 
-    def behind(self) -> list[Finding]:
+    def trailing_findings(self) -> list[Finding]:
         """Return a finding where bytes follow that nothing declares."""
-        left = self._member.end - self.offset
-        message = f"{left:,} bytes lie behind the end of what the member holds"
-        return [error("trailing-bytes", message, self._member.name)] if left else []
+        trailing = self._member.end - self.offset
+        message = f"{trailing:,} bytes lie behind the end of what the member holds"
+        return [error("trailing-bytes", message, self._member.name)] if trailing else []
 
-    def damaged(self, found: str) -> NoReturn:
+    def fail(self, found: str) -> NoReturn:
         where = f"{self._member.name}, byte {self.offset:,}"
         raise DamagedCheckpoint(self.source.path, found, where=where, code="tensor-damaged")
 
@@ -222,8 +217,8 @@ class _TarContents:
         self._objects = TorchObjects(pickles.source.path, _no_storage)
         info = self._reader("sys_info")
         if not isinstance(info.pickle(), dict):
-            info.damaged("no system info")
-        self._findings += info.behind()
+            info.fail("no system info")
+        self._findings += info.trailing_findings()
         self._read_storages(self._reader("storages"))
         self._read_tensors(self._reader("tensors"))
 
@@ -231,7 +226,7 @@ class _TarContents:
         """Return the object, in which persistent ids stand for tensors."""
         reader = self._reader("pickle")
         root = reader.pickle()
-        self._findings += reader.behind()
+        self._findings += reader.trailing_findings()
         return root
 
     def _reader(self, name: str) -> _TarReader:
@@ -241,28 +236,26 @@ class _TarContents:
         for _ in range(reader.count()):
             key, _, kind = reader.fields(3)
             self._require_new(reader, key)
-            self.stored[key] = self.storages[key] = self._storage(reader, key, kind)
+            try:
+                dtype = storage_dtype(kind)
+            except TypeError as failure:
+                reader.fail(str(failure))
+            (count,) = reader.integers(1)
+            if count < 0:
+                reader.fail(f"a storage of {count:,} elements")
+            nbytes = count * (1 if dtype is None else dtype.itemsize)
+            start = reader.skip(nbytes)
+            extent = Extent(reader.source.path, start, nbytes)
+            storage = Storage(str(key), dtype, nbytes, reader.source, start, extent)
+            self.stored[key] = self.storages[key] = storage
         views = reader.pickle()
         for view in views if isinstance(views, list | tuple) else [None]:
             if not isinstance(view, list | tuple) or len(view) != 4:
-                reader.damaged("no view of a storage")
+                reader.fail("no view of a storage")
             key, root, offset, count = view
             self._require_new(reader, key)
             self.storages[key] = view_of(reader.source.path, self._storage_of(reader, root), offset, count)
-        self._findings += reader.behind()
-
-    def _storage(self, reader: _TarReader, key: int, kind: object) -> Storage:
-        try:
-            dtype = storage_dtype(kind)
-        except TypeError as failure:
-            reader.damaged(str(failure))
-        (count,) = reader.integers(1)
-        if count < 0:
-            reader.damaged(f"a storage of {count:,} elements")
-        nbytes = count * (1 if dtype is None else dtype.itemsize)
-        start = reader.skip(nbytes)
-        extent = Extent(reader.source.path, start, nbytes)
-        return Storage(str(key), dtype, nbytes, reader.source, start, extent)
+        self._findings += reader.trailing_findings()
 
     def _read_tensors(self, reader: _TarReader) -> None:
         for _ in range(reader.count()):
@@ -271,20 +264,20 @@ class _TarContents:
             storage = self._storage_of(reader, storage_key)
             axes = int.from_bytes(reader.source.read(reader.skip(8), 4), "little", signed=True)
             if not 0 <= axes <= MAX_AXES or storage.dtype is None:
-                reader.damaged(f"a tensor of {axes:,} axes")
+                reader.fail(f"a tensor of {axes:,} axes")
             shape, strides = reader.integers(axes), reader.integers(axes)
             (offset,) = reader.integers(1)
             self.tensors[key] = self._objects.view(storage, storage.dtype, offset, shape, strides)
-        self._findings += reader.behind()
+        self._findings += reader.trailing_findings()
 
     def _storage_of(self, reader: _TarReader, key: object) -> Storage:
         if type(key) is not int or key not in self.storages:
-            reader.damaged(f"a reference to a storage {describe(key)}, which is not there")
+            reader.fail(f"a reference to a storage {describe(key)}, which is not there")
         return self.storages[key]
 
     def _require_new(self, reader: _TarReader, key: object) -> None:
         if type(key) is not int or key in self.storages or key in self.tensors:
-            reader.damaged(f"a key {describe(key)}, which is no number, or used twice")
+            reader.fail(f"a key {describe(key)}, which is no number, or used twice")
 
 
 def _no_storage(persistent_id: Any) -> NoReturn:

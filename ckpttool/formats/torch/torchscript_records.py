@@ -225,7 +225,7 @@ def _metadata(
     metadata: dict[str, object] = {
         "attributes": attributes,
         "code": describe_code(code, root_name),
-        "extra": records.described_below("extra/"),
+        "extra": records.describe_directory("extra/"),
     }
     if "bytecode.pkl" in records.by_name:
         # Size and checksum of what it says, whatever a process added to the names of classes.

@@ -31,7 +31,7 @@ from ckpttool.wire.zip_reader import STORED, Archive, Member
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
 VERSIONS = range(1, 11)
 _SMALL_RECORD = 1024
-_OWN = frozenset(
+_LAYOUT_RECORDS = frozenset(
     {"version", "byteorder", "archive_format", "archive_version", ".format_version", ".storage_alignment"}
     | {".data/serialization_id", ".data/version"}
 )
@@ -54,11 +54,11 @@ class PytorchZip(Format):
         records = Records(probe.archive, probe.path)
         judged = records.judged_pickle("data.pkl")
         with attach_safety(judged.safety):
-            resolve = StorageRecords(records, "data")
-            objects = TorchObjects(probe.path, resolve)
+            storages = StorageRecords(records, "data")
+            objects = TorchObjects(probe.path, storages)
             root = judged.pickles[0].root
             flat = flatten(root, objects.leaf, probe.path)
-        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing_findings(judged))
+        findings = (*records.findings(), *storages.findings(flat.tensors), *trailing_findings(judged))
         checkpoint = assemble(
             probe=probe,
             format=self.name,
@@ -69,7 +69,7 @@ class PytorchZip(Format):
             producer=Producer("pytorch"),
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
-            records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or resolve.holds(name)),
+            records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
             tree=lambda tensors: build_tree(root, objects.leaf, tensors, probe.path),
         )
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
@@ -142,19 +142,19 @@ class Records:
     def unknown(self, is_known: Callable[[str], bool]) -> dict[str, str]:
         """Return how the records are told that neither the format nor the archive itself has a use for."""
         return {
-            member.name.partition("/")[2]: self._described(member)
+            member.name.partition("/")[2]: self._describe(member)
             for name, member in self.by_name.items()
-            if name not in _OWN and name and not name.endswith("/") and not is_known(name)
+            if name not in _LAYOUT_RECORDS and name and not name.endswith("/") and not is_known(name)
         }
 
-    def described_below(self, prefix: str) -> dict[str, str]:
+    def describe_directory(self, prefix: str) -> dict[str, str]:
         """Return how the records below a directory are told, by their names in it."""
-        named = ((member.name.partition("/")[2], member) for member in self.archive.members)
+        names = ((member.name.partition("/")[2], member) for member in self.archive.members)
         return {
-            name[len(prefix) :]: self._described(member) for name, member in named if name.startswith(prefix)
+            name[len(prefix) :]: self._describe(member) for name, member in names if name.startswith(prefix)
         }
 
-    def _described(self, member: Member) -> str:
+    def _describe(self, member: Member) -> str:
         return describe_member(member, has_checksums=self.archive.has_checksums)
 
     def judged_others(self, known: str = "") -> Iterator[Finding]:
@@ -179,7 +179,7 @@ class Records:
             if is_read(name):
                 continue
             if name == "data.pkl" or self._is_pickle(member):
-                yield from self._judged(member)
+                yield from self._judge_pickle(member)
             elif self._head(member) == NPY_MAGIC:
                 from ckpttool.formats.arrays.files import safety_of_member
 
@@ -199,13 +199,13 @@ class Records:
         except CheckpointError:  # what can't be inflated fails its checksum
             return b""
 
-    def _judged(self, member: Member) -> tuple[Finding, ...]:
+    def _judge_pickle(self, member: Member) -> tuple[Finding, ...]:
         start = self.archive.offset(member)
         try:
             return read_pickles(self.archive.content(member), start, start + member.size, member.name).safety
         except DamagedCheckpoint as failure:
-            broken = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
-            return (*failure.safety, broken)
+            message = f"a pickle that breaks off: {failure.reason}"
+            return (*failure.safety, warning("not-scanned", message, member.name))
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the archive as a whole."""
@@ -240,7 +240,9 @@ def unused_storages(
         unnamed: Sizes of those that it doesn't refer to, in bytes.
     """
     used = {parts.storage for _, parts in tensors}.union(*(parts.described_by for _, parts in tensors))
-    idle = [one.nbytes for one in storages if one.extent is not None and one.extent not in used]
+    idle = [
+        storage.nbytes for storage in storages if storage.extent is not None and storage.extent not in used
+    ]
     sizes = [size for size in (*idle, *unnamed) if size]
     if sizes:
         message = f"{counted(len(sizes), 'record')} that no tensor uses, of {counted(sum(sizes), 'byte')}"
@@ -277,32 +279,26 @@ class StorageRecords:
 
     def __call__(self, persistent_id: Any) -> Storage:
         """Return the storage."""
-        key, dtype, count = parse_persistent_id(self._records.path, persistent_id)
+        path = self._records.path
+        key, dtype, count = parse_persistent_id(path, persistent_id)
+        where = f"{self._directory}/{key}"
         storage = self._used.get(key)
         if storage is None:
-            storage = self._used[key] = self._located(key, dtype)
-            self._names.add(f"{self._directory}/{key}".casefold())
-        announced = count * (1 if dtype is None else dtype.itemsize)
-        if announced != storage.nbytes:
+            member = self._records.by_name.get(where.casefold())
+            if member is None:
+                found = "a tensor's record is missing"
+                raise DamagedCheckpoint(path, found, where=where, code="storage-missing")
+            archive = self._records.archive
+            content, offset = archive.content(member), archive.offset(member)
+            extent = Extent(path, member.payload, member.stored) if member.method == STORED else None
+            storage = Storage(key, dtype, member.size, content, offset, extent, self._byteorder)
+            self._used[key] = storage
+            self._names.add(where.casefold())
+        expected = count * (1 if dtype is None else dtype.itemsize)
+        if expected != storage.nbytes:
             found = f"a record of {storage.nbytes:,} bytes"
-            raise DamagedCheckpoint(
-                self._records.path,
-                found,
-                expected=f"{announced:,}",
-                where=f"{self._directory}/{key}",
-                code="storage-size",
-            )
+            raise DamagedCheckpoint(path, found, expected=f"{expected:,}", where=where, code="storage-size")
         return storage
-
-    def _located(self, key: str, dtype: DType | None) -> Storage:
-        where = f"{self._directory}/{key}"
-        member = self._records.by_name.get(where.casefold())
-        archive, path = self._records.archive, self._records.path
-        if member is None:
-            raise DamagedCheckpoint(path, "a tensor's record is missing", where=where, code="storage-missing")
-        content = archive.content(member)
-        extent = Extent(path, member.payload, member.stored) if member.method == STORED else None
-        return Storage(key, dtype, member.size, content, archive.offset(member), extent, self._byteorder)
 
     def holds(self, name: str) -> bool:
         """Tell whether a record, by its name in small letters, is a storage that is used."""
