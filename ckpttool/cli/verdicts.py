@@ -115,7 +115,7 @@ def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
     kinds: dict[str, list[str]] = {}
     for path in unknown:
         other = foreign_at(path)
-        kinds.setdefault(other.told if other else "no format recognises the content", []).append(path)
+        kinds.setdefault(other.description if other else "no format recognises the content", []).append(path)
     for why, paths in kinds.items():
         more = f", and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{paths[0]}{more}: not verified, safety unknown: {why}"

@@ -29,7 +29,6 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe, open_with
-from ckpttool.report import Finding
 
 FORMATS: dict[str, str] = {
     "torch.zip:PytorchZip": "zip",
@@ -113,11 +112,11 @@ def detect(probe: Probe) -> Format | None:
     Raises:
         AmbiguousFormat: Several do, and none of them specialises the others.
     """
-    found = matching(probe)
-    if len(found) > 1:
-        names = " and ".join(sorted({type(format).__name__ for format in found}))
+    candidates = matching(probe)
+    if len(candidates) > 1:
+        names = " and ".join(sorted({type(format).__name__ for format in candidates}))
         raise AmbiguousFormat(probe.path, f"{names} both recognise it")
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def matching(probe: Probe) -> list[Format]:
@@ -127,11 +126,11 @@ def matching(probe: Probe) -> list[Format]:
         found = [format for format in third_party_formats() if format.matches(probe)]
     if not found and probe.is_directory:
         found = [format for format in (_load(_LAST),) if format.matches(probe)]
-    return [one for one in found if not any(_specialises(other, one) for other in found)]
-
-
-def _specialises(format: Format, other: Format) -> bool:
-    return format is not other and isinstance(other, format.specialises)
+    return [
+        format
+        for format in found
+        if not any(other is not format and isinstance(format, other.specialises) for other in found)
+    ]
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -165,41 +164,36 @@ def recognised(probe: Probe) -> Format:
     try:
         format = detect(probe)
     except AmbiguousFormat as failure:
-        failure.safety = _safety_of_all(probe)
+        from ckpttool.formats.bystanders import bystander_findings
+        from ckpttool.formats.readings import readings_of
+
+        if probe.is_directory:
+            failure.safety = bystander_findings(probe.path)
+        else:
+            failure.safety = tuple(readings_of(probe.path, matching(probe)))
         raise
     if format is None:
         raise unrecognised(probe)
     return format
 
 
-def _safety_of_all(probe: Probe) -> tuple[Finding, ...]:
-    """Return what could run of what several formats recognise."""
-    from ckpttool.formats.bystanders import bystander_findings
-    from ckpttool.formats.readings import readings_of
-
-    return (
-        bystander_findings(probe.path)
-        if probe.is_directory
-        else tuple(readings_of(probe.path, matching(probe)))
-    )
-
-
 def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     """Return the error that says best why no format recognises a path."""
-    other = recognise_foreign(probe)
+    foreign = recognise_foreign(probe)
     if probe.is_directory:
-        return NotACheckpoint(probe.path, other.told if other else "no checkpoint in this directory")
+        message = foreign.description if foreign else "no checkpoint in this directory"
+        return NotACheckpoint(probe.path, message)
     if probe.head.startswith(_LFS_POINTER):
         return NotDownloaded(probe.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
-    looks_like = suffix_format(probe.name)
-    what = other.told if other else _described(probe)
-    if looks_like is None and other:
-        return NotACheckpoint(probe.path, what)
-    if looks_like is None:
-        known = ", ".join(sorted({format.name for format in formats()}))
-        return NotACheckpoint(probe.path, what, expected=f"one of {known}")
+    named_format = suffix_format(probe.name)
+    content = foreign.description if foreign else _describe(probe)
+    if named_format is None and foreign:
+        return NotACheckpoint(probe.path, content)
+    if named_format is None:
+        names = ", ".join(sorted({format.name for format in formats()}))
+        return NotACheckpoint(probe.path, content, expected=f"one of {names}")
     failure = DamagedCheckpoint(
-        probe.path, what, expected=f"a {looks_like.name} checkpoint", code="unrecognised-content"
+        probe.path, content, expected=f"a {named_format.name} checkpoint", code="unrecognised-content"
     )
     from ckpttool.formats.readings import further_readings
 
@@ -215,7 +209,7 @@ def suffix_format(name: str) -> Format | None:
     return next((format for format in formats() if lowered.endswith(format.suffixes)), None)
 
 
-def _described(probe: Probe) -> str:
+def _describe(probe: Probe) -> str:
     if probe.source.size == 0:
         return "an empty file"
     for magic, name in _COMPRESSED.items():

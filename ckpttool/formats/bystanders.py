@@ -8,7 +8,7 @@ framework loads, or is called like it, is judged by its own formats.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound
@@ -60,8 +60,12 @@ class _Bystanders:
     def __init__(self, root: str, known: frozenset[str], own: frozenset[str]) -> None:
         self.judged: set[str] = set()
         self._root, self._known, self._own = root, known, own
-        programs = {path for path in own if os.path.basename(path) in _PROGRAMS}
-        self._bases = _bases(root, known | programs)
+        # Files may lie in the directory, or beside what the files that were read are links to. The second is
+        # how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
+        read = known | {path for path in own if os.path.basename(path) in _PROGRAMS}
+        blobs = {os.path.dirname(os.path.realpath(path)) for path in read if os.path.islink(path)}
+        bases = (os.path.realpath(root), *sorted(blobs))
+        self._bases = tuple(path.rstrip(os.sep) + os.sep for path in bases)
 
     def findings(self) -> Iterator[Finding]:
         unread: list[CheckpointError] = []
@@ -71,30 +75,20 @@ class _Bystanders:
                 yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
                 return
             if os.path.abspath(entry.path) not in self._known:
-                yield from (with_part_name(finding, where) for finding in self._of(entry))
+                yield from (with_part_name(finding, where) for finding in self._judge(entry))
         for failure in unread:
             yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
 
-    def _of(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
+    def _judge(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
         path = os.path.abspath(entry.path)
         if entry.is_symlink() and not os.path.realpath(path).startswith(self._bases):
-            if _is_called_like_one(entry.name) or entry.is_dir():
+            if _has_checkpoint_name(entry.name) or entry.is_dir():
                 yield warning("not-scanned", "a link that leads out of the checkpoint; it was not followed")
-        elif entry.is_file() and _is_loadable(entry, is_read=path in self._own and self._is_at_top(path)):
+            return
+        is_read = path in self._own and os.path.dirname(path) == os.path.abspath(self._root)
+        if entry.is_file() and _is_loadable(entry, is_read=is_read):
             self.judged.add(path)
             yield from _safety_of(entry)
-
-    def _is_at_top(self, path: str) -> bool:
-        return os.path.dirname(path) == os.path.abspath(self._root)
-
-
-def _bases(root: str, read: Collection[str]) -> tuple[str, ...]:
-    """Return where files may lie: in the directory, or beside what the files that were read are links to.
-
-    The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
-    """
-    blobs = {os.path.dirname(os.path.realpath(path)) for path in read if os.path.islink(path)}
-    return tuple(path.rstrip(os.sep) + os.sep for path in (os.path.realpath(root), *sorted(blobs)))
 
 
 def _entries(root: str, unread: list[CheckpointError]) -> Iterator[os.DirEntry[str]]:
@@ -115,7 +109,7 @@ def _entries(root: str, unread: list[CheckpointError]) -> Iterator[os.DirEntry[s
                 pending.append(entry.path)
 
 
-def _is_called_like_one(name: str) -> bool:
+def _has_checkpoint_name(name: str) -> bool:
     """Tell whether a file has a name that only checkpoints have."""
     from ckpttool.formats import PYTORCH_BIN
 
@@ -128,7 +122,7 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
 
     ``is_read`` where the checkpoint's own format reads it: if it is a program, it was judged as one.
     """
-    if _is_called_like_one(entry.name):
+    if _has_checkpoint_name(entry.name):
         return True
     if not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX)):
         return True
@@ -139,16 +133,14 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
             return True
         if not is_read and head[:1] == b"{" and _PIR in head:
             return True
-        return may_begin_pickle(head) and _is_pickle(entry.path)
+        if not may_begin_pickle(head):
+            return False
+        from ckpttool.formats.pickles import PlainPickle, PytorchLegacy
+
+        with Probe(entry.path) as probe:
+            return PytorchLegacy().matches(probe) or PlainPickle().matches(probe)
     except CheckpointError as failure:
         return not isinstance(failure, NotFound)
-
-
-def _is_pickle(path: str) -> bool:
-    from ckpttool.formats.pickles import PlainPickle, PytorchLegacy
-
-    with Probe(path) as probe:
-        return PytorchLegacy().matches(probe) or PlainPickle().matches(probe)
 
 
 def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
@@ -164,5 +156,5 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
     except CheckpointError as failure:
         yield warning("not-scanned", failure.reason)
         return
-    if not formats and _is_called_like_one(entry.name):
+    if not formats and _has_checkpoint_name(entry.name):
         yield warning("not-scanned", "no format recognises it, so what loading it would run is not known")

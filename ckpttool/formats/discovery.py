@@ -7,6 +7,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -72,13 +73,17 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
     """Yield the checkpoints that ``discover`` does, of files by themselves only the paths of all there are.
 
     Whether such a file is a checkpoint is not known yet; ``looked_at`` tells.
-
-    Raises:
-        CheckpointError: The root itself can't be looked at.
     """
     path = os.fspath(root)
     unit = unit_at(path)
-    if unit is not None and not (walk.enters_root and _is_set_in(unit)):
+    is_set_in_root = (
+        walk.enters_root
+        and unit is not None
+        and isinstance(unit.format, SetFormat)
+        and os.path.isdir(unit.path)
+        and bool(sets_in(unit.path, scan(unit.path)))
+    )
+    if unit is not None and not is_set_in_root:
         yield unit
     elif os.path.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
@@ -92,12 +97,6 @@ def inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
         unit = looked_at(found, walk) if isinstance(found, str) else found
         if unit is not None:
             yield unit
-
-
-def _is_set_in(unit: Unit) -> bool:
-    """Tell whether a directory is a checkpoint only since a set of files lies in it, and no other."""
-    is_set = isinstance(unit.format, SetFormat) and os.path.isdir(unit.path)
-    return is_set and bool(sets_in(unit.path, scan(unit.path)))
 
 
 def unit_at(path: str) -> Unit | None:
@@ -132,54 +131,98 @@ def unit_of(probe: Probe) -> Unit | None:
     return None if unit is None else _with_sidecars(unit)
 
 
-class _Below(NamedTuple):
+class _Subdirectory(NamedTuple):
     """A directory that is no checkpoint, ``depth`` levels below the root; indexes above it name ``parts``."""
 
-    directory: str
+    path: str
     depth: int
     parts: frozenset[str]
 
 
 def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iterator[Unit | str]:
     """Yield what lies in a tree, in its order, but for what indexes above it name; without recursion."""
-    opened = [_in_directory(_Below(root, 0, parts), root, walk)]
-    while opened:
-        found = next(opened[-1], None)
+    stack = [_in_directory(_Subdirectory(root, 0, parts), root, walk)]
+    while stack:
+        found = next(stack[-1], None)
         if found is None:
-            opened.pop()
-        elif isinstance(found, _Below):
-            opened.append(_in_directory(found, root, walk))
+            stack.pop()
+        elif isinstance(found, _Subdirectory):
+            stack.append(_in_directory(found, root, walk))
         else:
             yield found
 
 
-def _in_directory(place: _Below, root: str, walk: Walk) -> Iterator[Unit | str | _Below]:
+def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[Unit | str | _Subdirectory]:
     """Yield what lies in a directory, and those below it that are to be descended into."""
-    directory, depth, parts = place
+    path, depth, parts = directory
     try:
-        everything = {name: entry for name, entry in scan(directory).items() if not _is_ours(name)}
+        everything = {
+            name: entry
+            for name, entry in scan(path).items()
+            if not name.startswith(OWN_PREFIX) and name not in _NEVER_ENTERED
+        }
     except CheckpointError as error:
-        _told(walk, error)
+        _report(error, walk)
         return
     entries = {name: entry for name, entry in everything.items() if not is_excluded(entry.path, walk)}
-    sets = sets_in(directory, everything)
+    sets = sets_in(path, everything)
     for unit in sets:
-        passed_over = tuple(name for name in unit.members if name not in entries)
-        if len(passed_over) == len(unit.members) or is_excluded(unit.path, walk):
+        excluded = tuple(name for name in unit.members if name not in entries)
+        if len(excluded) == len(unit.members) or is_excluded(unit.path, walk):
             continue
-        own = tuple(name for name in unit.members if name not in passed_over)
-        yield _with_sidecars(replace(unit, members=own, shared=(*unit.shared, *passed_over)))
+        members = tuple(name for name in unit.members if name not in excluded)
+        yield _with_sidecars(replace(unit, members=members, shared=(*unit.shared, *excluded)))
     claimed = {name for unit in sets for name in (*unit.members, *unit.shared)}
-    below = parts | {os.path.join(directory, name) for name in claimed if os.sep in name}
+    parts_below = parts | {os.path.join(path, name) for name in claimed if os.sep in name}
+    is_descended_into = walk.recursive and (walk.max_depth is None or depth < walk.max_depth)
     for name, entry in entries.items():
         if name in claimed or entry.path in parts or _is_sidecar(name, entries):
             continue
-        if entry.is_dir(follow_symlinks=False):
-            found = _subdirectory(entry, walk, _Below(entry.path, depth + 1, below))
-            if found is not None:
-                yield found
-        elif _is_candidate(entry, root):
-            yield entry.path
+        if not entry.is_dir(follow_symlinks=False):
+            if _is_candidate(entry, root):
+                yield entry.path
+            continue
+        try:
+            checkpoint = unit_at(entry.path)
+        except CheckpointError as error:
+            _report(error, walk)
+            continue
+        if checkpoint is not None:
+            yield checkpoint
+        elif is_descended_into:
+            yield _Subdirectory(entry.path, depth + 1, parts_below)
+
+
+def _report(error: CheckpointError, walk: Walk) -> None:
+    """Tell the walk what could not be looked at, unless it has gone: a trainer may be at work."""
+    if not isinstance(error, NotFound) or os.path.lexists(error.path):
+        walk.on_error(error)
+
+
+def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
+    """Tell whether a name belongs to another entry of the directory; it is no checkpoint of its own."""
+    return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
+
+
+def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:
+    """Tell whether an entry is a file of its own: no link into the tree, no device, no pipe."""
+    if not entry.is_symlink():
+        return entry.is_file(follow_symlinks=False)
+    target, tree = os.path.realpath(entry.path), os.path.realpath(root)
+    return os.path.isfile(target) and os.path.commonpath([tree, target]) != tree
+
+
+def _with_sidecars(unit: Unit) -> Unit:
+    """Return a unit together with the manifests that lie beside it."""
+    directory, own_name = os.path.split(unit.path.rstrip(os.sep))
+    sidecars = []
+    for name in dict.fromkeys((own_name, *unit.members)):
+        for ending in SIDECARS:
+            if name + ending not in unit.members:
+                with suppress(OSError):
+                    if stat.S_ISREG(os.lstat(os.path.join(directory, name + ending)).st_mode):
+                        sidecars.append(name + ending)
+    return replace(unit, members=(*unit.members, *sidecars)) if sidecars else unit
 
 
 def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Unit]:
@@ -187,35 +230,34 @@ def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Uni
 
     Of two that have the same name, or that one format takes for a part of the other, the first is meant.
     """
-    found: dict[str, Unit] = {}
+    units: dict[str, Unit] = {}
     for format in (format for format in formats() if isinstance(format, SetFormat)):
-        taken = {name for unit in found.values() for name in unit.members}
+        taken = {name for unit in units.values() for name in unit.members}
         for unit in format.units(directory, entries):
-            if unit.path not in found and not taken.issuperset(unit.members):
-                found[unit.path] = unit
-    pointers = [path for path in found if os.path.islink(path) and _leads_to_another(path, found)]
-    for path in pointers:
-        del found[path]
-    count = Counter(name for unit in found.values() for name in unit.members)
-    anchors = {os.path.basename(unit.path) for unit in found.values()}
+            if unit.path not in units and not taken.issuperset(unit.members):
+                units[unit.path] = unit
+    for path in [path for path in units if os.path.islink(path) and _leads_to_another(path, units)]:
+        del units[path]
+    count = Counter(name for unit in units.values() for name in unit.members)
+    anchors = {os.path.basename(unit.path) for unit in units.values()}
     common = {name for name, times in count.items() if times > 1} - anchors
     if not common:
-        return list(found.values())
-    parted = (_parted(unit, common) for unit in found.values())
-    return [unit for unit in parted if unit.members]
+        return list(units.values())
+    sets = []
+    for unit in units.values():
+        members = tuple(name for name in unit.members if name not in common)
+        shared = tuple(name for name in unit.members if name in common)
+        if members:
+            sets.append(replace(unit, members=members, shared=(*unit.shared, *shared)) if shared else unit)
+    return sets
 
 
-def _leads_to_another(path: str, found: Collection[str]) -> bool:
-    directory, name = os.path.split(path)
-    there, target = os.path.split(os.path.realpath(path))
-    is_beside = target != name and there == os.path.realpath(directory)
-    return is_beside and os.path.join(directory, target) in found
-
-
-def _parted(unit: Unit, common: Collection[str]) -> Unit:
-    shared = tuple(name for name in unit.members if name in common)
-    own = tuple(name for name in unit.members if name not in common)
-    return replace(unit, members=own, shared=(*unit.shared, *shared)) if shared else unit
+def _leads_to_another(link: str, units: Collection[str]) -> bool:
+    """Tell whether a link leads to another set in its directory."""
+    directory, name = os.path.split(link)
+    target_directory, target = os.path.split(os.path.realpath(link))
+    is_beside = target != name and target_directory == os.path.realpath(directory)
+    return is_beside and os.path.join(directory, target) in units
 
 
 def named_from_above(directory: str) -> dict[str, str]:
@@ -238,58 +280,12 @@ def named_from_above(directory: str) -> dict[str, str]:
     return found
 
 
-def _is_ours(name: str) -> bool:
-    return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED
-
-
-def _told(walk: Walk, error: CheckpointError) -> None:
-    """Tell of what could not be looked at, unless it has gone: a trainer may be at work."""
-    if not isinstance(error, NotFound) or os.path.lexists(error.path):
-        walk.on_error(error)
-
-
-def _with_sidecars(unit: Unit) -> Unit:
-    """Return a unit together with the manifests that lie beside it."""
-    bare = unit.path.rstrip(os.sep)
-    directory, own = os.path.dirname(bare), os.path.basename(bare)
-    names = (name + ending for name in dict.fromkeys((own, *unit.members)) for ending in SIDECARS)
-    found = [
-        name for name in names if name not in unit.members and _is_own_file(os.path.join(directory, name))
-    ]
-    return replace(unit, members=(*unit.members, *found)) if found else unit
-
-
-def _is_own_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
-
-
-def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
-    """Tell whether a name belongs to another entry of the directory; it is no checkpoint of its own."""
-    return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
-
-
-def _subdirectory(entry: os.DirEntry[str], walk: Walk, below: _Below) -> Unit | _Below | None:
-    """Return the checkpoint that a directory is, or the directory where it is to be descended into."""
-    try:
-        unit = unit_at(entry.path)
-    except CheckpointError as error:
-        _told(walk, error)
-        return None
-    if unit is not None:
-        return unit
-    is_entered = walk.recursive and (walk.max_depth is None or below.depth <= walk.max_depth)
-    return below if is_entered else None
-
-
 def looked_at(path: str, walk: Walk) -> Unit | None:
-    """Return the checkpoint that a candidate is, or None where it is none; the walk is told of an error."""
+    """Return the checkpoint that a candidate is, or None if it is none; the walk is told of an error."""
     try:
         unit = unit_at(path)
     except CheckpointError as error:
-        _told(walk, error)
+        _report(error, walk)
         return None
     lowered = path.lower()
     if unit is None and (lowered.endswith(_MAYBE) or (lowered.endswith(SUFFIXES) and foreign_at(path))):
@@ -309,13 +305,3 @@ def foreign_at(path: str) -> Foreign | None:
 def is_excluded(path: str, walk: Walk) -> bool:
     """Tell whether what lies at a path in the tree is passed over."""
     return isinstance(walk.exclude, Globs) and walk.exclude.passes_over(path)
-
-
-def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:
-    """Tell whether an entry is a file of its own: no link into the tree, no device, no pipe."""
-    if not entry.is_symlink():
-        return entry.is_file(follow_symlinks=False)
-    target = os.path.realpath(entry.path)
-    return os.path.isfile(target) and os.path.commonpath(
-        [os.path.realpath(root), target]
-    ) != os.path.realpath(root)

@@ -20,7 +20,7 @@ class Foreign(NamedTuple):
     matches: Callable[[Probe], bool]
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Say what it is and what to do."""
         return f"{self.name}, which ckpttool does not read; use {self.reader}"
 
@@ -32,10 +32,6 @@ _IR_VERSIONS = range(1, 32)
 _PRODUCER = 0x12
 _ONNX_TAGS = frozenset({_PRODUCER, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42})
 _TFLITE = b"TFL3"
-
-
-def _starts(*magics: bytes) -> Callable[[Probe], bool]:
-    return lambda probe: probe.head.startswith(magics)
 
 
 def _is_onnx(probe: Probe) -> bool:
@@ -54,8 +50,8 @@ def _is_flax(probe: Probe) -> bool:
     head = probe.head
     if not head or not (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
         return False
-    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
-    is_key = at < len(head) and (0xA0 <= head[at] <= 0xBF or head[at] == 0xD9)
+    start = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
+    is_key = start < len(head) and (0xA0 <= head[start] <= 0xBF or head[start] == 0xD9)
     return is_key and any(kind in head for kind in (b"\xc7", b"\xc8", b"\xc9"))
 
 
@@ -65,16 +61,14 @@ def _is_orbax(probe: Probe) -> bool:
     if _ORBAX_TEMPORARY in probe.name or not _ORBAX.isdisjoint(probe.entries):
         return True
     steps = [entry for name, entry in probe.entries.items() if name.isdecimal() and entry.is_dir()]
-    return bool(steps) and any(_holds_orbax(entry.path) for entry in steps[:4])
+    return any(_holds_orbax(entry.path) for entry in steps[:4])
 
 
 def _holds_orbax(path: str) -> bool:
     try:
         names = set(os.listdir(path))
-        inner = [one for one in sorted(names)[:8] if os.path.isdir(os.path.join(path, one))]
-        return not _ORBAX.isdisjoint(names) or any(
-            not _ORBAX.isdisjoint(os.listdir(os.path.join(path, one))) for one in inner
-        )
+        inner = [item for name in sorted(names)[:8] if os.path.isdir(item := os.path.join(path, name))]
+        return not _ORBAX.isdisjoint(names) or any(not _ORBAX.isdisjoint(os.listdir(item)) for item in inner)
     except OSError:
         return False
 
@@ -91,38 +85,33 @@ def _is_paddle_distributed(probe: Probe) -> bool:
     return False
 
 
-def _is_tflite(probe: Probe) -> bool:
-    return probe.head[4:8] == _TFLITE
+def _is_graph(probe: Probe) -> bool:
+    """Tell whether it begins as a GraphDef does: with a node, its name, and the name of its operator."""
+    node = re.match(rb"\x0a[\x80-\xff]{0,4}[\x00-\x7f]", probe.head)
+    name = None if node is None else _text_field(probe.head, node.end(), b"\x0a")
+    operator = None if name is None else _text_field(probe.head, name.end(), b"\x12")
+    return operator is not None and operator[1][:1].isalpha()
+
+
+def _text_field(head: bytes, offset: int, tag: bytes) -> re.Match[bytes] | None:
+    """Return the printable text of a field of less than 128 bytes; None if there is none."""
+    if head[offset : offset + 1] != tag or len(head) <= offset + 1:
+        return None
+    return re.compile(rb"([\x21-\x7e]{%d})" % (head[offset + 1] or 1)).match(head, offset + 2)
+
+
+def _starts_with(*magics: bytes) -> Callable[[Probe], bool]:
+    return lambda probe: probe.head.startswith(magics)
 
 
 def _holds(*names: str) -> Callable[[Probe], bool]:
     return lambda probe: probe.names.issuperset(names)
 
 
-def _is_graph(probe: Probe) -> bool:
-    """Tell whether it begins as a GraphDef does: with a node, its name, and the name of its operator."""
-    name = _text_at(probe.head, _inside(probe.head))
-    operator = None if name is None else _text_at(probe.head, name.end(), b"\x12")
-    return operator is not None and operator[1][:1].isalpha()
-
-
-def _inside(head: bytes) -> int:
-    """Return where the first message of a repeated field 1 begins; -1 where there is none."""
-    match = re.match(rb"\x0a[\x80-\xff]{0,4}[\x00-\x7f]", head)
-    return -1 if match is None else match.end()
-
-
-def _text_at(head: bytes, at: int, tag: bytes = b"\x0a") -> re.Match[bytes] | None:
-    """Return the printable text of a field of less than 128 bytes; None where there is none."""
-    if at < 0 or head[at : at + 1] != tag or len(head) <= at + 1:
-        return None
-    return re.compile(rb"([\x21-\x7e]{%d})" % (head[at + 1] or 1)).match(head, at + 2)
-
-
 FOREIGN = (
-    Foreign("a GGUF file", "llama.cpp, or gguf-dump of the gguf package", _starts(_GGUF)),
-    Foreign("an OCDBT file of Orbax", "orbax-checkpoint, given its directory", _starts(*_OCDBT)),
-    Foreign("a TensorFlow Lite model", "tensorflow", _is_tflite),
+    Foreign("a GGUF file", "llama.cpp, or gguf-dump of the gguf package", _starts_with(_GGUF)),
+    Foreign("an OCDBT file of Orbax", "orbax-checkpoint, given its directory", _starts_with(*_OCDBT)),
+    Foreign("a TensorFlow Lite model", "tensorflow", lambda probe: probe.head[4:8] == _TFLITE),
     Foreign("an ONNX model", "onnx.checker, or onnxruntime", _is_onnx),
     Foreign("a frozen graph (GraphDef)", "tf.compat.v1.import_graph_def", _is_graph),
     Foreign(
@@ -145,4 +134,4 @@ SUFFIXES = (".gguf", ".msgpack", ".onnx", ".pb", ".tflite", ".zip")
 
 def recognise_foreign(probe: Probe) -> Foreign | None:
     """Return the format that a path has and ckpttool does not read, or None."""
-    return next((one for one in FOREIGN if one.matches(probe)), None)
+    return next((foreign for foreign in FOREIGN if foreign.matches(probe)), None)

@@ -51,27 +51,25 @@ class Globs:
         name = os.path.basename(path)
         is_below = path.startswith(self._root)
         relative = path[len(self._root) :] if is_below else os.path.relpath(path, self._root)
-        found = [
-            glob for glob, forms in self._forms.items() if any(one.matches(relative, name) for one in forms)
+        matching = [
+            glob for glob, forms in self._forms.items() if any(form.matches(relative, name) for form in forms)
         ]
-        self._matched.update(found)
-        return found
+        self._matched.update(matching)
+        return matching
 
     def passes_over(self, path: str) -> bool:
         """Tell whether a glob matches a path; what others could match in it nobody sees then."""
         if not self.of(path):
             return False
         relative = path.removeprefix(self._root)
-        waiting = [(glob, forms) for glob, forms in self._forms.items() if glob not in self._matched]
-        self._matched.update(
-            glob for glob, forms in waiting if any(one.is_of_something_in(relative) for one in forms)
-        )
+        for glob, forms in self._forms.items():
+            if any(form.is_of_something_in(relative) for form in forms):
+                self._matched.add(glob)
         return True
 
     def unmatched(self, option: str) -> list[str]:
         """Return a warning for each that has matched nothing."""
-        left = (glob for glob in self._forms if glob not in self._matched)
-        return [f"{option} {glob!r} {MATCHED_NOTHING}" for glob in left]
+        return [f"{option} {glob!r} {MATCHED_NOTHING}" for glob in self._forms if glob not in self._matched]
 
 
 def last_name(glob: str) -> str:
@@ -86,41 +84,36 @@ def _forms(glob: str, root: str) -> Iterator[_Form]:
         yield _form(parts, is_loose=True)
         if parts[0] == "**" and len(parts) > 1:
             yield _form(parts[1:], is_loose=True)
-    if len(parts) > 1:
-        places = {tuple(_parts(path)) for path in _both(root)}
-        for path in dict.fromkeys(_spelt(glob)):
-            names = _parts(path)
-            for place in places:
-                inside = names[len(place) :]
-                if inside != parts and _lead(names, place, is_wild=glob.startswith("/")):
-                    yield _form(inside, is_loose=False)
+    if len(parts) < 2:
+        return
+    is_wild = glob.startswith("/")
+    # A path from the root on, and the same without symlinks in the directories that it names.
+    paths = [os.path.abspath(glob)]
+    if "\0" not in paths[0] and not _WILD.search(os.path.dirname(paths[0])):
+        paths.append(os.path.join(os.path.realpath(os.path.dirname(paths[0])), os.path.basename(paths[0])))
+    roots = [os.path.abspath(root)]
+    if "\0" not in root:
+        roots.append(os.path.realpath(root))
+    names_of_roots = {tuple(_split(path)) for path in roots}
+    for path in dict.fromkeys(paths):
+        names = _split(path)
+        for root_names in names_of_roots:
+            inner = names[len(root_names) :]
+            if inner != parts and _leads_into(names, root_names, is_wild=is_wild):
+                yield _form(inner, is_loose=False)
 
 
 def _form(parts: Sequence[str], *, is_loose: bool) -> _Form:
     return _Form(re.compile(translate("/".join(parts))), tuple(parts), is_loose)
 
 
-def _lead(names: Sequence[str], place: Sequence[str], *, is_wild: bool) -> bool:
-    """Tell whether a path leads into a place: further than to it."""
-    pairs = zip(names, place, strict=False)
-    return len(names) > len(place) and all(
-        name == one or (is_wild and fnmatchcase(one, name)) for name, one in pairs
+def _leads_into(names: Sequence[str], root: Sequence[str], *, is_wild: bool) -> bool:
+    """Tell whether a path leads into the root: further than to it."""
+    return len(names) > len(root) and all(
+        name == root_name or (is_wild and fnmatchcase(root_name, name))
+        for name, root_name in zip(names, root, strict=False)
     )
 
 
-def _spelt(glob: str) -> Iterator[str]:
-    """Yield a glob from the root on, and the same without symlinks in the directories that it names."""
-    path = os.path.abspath(glob)
-    yield path
-    if "\0" not in path and not _WILD.search(os.path.dirname(path)):
-        yield os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-
-
-def _both(root: str) -> Iterator[str]:
-    yield os.path.abspath(root)
-    if "\0" not in root:
-        yield os.path.realpath(root)
-
-
-def _parts(path: str) -> list[str]:
+def _split(path: str) -> list[str]:
     return [part for part in path.split("/") if part]

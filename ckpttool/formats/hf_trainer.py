@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.formats.interface import Format, Probe, Unit, scan
-from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_file
+from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP, fsdp_units
@@ -284,12 +284,14 @@ def _add_directories(parts: Gathered, entries: Entries) -> list[Tensor]:
 
     A directory that no format recognises, with files that a framework could load, is a warning.
     """
+    from ckpttool.formats import open_checkpoint
+
     tensors: list[Tensor] = []
     for name, entry in entries.items():
         if not entry.is_dir(follow_symlinks=False):
             continue
         if _is_recognised(entry.path):
-            part = parts.add(name, partial(open_directory, entry.path))
+            part = parts.add(name, partial(open_checkpoint, entry.path))
             tensors += () if part is None else (_second(name, tensor) for tensor in part.tensors)
             continue
         count = sum(file.path.endswith(_SUFFIXES) for file in _files(entry.path))

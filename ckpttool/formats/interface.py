@@ -52,7 +52,7 @@ class Probe:
             NotFound, AccessDenied: It can't be looked at.
         """
         self.path = os.fspath(path)
-        self._file = _file_of(self.path)
+        self._file = _file_to_open(self.path)
         try:
             self.is_directory = stat.S_ISDIR(os.stat(self._file).st_mode)
         except OSError as error:
@@ -86,7 +86,7 @@ class Probe:
             return frozenset({"directory"})
         head = self.head
         is_zip = head.startswith((LOCAL_MAGIC, EMPTY_MAGIC))
-        told = {
+        signs = {
             "zip": is_zip,
             "tar": head[257:262] == b"ustar",
             "pickle": head[:1] == b"\x80",
@@ -99,7 +99,7 @@ class Probe:
             # An empty key, with a value; what a prefix leads to is an index, whatever its first byte became.
             "table": (begins_with_empty_key(head) and head[:3] != b"\0\0\0") or self._file.endswith(".index"),
         }
-        kinds = {kind for kind, is_so in told.items() if is_so}
+        kinds = {kind for kind, is_so in signs.items() if is_so}
         return frozenset(kinds if kinds - {"json"} else kinds | {"other"})
 
     @cached_property
@@ -150,10 +150,12 @@ class Probe:
         elif self._archive is None:
             names = []
         else:
-            names = [self._first_record()]
+            names = [self.first_record]
         return frozenset(name.partition("/")[2].casefold() for name in names)
 
-    def _first_record(self) -> str:
+    @property
+    def first_record(self) -> str:
+        """Return the name of the first record of a zip, which is left if its directory is lost."""
         length = int.from_bytes(self.head[26:28], "little")
         return self.head[30 : 30 + length].decode("utf-8", "replace")
 
@@ -169,25 +171,27 @@ class Probe:
             self.source.close()
 
 
-def _file_of(path: str) -> str:
+def _file_to_open(path: str) -> str:
     """Return the file that a path stands for: of a TensorFlow prefix, or of a shard behind it, the index."""
     shard = _TENSORFLOW_SHARD.search(path)
     index = f"{path[: shard.start()] if shard else path}.index"
-    is_there = os.path.lexists(path)
-    if (shard or not is_there) and os.path.isfile(index):
+    exists = os.path.lexists(path)
+    if (shard or not exists) and os.path.isfile(index):
         return index
-    return path if is_there else _old_shard(path) or _first_rank(path) or path
+    if exists:
+        return path
+    return _first_old_shard(path) or next(iter(ranked_paths(path)), path)
 
 
-def _old_shard(path: str) -> str | None:
+def _first_old_shard(path: str) -> str | None:
     """Return the first shard behind the prefix of a TensorFlow checkpoint of the first version."""
     directory, name = os.path.split(path)
     shard = re.compile(re.escape(_ALL_SHARDS.sub("", name)) + r"-\d{5}-of-\d{5}", re.DOTALL)
     try:
-        found = min(filter(shard.fullmatch, os.listdir(directory or os.curdir)), default=None)
+        first = min(filter(shard.fullmatch, os.listdir(directory or os.curdir)), default=None)
     except (OSError, ValueError):
         return None
-    return None if found is None else os.path.join(directory, found)
+    return None if first is None else os.path.join(directory, first)
 
 
 def ranked_paths(prefix: str) -> list[str]:
@@ -197,20 +201,12 @@ def ranked_paths(prefix: str) -> list[str]:
         names = os.listdir(directory or os.curdir)
     except (OSError, ValueError):
         return []
-    found = (name for name in names if (match := RANKED.fullmatch(name)) and match["stem"] == stem)
-    return [os.path.join(directory, name) for name in sorted(found, key=natural)]
-
-
-def _first_rank(path: str) -> str | None:
-    return next(iter(ranked_paths(path)), None)
+    ranks = (name for name in names if (match := RANKED.fullmatch(name)) and match["stem"] == stem)
+    return [os.path.join(directory, name) for name in sorted(ranks, key=natural)]
 
 
 def scan(path: str) -> dict[str, os.DirEntry[str]]:
-    """Return the entries of a directory by name, in the order of their names, numbers as numbers.
-
-    Raises:
-        NotFound, AccessDenied: It can't be read.
-    """
+    """Return the entries of a directory by name, in the order of their names, numbers as numbers."""
     try:
         with os.scandir(path) as entries:
             return {entry.name: entry for entry in sorted(entries, key=lambda entry: natural(entry.name))}
@@ -222,17 +218,14 @@ def grouped(directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str
     """Return the names in a directory in groups, in natural order; it is listed once while it stays as it is.
 
     Each of many sets in one directory is compared with all that lies beside it.
-
-    Raises:
-        CheckpointError: It can't be listed.
     """
     try:
-        found = os.stat(directory)
-        state = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
-        names: dict[_Key, list[str]] = _grouped(directory, group, state)
+        status = os.stat(directory)
+        state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+        groups: dict[_Key, list[str]] = _grouped(directory, group, state)
     except OSError as failure:
         raise from_os_error(failure, directory) from failure
-    return names
+    return groups
 
 
 @lru_cache(maxsize=4)
@@ -243,7 +236,7 @@ def _grouped(directory: str, group: Callable[[Iterable[str]], Any], state: tuple
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Return a sorting key in which numbers compare as numbers: epoch_9 comes before epoch_10."""
     parts = _DIGITS.split(name)
-    return [(1, int(part), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts)]
+    return [(1, int(part), part) if index % 2 else (0, 0, part) for index, part in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +268,7 @@ class Unit:
             path = os.path.join(directory, name)
             if os.path.isdir(path) and not os.path.islink(path):
                 for parent, _, names in walk(path):
-                    yield from (os.path.join(parent, one) for one in sorted(names))
+                    yield from (os.path.join(parent, file) for file in sorted(names))
             else:
                 yield path
 
@@ -317,7 +310,7 @@ class Format(ABC):
 
     def __reduce__(self) -> tuple[Callable[[type[Format]], Format], tuple[type[Format]]]:
         """Let what comes from a child name the formats of this process, not copies of them."""
-        return _only, (type(self),)
+        return _known_instance, (type(self),)
 
     def open_unit(self, unit: Unit) -> Checkpoint:
         """Return the checkpoint that discovery found; see ``open``.
@@ -347,12 +340,12 @@ def open_probed(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
     """
     with ExitStack() as until_opened:
         until_opened.enter_context(probe)
-        checkpoint = _opened(choose(probe), probe)
+        checkpoint = _open_and_judge(choose(probe), probe)
         until_opened.pop_all()
     return checkpoint
 
 
-def _opened(format: Format, probe: Probe) -> Checkpoint:
+def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
     """Return the checkpoint with what all other readings of its file or directory could run.
 
     Raises:
@@ -385,7 +378,7 @@ def _opened(format: Format, probe: Probe) -> Checkpoint:
 
 
 @cache
-def _only(kind: type[Format]) -> Format:
+def _known_instance(kind: type[Format]) -> Format:
     """Return the instance of a format that detection gives."""
     from ckpttool.formats import formats, third_party_formats
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
+from ckpttool.errors import DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
 from ckpttool.formats.interface import Format, Probe, SetFormat, open_with
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Span
@@ -46,7 +46,13 @@ class Gathered:
         try:
             part = self._opened.enter_context(open())
         except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
-            self._lost(name, failure)
+            self.judged.add(os.path.abspath(failure.path))
+            place = "" if failure.where is None else f"{failure.where}: "
+            self.fault("damaged", f"{place}{failure.reason}", name)
+            self.safety += (with_part_name(finding, name) for finding in getattr(failure, "safety", ()))
+            if not name.endswith(".safetensors"):
+                message = "it could not be read, so what loading it would run is not known"
+                self.safety.append(warning("not-scanned", message, name))
             return None
         self.parts[name] = part
         self.judged |= part.judged
@@ -54,15 +60,6 @@ class Gathered:
         self.safety += (with_part_name(finding, name) for finding in part.safety)
         self.complete &= part.complete
         return part
-
-    def _lost(self, name: str, failure: CheckpointError) -> None:
-        self.judged.add(os.path.abspath(failure.path))
-        place = "" if failure.where is None else f"{failure.where}: "
-        self.fault("damaged", f"{place}{failure.reason}", name)
-        self.safety += (with_part_name(finding, name) for finding in getattr(failure, "safety", ()))
-        if not name.endswith(".safetensors"):
-            message = "it could not be read, so what loading it would run is not known"
-            self.safety.append(warning("not-scanned", message, name))
 
     def spans(self) -> Iterator[Span]:
         """Iterate over every byte range worth scanning, file after file."""
@@ -84,23 +81,16 @@ def open_file(path: str) -> Checkpoint:
     """Return the checkpoint that one regular file holds by itself, whatever its name says."""
     if not os.path.isfile(path):
         raise DamagedCheckpoint(path, "not a regular file")
-    return open_with(path, _format_of_file)
 
+    def choose(probe: Probe) -> Format:
+        from ckpttool.formats import recognised
 
-def _format_of_file(probe: Probe) -> Format:
-    from ckpttool.formats import recognised
+        format = recognised(probe)
+        if isinstance(format, SetFormat):
+            raise DamagedCheckpoint(probe.path, "an index", expected="a file with tensors")
+        return format
 
-    format = recognised(probe)
-    if isinstance(format, SetFormat):
-        raise DamagedCheckpoint(probe.path, "an index", expected="a file with tensors")
-    return format
-
-
-def open_directory(path: str) -> Checkpoint:
-    """Return the checkpoint that a directory is."""
-    from ckpttool.formats import open_checkpoint
-
-    return open_checkpoint(path)
+    return open_with(path, choose)
 
 
 def file_entry(path: str) -> FileEntry:

@@ -104,19 +104,16 @@ def _has_legacy_magic(head: bytes) -> bool:
 def is_pickle(source: Readable, start: int, end: int) -> bool:
     """Tell whether bytes between two offsets are pickles, or would run something before they break off."""
     head = source.read(start, min(_HEADER, end - start))
-    if _is_header(head):
+    begins_with_protocol = (
+        len(head) >= 3 and head[0] == _PROTO and head[1] in _PROTOCOLS and TABLE[head[2]] is not None
+    )
+    # The length of a safetensors header may look like a protocol and an opcode, too.
+    if begins_with_protocol and head[4:9] != b"\0\0\0\0{":
         return True
     return bool(head) and TABLE[head[0]] is not None and _runs(source, start, end)
 
 
-def _is_header(head: bytes) -> bool:
-    """Tell whether a protocol and an opcode come first, and not the length of a safetensors header."""
-    if len(head) < 3 or head[0] != _PROTO or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
-        return False
-    return head[4:9] != b"\0\0\0\0{"
-
-
-def _runs(source: Readable, at: int, end: int) -> bool:
+def _runs(source: Readable, start: int, end: int) -> bool:
     """Tell whether bytes without a header are pickles of containers or objects, or call something.
 
     An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
@@ -125,17 +122,17 @@ def _runs(source: Readable, at: int, end: int) -> bool:
     from ckpttool.wire.interpreter import Interpreter, PickleBudget
     from ckpttool.wire.pickle_safety import judge
 
-    budget = PickleBudget(source, end - at)
-    while at < end:
-        interpreter = Interpreter(source, at, end, budget=budget)
+    budget = PickleBudget(source, end - start)
+    while start < end:
+        interpreter = Interpreter(source, start, end, budget=budget)
         try:
             pickle = interpreter.run()
         except CheckpointError:
-            found = judge(interpreter.pickle) if interpreter.pickle.calls else ()
-            return any(finding.code in _RUNNING for finding in found)
+            findings = judge(interpreter.pickle) if interpreter.pickle.calls else ()
+            return any(finding.code in _RUNNING for finding in findings)
         if pickle.calls:
             return True
         if not isinstance(pickle.root, dict | list | tuple | set):
             return False
-        at = pickle.end
+        start = pickle.end
     return True

@@ -33,13 +33,25 @@ MAX_INNER = 1 << 28
 def open_plain(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file; ``name`` is its format's."""
     source = probe.source
-    judged = read_pickles(source, 0, source.size)
-    roots = [pickle.root for pickle in judged.pickles]
+    judgement = read_pickles(source, 0, source.size)
+    roots = [pickle.root for pickle in judgement.pickles]
     root = roots[0] if len(roots) == 1 else roots
-    objects = _PickleObjects(source, judged.safety)
+    objects = _PickleObjects(source, judgement.safety)
     with safety_in_errors(objects.found):
         flat = flatten(root, objects.leaf, probe.path)
-    framework = _framework(root)
+    functions = {str(node.function) for node in nodes(root) if isinstance(node, Call)}
+    framework = None
+    if any(name.startswith("torch.") for name in functions):
+        framework = "pytorch"
+    elif any(name.startswith("numpy.") for name in functions):
+        framework = "numpy"
+    findings = []
+    if judgement.trailing:
+        message = f"{judgement.trailing:,} bytes behind the last pickle are no pickle"
+        findings.append(error("trailing-bytes", message))
+    if count := sum(1 for _ in references(root)):  # a library's own saver wrote the pickle
+        message = f"{count:,} references to what is not in the file"
+        findings.append(warning("outside-reference", message))
     return assemble(
         probe=probe,
         format=name,
@@ -48,32 +60,12 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         files=(FileEntry(probe.path, source.size),),
         spans=lambda: _spans(source, flat),
         producer=Producer(framework),
-        findings=(*_behind(judged.trailing), *_unresolved(root)),
+        findings=tuple(findings),
         safety=tuple(objects.found),
         tree=lambda tensors: build_tree(
             root, objects.leaf, tensors, probe.path, arrays=framework == "pytorch"
         ),
     )
-
-
-def _behind(trailing: int) -> Iterator[Finding]:
-    if trailing:
-        yield error("trailing-bytes", f"{trailing:,} bytes behind the last pickle are no pickle")
-
-
-def _unresolved(root: object) -> Iterator[Finding]:
-    """Yield what refers to something outside the file: the pickle was written by a library's own saver."""
-    count = sum(1 for _ in references(root))
-    if count:
-        yield warning("outside-reference", f"{count:,} references to what is not in the file")
-
-
-def _framework(root: object) -> str | None:
-    """Return what wrote the tensors in a pickle, where any lie in it."""
-    functions = {str(node.function) for node in nodes(root) if isinstance(node, Call)}
-    if any(name.startswith("torch.") for name in functions):
-        return "pytorch"
-    return "numpy" if any(name.startswith("numpy.") for name in functions) else None
 
 
 def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
@@ -83,8 +75,7 @@ def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
         if parts.storage is not None and parts.storage not in spans:
             where = ".".join(map(str, path))
             read = reader_from(source, parts.storage.offset)
-            span = Span(parts.storage, where, read, None, parts.dtype, parts.byteorder)
-            spans[parts.storage] = span
+            spans[parts.storage] = Span(parts.storage, where, read, None, parts.dtype, parts.byteorder)
     yield from sorted(spans.values(), key=lambda span: span.extent.offset)
 
 
@@ -119,8 +110,8 @@ class _PickleObjects(TorchObjects):
         legacy = read_legacy(pickles, start, end)
         if not isinstance(legacy.root, Persistent) or legacy.end != end:
             raise TypeError("bytes that hold no storage")
-        found = legacy.storages(legacy.root.id)
-        return replace(found, key=f"{len(self._inner)}/{found.key}")
+        storage = legacy.storages(legacy.root.id)
+        return replace(storage, key=f"{len(self._inner)}/{storage.key}")
 
     def _inner_bytes(self, content: object) -> tuple[Readable, int, int]:
         """Return where the bytes can be read, and from which offset to which."""

@@ -66,10 +66,10 @@ CONTENTS = {
 def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
     """Let a checkpoint in one file say what other readings of it could run, and whether its name lies."""
     checkpoint.judged |= {os.path.abspath(probe.path)}
-    wrong = () if has_errors(checkpoint.safety) else checkpoint.findings
-    found = tuple(further_readings(probe, format, wrong))
-    if found:
-        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *found)))
+    findings = () if has_errors(checkpoint.safety) else checkpoint.findings
+    further = tuple(further_readings(probe, format, findings))
+    if further:
+        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *further)))
     suffix = os.path.splitext(probe.name)[1].lower()
     if checkpoint.format not in CONTENTS.get(suffix, (checkpoint.format,)):
         message = f"a {checkpoint.format} file, which no framework calls {suffix}"
@@ -94,12 +94,12 @@ def further_readings(
         yield from judge_records(probe.source)
     if kind not in _PICKLED and may_begin_pickle(probe.head):
         yield from _read_as_pickles(probe.source)
-    if not probe.is_zip and (zipped := _zip_behind(probe.source)):
-        yield zipped
+    if not probe.is_zip and (finding := _zip_at_end(probe.source)):
+        yield finding
     if kind != "PytorchTar" and _begins_as_tar(probe.head):
-        yield _several("a tar", "the header at its begin")
+        yield _several_formats("a tar", "the header at its begin")
     if "hdf5" not in probe.kinds and _holds_hdf5(probe):
-        yield _several("an HDF5 file", "the superblock behind a user block")
+        yield _several_formats("an HDF5 file", "the superblock behind a user block")
     for finding in findings:
         if finding.severity is Severity.ERROR and finding.code in _UNDECLARED:
             message = "bytes that nothing declares; what would read them is not known"
@@ -126,7 +126,7 @@ def readings_of(path: str, formats: Iterable[Format]) -> Iterator[Finding]:
                 yield from further_readings(probe, format, findings, damaged=is_damaged)
 
 
-def _several(other: str, by: str) -> Finding:
+def _several_formats(other: str, by: str) -> Finding:
     message = f"it can be read as {other} as well, by {by}: what is loaded depends on the loader"
     return error("several-formats", message)
 
@@ -152,13 +152,13 @@ def _read_as_pickles(source: Source) -> Iterator[Finding]:
         yield from failure.safety
         yield warning("not-scanned", failure.reason, where)
     except DamagedCheckpoint as failure:
-        yield from (one for one in failure.safety if one.severity is Severity.ERROR)
+        yield from (finding for finding in failure.safety if finding.severity is Severity.ERROR)
 
 
 # Other containers ---------------------------------------------------------------------------------
 
 
-def _zip_behind(source: Source) -> Finding | None:
+def _zip_at_end(source: Source) -> Finding | None:
     """Return an error for a file that ends as a zip does, a warning for one that holds such an end.
 
     All readers take the last end record that they find, and pass over what follows it; bytes in a pickle may
@@ -166,22 +166,21 @@ def _zip_behind(source: Source) -> Finding | None:
     """
     length = min(source.size, _ZIP_END_BYTES + _MOST_COMMENT)
     tail = source.read(source.size - length, length)
-    at = tail.rfind(_ZIP_END, 0, max(0, length - _ZIP_END_BYTES + len(_ZIP_END)))
-    while at >= 0:
-        nbytes, offset, comment = struct.unpack_from("<2IH", tail, at + 12)
-        end = source.size - length + at
+    start = tail.rfind(_ZIP_END, 0, max(0, length - _ZIP_END_BYTES + len(_ZIP_END)))
+    while start >= 0:
+        nbytes, offset, comment = struct.unpack_from("<2IH", tail, start + 12)
+        end = source.size - length + start
         begins = (end - nbytes, offset)  # counted backwards by Python, forwards by PyTorch
-        is_large = at >= 20 and tail[at - 20 : at - 16] == _ZIP64_LOCATOR
-        if is_large or (nbytes and any(_is_directory(source, begin, end) for begin in begins)):
+        is_zip64 = start >= 20 and tail[start - 20 : start - 16] == _ZIP64_LOCATOR
+        has_directory = nbytes and any(
+            0 <= begin <= end - 4 and source.read(begin, 4) == _ZIP_ENTRY for begin in begins
+        )
+        if is_zip64 or has_directory:
             is_last = end + _ZIP_END_BYTES + comment == source.size
-            found = _several("a zip", "the directory at its end")
-            return found if is_last else replace(found, severity=Severity.WARNING)
-        at = tail.rfind(_ZIP_END, 0, at)
+            finding = _several_formats("a zip", "the directory at its end")
+            return finding if is_last else replace(finding, severity=Severity.WARNING)
+        start = tail.rfind(_ZIP_END, 0, start)
     return None
-
-
-def _is_directory(source: Source, begin: int, end: int) -> bool:
-    return 0 <= begin <= end - 4 and source.read(begin, 4) == _ZIP_ENTRY
 
 
 def _begins_as_tar(head: bytes) -> bool:
@@ -196,9 +195,9 @@ def _begins_as_tar(head: bytes) -> bool:
 
 def _holds_hdf5(probe: Probe) -> bool:
     """Tell whether HDF5's library, which the name asks for, would find its signature behind a user block."""
-    at, source = _FIRST_USER_BLOCK, probe.source
-    while probe.name.lower().endswith(_HDF5_SUFFIXES) and at + len(_HDF5) <= source.size:
-        if source.read(at, len(_HDF5)) == _HDF5:
+    offset, source = _FIRST_USER_BLOCK, probe.source
+    while probe.name.lower().endswith(_HDF5_SUFFIXES) and offset + len(_HDF5) <= source.size:
+        if source.read(offset, len(_HDF5)) == _HDF5:
             return True
-        at *= 2
+        offset *= 2
     return False

@@ -58,11 +58,6 @@ class Safetensors(Format):
         return not is_text and _OBJECT_START.match(head, _LENGTH.size) is not None
 
     def open(self, probe: Probe) -> Checkpoint:
-        checkpoint, entry = self._opened(probe)
-        return checkpoint if entry is None else apply_sidecar(checkpoint, entry, f"{_METADATA}.{ENTRY}")
-
-    def _opened(self, probe: Probe) -> tuple[Checkpoint, str | None]:
-        """Return what the file holds by itself, and the entry."""
         source, path = probe.source, probe.path
         text = read_header(source)
         header = parse_json(path, text, "header")
@@ -76,30 +71,30 @@ class Safetensors(Format):
         if isinstance(header, Doubled):
             raise _damaged(path, header.key, "a name that stands twice in the header", "duplicate-key")
         metadata = read_metadata(path, header.pop(_METADATA, None))
-        findings = (*_oddities(text), *_metadata_oddities(metadata), *_entry_oddities(header))
+        findings = tuple(_oddities(text, header, metadata))
         tensors = tuple(place_all(source, _LENGTH.size + len(text), header))
         entry = metadata.pop(ENTRY, None)
+
+        def spans() -> Iterator[Span]:
+            for tensor in tensors:
+                if tensor.extent is not None:
+                    read = reader_from(source, tensor.extent.offset)
+                    yield Span(tensor.extent, tensor.name, read, None, tensor.dtype)
+
         checkpoint = Checkpoint(
             path=path,
             format=self.name,
             variant=None,
             tensors=tensors,
             files=(FileEntry(path, source.size),),
-            spans=lambda: _spans(source, tensors),
+            spans=spans,
             metadata=lambda: metadata,
             training=lambda: training_state(metadata, {}, probe.name),
             producer=Producer(_FRAMEWORKS.get(metadata.get("format", ""))),
             findings=findings,
             close=probe.close,
         )
-        return checkpoint, entry
-
-
-def _spans(source: Source, tensors: tuple[Tensor, ...]) -> Iterator[Span]:
-    for tensor in tensors:
-        if tensor.extent is not None:
-            read = reader_from(source, tensor.extent.offset)
-            yield Span(tensor.extent, tensor.name, read, None, tensor.dtype)
+        return checkpoint if entry is None else apply_sidecar(checkpoint, entry, f"{_METADATA}.{ENTRY}")
 
 
 def _damaged(path: str, where: str, found: str, code: str, expected: str | None = None) -> DamagedCheckpoint:
@@ -120,44 +115,35 @@ def read_header(source: Source) -> bytes:
     return source.read(_LENGTH.size, length, "header")
 
 
-def read_metadata(path: str, told: object) -> dict[str, str]:
+def read_metadata(path: str, metadata: object) -> dict[str, str]:
     """Return ``__metadata__``, which maps text to text; null stands for nothing."""
-    if told is None:
+    if metadata is None:
         return {}
-    if not isinstance(told, dict):
-        raise _damaged(path, _METADATA, f"type {type(told).__name__}", "metadata-not-text", "an object")
-    for key, value in told.items():
+    if not isinstance(metadata, dict):
+        raise _damaged(path, _METADATA, f"type {type(metadata).__name__}", "metadata-not-text", "an object")
+    for key, value in metadata.items():
         if not isinstance(value, str):
             raise _damaged(
                 path, _METADATA, f"{key!r} of type {type(value).__name__}", "metadata-not-text", "text"
             )
-    return told
+    return metadata
 
 
-def _oddities(text: bytes) -> Iterator[Finding]:
-    """Yield what is unusual around the JSON of the header."""
+def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what a careful writer would not have written, and the library takes all the same."""
     if text[:1].isspace() or text.rstrip(b" ")[-1:].isspace():
         yield warning("header-whitespace", "white space other than trailing spaces around the JSON", "header")
     if len(text) % 8:
         yield warning("unaligned-data", f"a header of {len(text):,} bytes, no multiple of 8", "header")
-
-
-def _metadata_oddities(metadata: dict[str, str]) -> Iterator[Finding]:
     if isinstance(metadata, Doubled):
         yield warning("metadata-duplicate-key", f"{metadata.key!r} stands twice", _METADATA)
-
-
-def _entry_oddities(header: Mapping[str, Any]) -> Iterator[Finding]:
     if "" in header:
         yield warning("empty-name", "a tensor without a name", "header")
-    more = [name for name, entry in header.items() if isinstance(entry, dict) and len(entry) > len(_FIELDS)]
-    if more:
-        field = next((field for field in header[more[0]] if field not in _FIELDS), "")
-        yield warning(
-            "unknown-field",
-            f"fields that the format does not know, like {field!r}, in entries: {len(more):,}",
-            more[0],
-        )
+    large = [name for name, entry in header.items() if isinstance(entry, dict) and len(entry) > len(_FIELDS)]
+    if large:
+        field = next((field for field in header[large[0]] if field not in _FIELDS), "")
+        message = f"fields that the format does not know, like {field!r}, in entries: {len(large):,}"
+        yield warning("unknown-field", message, large[0])
 
 
 class Entry(NamedTuple):
@@ -185,13 +171,13 @@ def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator
 
 def _check_tiles(path: str, entries: list[Entry], size: int, start: int) -> None:
     """Require that each extent begins where the last one ends, up to the end of the file."""
-    expected, before = 0, "the header"
+    expected, predecessor = 0, "the header"
     for begin, end, name, *_ in entries:
         if begin != expected:
             code = "offsets-gap" if begin > expected else "offsets-overlap"
-            found = f"bytes {begin:,}..{end:,} do not follow {before}"
+            found = f"bytes {begin:,}..{end:,} do not follow {predecessor}"
             raise _damaged(path, name, found, code, f"to begin at {expected:,}")
-        expected, before = end, repr(name)
+        expected, predecessor = end, repr(name)
     if size < start + expected:
         raise Truncated(path, f"truncated: {size:,} of {start + expected:,} bytes")
     if size > start + expected:

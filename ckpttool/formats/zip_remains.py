@@ -30,34 +30,35 @@ _CONFIG = "config.json"
 
 def judge_records(source: Readable) -> Iterator[Finding]:
     """Yield what loading any record of a damaged zip could run."""
-    left = MAX_SEARCHED
+    bytes_left = MAX_SEARCHED
     data = source.read(0, min(source.size, MAX_SEARCHED))
-    at = data.find(LOCAL_MAGIC)
+    start = data.find(LOCAL_MAGIC)
     for _ in range(MAX_RECORDS):
-        if at < 0 or left <= 0:
+        if start < 0 or bytes_left <= 0:
             break
-        following = data.find(LOCAL_MAGIC, at + 1)
-        name, content = _record(data, at, following if following >= 0 else len(data), left)
-        left -= len(content)
+        following = data.find(LOCAL_MAGIC, start + 1)
+        name, content = _record(data, start, following if following >= 0 else len(data), bytes_left)
+        bytes_left -= len(content)
         yield from judge_record(name, content)
-        at = following
-    if at >= 0 or source.size > MAX_SEARCHED:
+        start = following
+    if start >= 0 or source.size > MAX_SEARCHED:
         yield warning("not-scanned", "more records than are searched in a damaged zip")
 
 
-def _record(data: bytes, at: int, end: int, limit: int) -> tuple[str, bytes]:
+def _record(data: bytes, start: int, end: int, limit: int) -> tuple[str, bytes]:
     """Return the name and the content of the record at an offset, which the next one follows at ``end``."""
-    if len(data) < at + _LOCAL.size:
+    if len(data) < start + _LOCAL.size:
         return "", b""
-    _, _, _, method, _, _, _, nbytes, _, name_length, extra_length = _LOCAL.unpack_from(data, at)
-    begin = at + _LOCAL.size + name_length + extra_length
-    name = data[at + _LOCAL.size : at + _LOCAL.size + name_length].decode("utf-8", "replace")
+    _, _, _, method, _, _, _, nbytes, _, name_length, extra_length = _LOCAL.unpack_from(data, start)
+    start += _LOCAL.size
+    name = data[start : start + name_length].decode("utf-8", "replace")
+    start += name_length + extra_length
     if method == _DEFLATED:
         try:
-            return name, zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[begin:end], limit)
+            return name, zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:end], limit)
         except zlib.error:
             return name, b""
-    return name, data[begin : begin + nbytes if 0 < nbytes <= end - begin else end]
+    return name, data[start : start + nbytes if 0 < nbytes <= end - start else end]
 
 
 def judge_record(name: str, content: bytes) -> Iterator[Finding]:

@@ -266,8 +266,7 @@ class Npz(Format):
         try:
             names = list(probe.archive.names)
         except CheckpointError:  # of a damaged zip the first record tells
-            length = int.from_bytes(probe.head[26:28], "little")
-            names = [probe.head[30 : 30 + length].decode("utf-8", "replace")]
+            names = [probe.first_record]
         if not names:  # no arrays at all: its name is the only sign
             return probe.head.startswith(EMPTY_MAGIC) and probe.name.endswith(".npz")
         return all(name.endswith(_SUFFIX) or name == ENTRY for name in names)
