@@ -21,11 +21,11 @@ def crc32c(data: bytes | memoryview, before: int = 0) -> int:
     """Return the CRC-32C of bytes; ``before`` is that of the bytes in front of them."""
     view = memoryview(data)
     if not view.readonly and view.nbytes:
-        return _in_place()(view, before)
-    return _copied(view, before)
+        return _buffer_function()(view, before)
+    return _sum_copies(view, before)
 
 
-def _copied(view: memoryview, before: int) -> int:
+def _sum_copies(view: memoryview, before: int) -> int:
     import google_crc32c
 
     for start in range(0, len(view), _STEP):  # it takes nothing but bytes, and a copy of all would be large
@@ -34,7 +34,7 @@ def _copied(view: memoryview, before: int) -> int:
 
 
 @cache
-def _in_place() -> Callable[[memoryview, int], int]:
+def _buffer_function() -> Callable[[memoryview, int], int]:
     """Return what sums a buffer where it is, while other threads go on.
 
     ``google_crc32c.extend`` takes a copy, and holds the interpreter's lock. The function that it calls is
@@ -47,16 +47,16 @@ def _in_place() -> Callable[[memoryview, int], int]:
 
         extend = ctypes.CDLL(_crc32c.__file__).crc32c_extend
     except (ImportError, OSError, AttributeError):  # another build of the package, or Windows
-        return _copied
+        return _sum_copies
     extend.restype = ctypes.c_uint32
     extend.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
 
-    def in_place(view: memoryview, before: int) -> int:
+    def sum_buffer(view: memoryview, before: int) -> int:
         held = ctypes.c_char.from_buffer(view)  # keeps the buffer, and has its address
-        found: int = extend(before, ctypes.addressof(held), view.nbytes)
-        return found
+        crc: int = extend(before, ctypes.addressof(held), view.nbytes)
+        return crc
 
-    return in_place
+    return sum_buffer
 
 
 def mask_crc(crc: int) -> int:
@@ -105,7 +105,8 @@ def _zero_bits(polynomial: int, exponent: int) -> list[int]:
     """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
     if exponent == 0:
         return [polynomial] + [1 << bit for bit in range(31)]
-    return _squared(_zero_bits(polynomial, exponent - 1))
+    rows = _zero_bits(polynomial, exponent - 1)
+    return [_image(rows, row) for row in rows]
 
 
 def _image(rows: list[int], bits: int) -> int:
@@ -115,7 +116,3 @@ def _image(rows: list[int], bits: int) -> int:
             image ^= row
         bits >>= 1
     return image
-
-
-def _squared(rows: list[int]) -> list[int]:
-    return [_image(rows, row) for row in rows]

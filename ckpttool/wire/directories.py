@@ -188,8 +188,8 @@ class OpenDirectory:
                 else:
                     stack[-1].unlink(entry)
         finally:
-            for one in stack:
-                one.close()
+            for directory in stack:
+                directory.close()
 
     def _rmdir(self, name: str) -> None:
         os.rmdir(self.at(name), dir_fd=self.descriptor)
@@ -247,17 +247,15 @@ def _is_new(made: OpenDirectory) -> bool:
     if not all(name.startswith(".") for name in made.names()):
         return False
     owner = os.fstat(made.descriptor).st_uid
-    return owner == os.geteuid() or owner == _owner_of_new(made)
-
-
-def _owner_of_new(place: OpenDirectory) -> int:
-    """Return whose a new file is: a server may take root for nobody, or a mount give all to one user."""
-    descriptor = place.create(_PROBE, 0o600)
+    if owner == os.geteuid():
+        return True
+    # A server may take root for nobody, or a mount give all to one user: whose is a new file?
+    descriptor = made.create(_PROBE, 0o600)
     try:
-        return os.fstat(descriptor).st_uid
+        return owner == os.fstat(descriptor).st_uid
     finally:
         os.close(descriptor)
-        place.unlink(_PROBE)
+        made.unlink(_PROBE)
 
 
 def walk(

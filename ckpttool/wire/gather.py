@@ -39,7 +39,7 @@ _large_boxes = threading.BoundedSemaphore(_LARGE_BOXES)
 
 
 @contextmanager
-def _room(wanted: int) -> Iterator[int]:
+def _box_room(wanted: int) -> Iterator[int]:
     """Give room for a box, in bytes; nobody waits for it: whoever comes third gets less."""
     is_large = wanted > _SMALL_BOX_BYTES and _large_boxes.acquire(blocking=False)
     try:
@@ -70,7 +70,7 @@ def blocks_by_box(
     if 0 in shape:
         return
     step, total = max(16, limit - limit % 16), math.prod(shape) * itemsize
-    with _room(min(most, total)) as room:
+    with _box_room(min(most, total)) as room:
         nbytes = max(min(room, most, total), itemsize)
         memory = aligned_buffer(nbytes)
         for start, lengths in boxes(shape, nbytes // itemsize):
@@ -178,10 +178,10 @@ class _Tiling:
             size, least = min(self.lengths[axis], -(-goal // nbytes)), sizes[axis]
             while size > least:
                 sizes[axis] = size
-                found = self._nbytes(sizes)
-                if found <= _TILE_BYTES:
+                tile_bytes = self._nbytes(sizes)
+                if tile_bytes <= _TILE_BYTES:
                     break
-                size = max(least, min(size - 1, size * _TILE_BYTES // found))
+                size = max(least, min(size - 1, size * _TILE_BYTES // tile_bytes))
             sizes[axis] = max(size, least)
             nbytes *= sizes[axis]
             if sizes[axis] < self.lengths[axis]:
@@ -227,30 +227,30 @@ def gather(
     in_order = tuple(steps[axis] for axis in order)
     lengths = tuple(n if step else 1 for n, step in zip(target.shape, in_order, strict=True))
     tiling = _Tiling(lengths, in_order, target.strides, itemsize, source.forwards)
-    reading = _Reading(source, offset, tiling, swap, np.dtype(item))
+    reader = _TileReader(source, offset, tiling, swap, np.dtype(item))
     for start, sizes in tiling.tiles(tiling.sizes()):
         places = zip(start, sizes, in_order, strict=True)
         place: Any = (*(slice(at, at + size) if step else slice(None) for at, size, step in places), ...)
-        np.copyto(target[place], reading.tile(start, sizes))
+        np.copyto(target[place], reader.tile(start, sizes))
 
 
-class _Reading:
+class _TileReader:
     """Reads tiles of a box into one buffer."""
 
     def __init__(
         self, source: Readable, offset: int, tiling: _Tiling, swap: int, item: np.dtype[Any]
     ) -> None:
         self._source, self._offset, self._tiling, self._swap, self._item = source, offset, tiling, swap, item
-        self._known: dict[tuple[int, ...], tuple[_Runs, int, list[int]]] = {}
+        self._plans: dict[tuple[int, ...], tuple[_Runs, int, list[int]]] = {}
         self._buffer = memoryview(b"")
 
     def tile(self, start: tuple[int, ...], sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return a tile of stored elements, its axes as those of the tiling; valid until the next."""
         import numpy as np
 
-        if sizes not in self._known:
-            self._known[sizes] = self._plan(sizes)
-        runs, pitch, offsets = self._known[sizes]
+        if sizes not in self._plans:
+            self._plans[sizes] = self._plan(sizes)
+        runs, pitch, offsets = self._plans[sizes]
         itemsize, steps = self._item.itemsize, self._tiling.steps
         used = len(offsets) * pitch * itemsize
         if len(self._buffer) < used:
@@ -276,13 +276,10 @@ class _Reading:
         offsets = [0]
         for size, step in zip(sizes[: runs.split], self._tiling.steps, strict=False):
             offsets = [at + index * step * itemsize for at in offsets for index in range(size)]
-        apart = _apart(runs.run, itemsize) if runs.count > 1 else runs.run
-        return runs, apart, offsets
-
-
-def _apart(run: int, itemsize: int) -> int:
-    """Return how far apart runs are put, in elements, so that they don't compete for a cache."""
-    return run + max(1, 64 // itemsize) if run * itemsize % _PERIOD_BYTES == 0 else run
+        pitch = runs.run
+        if runs.count > 1 and runs.run * itemsize % _PERIOD_BYTES == 0:
+            pitch += max(1, 64 // itemsize)  # so that they don't compete for the same lines of a cache
+        return runs, pitch, offsets
 
 
 def copy(stored: np.ndarray[Any, Any], into: np.ndarray[Any, Any]) -> None:

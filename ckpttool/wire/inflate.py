@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.wire.readable import Readable
@@ -60,7 +60,7 @@ class Inflation:
         with self._lock:
             self._kept.append(record)
             oldest = self._kept.popleft() if len(self._kept) > _MAX_STREAMS else None
-        if oldest is not None and oldest is not record and not oldest.rest():
+        if oldest is not None and oldest is not record and not oldest.release():
             self.keep(oldest)
 
 
@@ -104,7 +104,7 @@ class Inflated(Readable):
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         with self._lock:
             if self._inflater is None or offset < self._position:
-                self._restart()
+                self._start()
             self._inflation.skip(offset - self._position, where or self._where)
             while self._position < offset:
                 self._inflate(min(_CHUNK, offset - self._position))
@@ -114,9 +114,9 @@ class Inflated(Readable):
                 buffer[done : done + len(piece)] = piece
                 done += len(piece)
             if self._position == self.size and not self._is_at_end():
-                raise self._damaged(f"inflates to more than {self.size:,} bytes")
+                raise self._damage(f"inflates to more than {self.size:,} bytes")
 
-    def rest(self) -> bool:
+    def release(self) -> bool:
         """Let go of the stream, and tell whether that was possible: not while it is read."""
         if not self._lock.acquire(blocking=False):
             return False
@@ -124,13 +124,15 @@ class Inflated(Readable):
         self._lock.release()
         return True
 
-    def _restart(self) -> None:
-        stored = self._extent[1] - self._extent[0]
-        if self.size > stored * MAX_EXPANSION:
-            raise self._damaged(f"{stored:,} bytes, which can't be inflated to so many")
+    def _start(self) -> None:
+        """Begin to inflate, perhaps anew."""
+        from isal import isal_zlib  # many times as fast as zlib where much comes of little
+
+        if self.size > self.stored * MAX_EXPANSION:
+            raise self._damage(f"{self.stored:,} bytes, which can't be inflated to so many")
         if self._inflater is None:
             self._inflation.keep(self)
-        self._inflater = _decompressor()
+        self._inflater = isal_zlib.decompressobj(_RAW)
         self._next = self._extent[0]
         self._position = 0
 
@@ -141,24 +143,24 @@ class Inflated(Readable):
             if piece:
                 self._position += len(piece)
                 return piece
-        raise self._damaged(f"inflates to {self._position:,} bytes")
+        raise self._damage(f"inflates to {self._position:,} bytes")
 
     def _step(self, limit: int) -> bytes:
         """Return up to ``limit`` of the next bytes: some is still to come when all input is used up."""
-        packed = self._inflater.unconsumed_tail or self._more()
+        from isal import isal_zlib
+
+        packed = self._inflater.unconsumed_tail
+        if not packed:
+            nbytes = min(_CHUNK, self._extent[1] - self._next)
+            packed = self._source.read(self._next, nbytes, self._where)
+            self._next += nbytes
         try:
             piece: bytes = self._inflater.decompress(packed, limit)
-        except _errors() as failure:
-            raise self._damaged(f"can't be inflated: {failure}") from failure
+        except isal_zlib.error as failure:  # type: ignore[misc]  # its stub has no class
+            raise self._damage(f"can't be inflated: {failure}") from failure
         if not packed and not piece and not self._inflater.eof:
-            raise self._damaged(f"its stream ends after {self._position:,} bytes")
+            raise self._damage(f"its stream ends after {self._position:,} bytes")
         return piece
-
-    def _more(self) -> bytes:
-        nbytes = min(_CHUNK, self._extent[1] - self._next)
-        packed = self._source.read(self._next, nbytes, self._where)
-        self._next += nbytes
-        return packed
 
     def _is_at_end(self) -> bool:
         """Tell whether the stream ends here, and with it the record."""
@@ -167,18 +169,5 @@ class Inflated(Readable):
                 return False
         return self._next == self._extent[1] and not self._inflater.unused_data
 
-    def _damaged(self, found: str) -> DamagedCheckpoint:
+    def _damage(self, found: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(self.path, found, expected=f"{self.size:,} bytes", where=self._where)
-
-
-def _decompressor() -> Any:
-    from isal import isal_zlib  # many times as fast as zlib where much comes of little
-
-    return isal_zlib.decompressobj(_RAW)
-
-
-def _errors() -> type[Exception]:
-    """Return what is raised of bytes that are no stream; it is loaded where a stream is."""
-    from isal import isal_zlib
-
-    return cast("type[Exception]", isal_zlib.error)

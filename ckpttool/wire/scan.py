@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
 
-from ckpttool.dtypes import DType, FloatCode
+from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Span, Values
 from ckpttool.wire.crc import _POLYNOMIALS, combined_crc32, crc32c
@@ -93,7 +93,7 @@ def scan(
         advance: Called with the bytes done, from any thread.
     """
     results = [Scanned(span) for span in spans]
-    pieces = [piece for scanned in results for piece in _cut(scanned)]
+    pieces = [piece for scanned in results for piece in _pieces(scanned)]
     progress = _Progress(iter(pieces), advance)
     threads = min(jobs, len(pieces))
     others = [
@@ -111,7 +111,7 @@ def scan(
     return results
 
 
-def _cut(scanned: Scanned) -> Iterator[_Piece]:
+def _pieces(scanned: Scanned) -> Iterator[_Piece]:
     """Cut a span into pieces; each starts at a multiple of every element's size."""
     nbytes = scanned.span.nbytes
     # What is compressed can only be read from its start on.
@@ -139,7 +139,7 @@ def _scan_piece(
     values: bool,
 ) -> None:
     scanned, span = piece.scanned, piece.scanned.span
-    test = _test_of(span, buffer, tests) if values else None
+    test = _special_test(span, buffer, tests) if values else None
     wants_checksum = checksum and span.crc32 is not None
     if test is None and not wants_checksum:
         return
@@ -160,7 +160,7 @@ def _scan_piece(
     piece.element = None if repetition is None else repetition.element
 
 
-def _test_of(
+def _special_test(
     span: Span, buffer: memoryview, tests: dict[tuple[str, str], Callable[[int], bool]]
 ) -> Callable[[int], bool] | None:
     """Return what tells whether the first bytes of the buffer hold a NaN or an infinity."""
@@ -194,16 +194,12 @@ def _tester(dtype: DType, byteorder: str, buffer: memoryview) -> Callable[[int],
 
     def has_code(nbytes: int) -> bool:
         count = nbytes // width
-        found = np.bitwise_and(words[:count], words.dtype.type(code.mask), out=masked[:count])
-        return _any_special(found, code)
+        codes = np.bitwise_and(words[:count], words.dtype.type(code.mask), out=masked[:count])
+        if code.infinity is not None:
+            return bool(codes.size and codes.max() >= code.infinity)
+        return bool((codes == code.first_nan).any())
 
     return has_code
-
-
-def _any_special(masked: np.ndarray[Any, Any], code: FloatCode) -> bool:
-    if code.infinity is not None:
-        return bool(masked.size and masked.max() >= code.infinity)
-    return bool((masked == code.first_nan).any())
 
 
 def _combine(pieces: list[_Piece]) -> None:
@@ -244,15 +240,11 @@ class Repetition:
                 self.holds = self._first[width:] == self._first[:-width]
         elif block[:width] != self._first[:width]:
             self.holds = False
+        elif len(block) > len(self._first):
+            data = bytes(block)
+            self.holds = data[width:] == data[:-width]
         else:
-            self.holds = self._is_like_first(bytes(block))
-
-    def _is_like_first(self, block: bytes) -> bool:
-        assert self._first is not None  # the caller asked
-        if len(block) > len(self._first):
-            width = self._itemsize
-            return block[width:] == block[:-width]
-        return self._first.startswith(block)
+            self.holds = self._first.startswith(bytes(block))
 
 
 @dataclass(frozen=True, slots=True)

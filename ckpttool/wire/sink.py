@@ -76,7 +76,7 @@ class Crew:
             thread.join()
 
     def _work(self) -> None:
-        while (task := self._next()) is not None:
+        while (task := self._next_task()) is not None:
             error: BaseException | None = None
             try:
                 task()
@@ -87,7 +87,7 @@ class Crew:
                 self._error = self._error or error
                 self._wake.notify_all()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_task(self) -> Callable[[], None] | None:
         with self._wake:
             self._wake.wait_for(lambda: self._pending or self.is_closed or self._error)
             if self.is_closed or self._error is not None:
@@ -182,7 +182,7 @@ class Sink:
         self.written.append(written)
         if tensor.nbytes <= _SMALL:
             data = tensor.tobytes()
-            _require(len(data), tensor)
+            _require_nbytes(len(data), tensor)
             written.own = _SUMS[written.algorithm](data, 0)
             self.write(data)
             self._advance(len(data))
@@ -232,15 +232,15 @@ class Sink:
                 return
             total = add(block, total)
             if is_direct:
-                is_direct = self._copied_by_kernel(values, done, written.offset + done, len(block))
+                is_direct = self._copy_by_kernel(values, done, written.offset + done, len(block))
             if not is_direct:
                 _write_at(self._descriptor, written.offset + done, block)
             done += len(block)
             self._advance(len(block))
-        _require(done, tensor)
+        _require_nbytes(done, tensor)
         written.own = total
 
-    def _copied_by_kernel(self, values: Any, start: int, to: int, nbytes: int) -> bool:
+    def _copy_by_kernel(self, values: Any, start: int, to: int, nbytes: int) -> bool:
         """Have the kernel copy bytes, which may share them rather than copy; tell whether it did."""
         try:
             values.source.copy_to(self._descriptor, values.offset + start, to, nbytes)
@@ -263,7 +263,7 @@ def _can_be_shared(tensor: Tensor, to: int) -> bool:
     return (values.source.begin + values.offset - to) % _SHARED == 0
 
 
-def _require(found: int, tensor: Tensor) -> None:
+def _require_nbytes(found: int, tensor: Tensor) -> None:
     if found != tensor.nbytes:
         raise DamagedCheckpoint(
             tensor.extent.file if tensor.extent else "",

@@ -72,7 +72,7 @@ class Source(Readable):
         self.size = status.st_size
         self._identity = status.st_dev, status.st_ino
         self._is_closed = False
-        self._keep(descriptor)
+        self._remember(descriptor)
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class Source(Readable):
         self.close()
 
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        descriptor = _kept.get(id(self)) or self._opened_again(where)
+        descriptor = _kept.get(id(self)) or self._reopen(where)
         done, wanted = 0, len(buffer)
         while done < wanted:
             try:
@@ -116,7 +116,7 @@ class Source(Readable):
         copy = getattr(os, "copy_file_range", None)
         if copy is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        own = _kept.get(id(self)) or self._opened_again(None)
+        own = _kept.get(id(self)) or self._reopen(None)
         done = 0
         while done < nbytes:
             count = copy(own.number, descriptor, nbytes - done, offset + done, to + done)
@@ -127,17 +127,17 @@ class Source(Readable):
                 )
             done += count
 
-    def _opened_again(self, where: str | None) -> _Descriptor:
+    def _reopen(self, where: str | None) -> _Descriptor:
         if self._is_closed:
             raise AccessDenied(self.path, "it was closed", where=where)
         descriptor = _Descriptor(self.path)
         status = os.fstat(descriptor.number)
         if (status.st_dev, status.st_ino) != self._identity:
             raise DamagedCheckpoint(self.path, "it was replaced while it was read", where=where)
-        self._keep(descriptor)
+        self._remember(descriptor)
         return descriptor
 
-    def _keep(self, descriptor: _Descriptor) -> None:
+    def _remember(self, descriptor: _Descriptor) -> None:
         _kept[id(self)] = descriptor
         for oldest in list(_kept)[: max(0, len(_kept) - MAX_OPEN)]:
             _kept.pop(oldest, None)

@@ -84,17 +84,25 @@ class StagedOutput:
         self._crew = Crew(default_jobs() if jobs is None else jobs)
         self._advance = advance
         self._sinks: list[Sink] = []
-        self._syncing: threading.Thread | None = None
-        self._not_durable: BaseException | None = None
+        self._sync_thread: threading.Thread | None = None
+        self._sync_error: BaseException | None = None
         self.written: list[Written] = []
         self.warnings: tuple[str, ...] = ()
         self._holds_old = False
-        self._held = ExitStack()
+        self._open = ExitStack()
         self._area: OpenDirectory | None = None
         try:
-            self._directory = self._hold(OpenDirectory(directory or os.curdir))
-            self._area = self._enter()
-            self._content = self._hold(self._area.make(CONTENT))
+            self._directory = self._open.enter_context(OpenDirectory(directory or os.curdir))
+            # Only whoever has the lock of the target's directory makes an area there, or clears one: between
+            # the making of ours and its own lock, it would look like one that a kill left.
+            with _locked_directory(self._directory) as is_alone:
+                self.warnings = _recover(self._directory, is_alone=is_alone)
+                area = self._open.enter_context(self._directory.make(new_area_name(), 0o700))
+                self._area = area
+                if fcntl is not None and area.descriptor is not None:
+                    _lock(area.descriptor)
+                claim(area)
+            self._content = self._open.enter_context(area.make(CONTENT))
             self.path = self._content.join(self._name)
             if shape == "directory":
                 self._content.make(self._name).close()
@@ -104,20 +112,6 @@ class StagedOutput:
         except BaseException:
             self.discard()
             raise
-
-    def _hold(self, opened: OpenDirectory) -> OpenDirectory:
-        return self._held.enter_context(opened)
-
-    def _enter(self) -> OpenDirectory:
-        """Make a locked area, beside what kills left as far as that can't be cleared."""
-        with _locked_directory(self._directory) as is_alone:
-            self.warnings = _recover(self._directory, is_alone=is_alone)
-            area = self._hold(self._directory.make(new_area_name(), 0o700))
-            self._area = area
-            if fcntl is not None and area.descriptor is not None:
-                _lock(area.descriptor)
-            claim(area)
-            return area
 
     def __enter__(self) -> StagedOutput:
         return self
@@ -150,42 +144,43 @@ class StagedOutput:
             sink.settle()
             self.written += sink.written
         self._crew.close()
-        self._syncing = threading.Thread(target=self._make_durable)
-        self._syncing.start()
+        self._sync_thread = threading.Thread(target=self._sync)
+        self._sync_thread.start()
 
-    def _make_durable(self) -> None:
+    def _sync(self) -> None:
         try:
             for sink in self._sinks:
                 sink.close()
             self._content.sync_tree()
         except BaseException as failure:  # noqa: BLE001 - handed to the thread that commits, which raises it
-            self._not_durable = failure
+            self._sync_error = failure
 
     def _wait_until_durable(self) -> None:
-        if self._syncing is not None:
-            self._syncing.join()
-            self._syncing = None
+        if self._sync_thread is not None:
+            self._sync_thread.join()
+            self._sync_thread = None
 
     def commit(self) -> None:
         """Bring the target to its place, all of it or nothing.
 
         After an OSError what stood there is back; an AccessDenied says where it lies if it is not.
         """
+        # A rename may reach the disk before what was written: after a power cut, the target would be empty.
         self._wait_until_durable()
-        if self._not_durable is not None:
-            raise self._not_durable
+        if self._sync_error is not None:
+            raise self._sync_error
         self._sinks.clear()
         self.require_in_place()
         names = sorted(self._content.names(), key=lambda name: (name.endswith(".index"), name))
-        if self._replaces is None:
-            self._require_absent(names)
+        if self._replaces is None and (present := next(filter(self._directory.has, names), None)) is not None:
+            raise UsageError(f"{self._directory.join(present)} has come to exist meanwhile")
         old = [name for name in (self._replaces or ()) if self._directory.has(name)]
         is_over_file = not self._directory.holds_directory(self._name)
         if names == old == [self._name] and self.shape == "file" and is_over_file:
             _keep_mode(self._content, self._directory, self._name)
             self._content.replace(self._name, self._directory, self._name)
         else:
-            self._move(names, old)
+            self._swap(names, old)
         self._directory.sync()
         self.discard()
 
@@ -201,35 +196,32 @@ class StagedOutput:
             )
             raise AccessDenied(self.target, f"{reason}; nothing was put there")
 
-    def _require_absent(self, names: list[str]) -> None:
-        for name in names:
-            if self._directory.has(name):
-                raise UsageError(f"{self._directory.join(name)} has come to exist meanwhile")
-
-    def _move(self, names: list[str], old: list[str]) -> None:
+    def _swap(self, names: list[str], old: list[str]) -> None:
+        """Set aside what gives way, and bring the new to its place; take both back if that fails."""
         area = self._area
         assert area is not None  # it is not discarded
         for name in set(names) & set(old):
             _keep_mode(self._content, self._directory, name)
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
-        moves = write_plan(self._directory, area, names, old) if old or len(names) > 1 else None
+        # One new name is there or not. Of more, a kill may leave some: the plan says how to take them back.
+        plan = write_plan(self._directory, area, names, old) if old or len(names) > 1 else None
         try:
-            if moves is not None:
+            if plan is not None:
                 with area.open(REPLACED) as aside:
                     for name in old:
                         self._directory.rename(name, aside)
             for name in names:
                 move_without_replacing(name, self._content, self._directory)
         except BaseException as error:
-            if moves is not None:
-                self._undo(area, moves, error)
+            if plan is not None:
+                self._put_back(area, plan, error)
             raise
 
-    def _undo(self, area: OpenDirectory, moves: SwapPlan, error: BaseException) -> None:
+    def _put_back(self, area: OpenDirectory, plan: SwapPlan, error: BaseException) -> None:
         self._holds_old = True  # until it is back: what goes wrong here must not remove it
         try:
-            undo_swap(self._directory, area, moves)
+            undo_swap(self._directory, area, plan)
         except BaseException as failure:
             raise AccessDenied(
                 self.target,
@@ -253,7 +245,7 @@ class StagedOutput:
         except OSError as error:  # of what was committed, or of another failure, it changes nothing
             self.warnings += (f"{area.path if area else ''} can't be removed: {error_text(error)}",)
         finally:
-            self._held.close()
+            self._open.close()
 
 
 def clear_beside(target: str) -> tuple[str, ...]:
@@ -282,21 +274,19 @@ def _locked_directory(directory: OpenDirectory) -> Iterator[bool]:
     if fcntl is None or directory.descriptor is None:
         yield True
         return
+    # Opened again: the lock goes with this descriptor, while the other stays open as long as the target.
     with directory.open(os.curdir) as again:
         assert again.descriptor is not None  # as that of the other is not
-        until = time.monotonic() + _PATIENCE
-        while not (is_alone := _lock_if_free(again.descriptor)) and time.monotonic() < until:
-            time.sleep(0.02)
+        until, is_alone = time.monotonic() + _PATIENCE, False
+        while not is_alone:
+            try:
+                _lock(again.descriptor)
+                is_alone = True
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.02)
         yield is_alone
-
-
-def _lock_if_free(descriptor: int) -> bool:
-    """Lock a directory; tell whether nobody else had."""
-    try:
-        _lock(descriptor)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _lock(descriptor: int) -> None:

@@ -97,7 +97,7 @@ def write_plan(
             {name: _existing_status(directory, name).st_ino for name in old},
         )
     document = {
-        "new": {_encode_name(name): found for name, found in plan.new.items()},
+        "new": {_encode_name(name): new_mark for name, new_mark in plan.new.items()},
         "old": {_encode_name(name): inode for name, inode in plan.old.items()},
     }
     area.make(REPLACED).close()
@@ -158,15 +158,15 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
 
     Returns which areas were left as they are, and why. One in which somebody works is none of them.
     """
-    left = []
+    warnings = []
     for name in sorted(directory.names()) if fcntl is not None else ():
         try:
             if is_area_name(name) and directory.holds_directory(name):
                 _recover_area(directory, name)
         except (UnsafeArea, OSError, CheckpointError) as why:
             if directory.has(name):  # whoever worked in it may have come to his end
-                left.append(f"{directory.join(name)} is left as it is: {error_text(why)}")
-    return left
+                warnings.append(f"{directory.join(name)} is left as it is: {error_text(why)}")
+    return warnings
 
 
 def _recover_area(directory: OpenDirectory, name: str) -> None:
@@ -174,12 +174,16 @@ def _recover_area(directory: OpenDirectory, name: str) -> None:
     _require_this_users(directory.status(name))  # another's can't be opened, perhaps
     with directory.open(name) as area:
         _require_this_users(area.own_status())
-        if not _lock_if_free(area):
-            return
+        assert area.descriptor is not None  # a system with these locks has descriptors of directories
+        try:
+            fcntl.flock(area.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # somebody works in it
         if not _has_no_owner_yet(area):
             _require_own_area(area)
             plan = _read_plan(area)
-            if plan is not None and not _is_carried_out(directory, plan):
+            # Forwards or back: if all of the new has come, only the old that was set aside is left to remove.
+            if plan is not None and not _is_complete(directory, plan):
                 undo_swap(directory, area, plan)
             directory.sync()
         remove_area(directory, area)
@@ -188,16 +192,6 @@ def _recover_area(directory: OpenDirectory, name: str) -> None:
 def _require_this_users(status: os.stat_result | None) -> None:
     if status is not None and status.st_uid != os.geteuid():
         raise UnsafeArea("it is another user's")
-
-
-def _lock_if_free(area: OpenDirectory) -> bool:
-    """Lock an area; tell whether nobody else had. An OSError if the file system has no locks."""
-    assert area.descriptor is not None  # a system with these locks has descriptors of directories
-    try:
-        fcntl.flock(area.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _has_no_owner_yet(area: OpenDirectory) -> bool:
@@ -242,7 +236,7 @@ def _read_plan(area: OpenDirectory) -> SwapPlan | None:
             map(is_number, old.values())
         ):
             return SwapPlan(
-                {_decode_name(name): found for name, found in new.items()},
+                {_decode_name(name): new_mark for name, new_mark in new.items()},
                 {_decode_name(name): inode for name, inode in old.items()},
             )
     raise UnsafeArea(f"{area.join(_MOVING)} is no plan")
@@ -272,19 +266,19 @@ def _encode_name(name: str) -> str:
 def _decode_name(name: str) -> str:
     """Return the name that ``_encode_name`` was given; it names something in a directory."""
     try:
-        found = os.fsdecode(name.encode("latin-1"))
+        decoded = os.fsdecode(name.encode("latin-1"))
     except UnicodeError as error:
         raise UnsafeArea(f"{name!r} is no name") from error
-    if found in ("", os.curdir, os.pardir) or os.sep in found or "\0" in found:
+    if decoded in ("", os.curdir, os.pardir) or os.sep in decoded or "\0" in decoded:
         raise UnsafeArea(f"{name!r} is no name")
-    return found
+    return decoded
 
 
-def _is_carried_out(directory: OpenDirectory, plan: SwapPlan) -> bool:
+def _is_complete(directory: OpenDirectory, plan: SwapPlan) -> bool:
     """Tell whether all of the new stands in its place."""
-    found = {name: directory.status(name) for name in plan.new}
-    return bool(found) and all(
-        status is not None and mark(status) == plan.new[name] for name, status in found.items()
+    statuses = {name: directory.status(name) for name in plan.new}
+    return bool(statuses) and all(
+        status is not None and mark(status) == plan.new[name] for name, status in statuses.items()
     )
 
 
@@ -298,7 +292,8 @@ def undo_swap(directory: OpenDirectory, area: OpenDirectory, plan: SwapPlan) -> 
         if not area.holds_directory(name):
             raise UnsafeArea(f"{area.join(name)} is no directory")
     with area.open(CONTENT) as content, area.open(REPLACED) as aside:
-        _require_as_planned(directory, aside, plan)
+        _require_planned(directory, aside, plan)
+        # The new leaves first, in the reverse order of its coming: the last to come is what makes it whole.
         for name in reversed(plan.new):
             status = directory.status(name)
             if status is not None and mark(status) == plan.new[name]:
@@ -312,7 +307,7 @@ def undo_swap(directory: OpenDirectory, area: OpenDirectory, plan: SwapPlan) -> 
     directory.sync()
 
 
-def _require_as_planned(directory: OpenDirectory, aside: OpenDirectory, plan: SwapPlan) -> None:
+def _require_planned(directory: OpenDirectory, aside: OpenDirectory, plan: SwapPlan) -> None:
     """Require that in an area, and where its names belong, is only what the plan says."""
     for name in aside.names():
         status = aside.status(name)

@@ -46,7 +46,7 @@ _Sum = int | Written
 Piece = bytes | memoryview
 
 
-class _Record(NamedTuple):
+class _WrittenRecord(NamedTuple):
     """A record that was written: its offset counts from the start of the zip, its size in bytes."""
 
     name: bytes
@@ -65,8 +65,8 @@ class ZipWriter(ABC):
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self._base = sink, sink.offset
-        self._records: list[_Record] = []
-        self._late: list[tuple[int, _Sum]] = []
+        self._records: list[_WrittenRecord] = []
+        self._late_sums: list[tuple[int, _Sum]] = []
 
     def add(self, name: str, data: bytes) -> None:
         """Append a record of bytes."""
@@ -88,7 +88,7 @@ class ZipWriter(ABC):
         fill(self._sink.write)
         if self._offset - start != size:
             raise ValueError(f"{name}: {self._offset - start:,} bytes instead of {size:,}")
-        self._ended(_Record(raw, header, size, crc))
+        self._end_record(_WrittenRecord(raw, header, size, crc))
 
     def put(self, name: str, tensor: Tensor, head: bytes = b"") -> None:
         """Append a record that holds the elements of a tensor, behind ``head``."""
@@ -97,35 +97,35 @@ class ZipWriter(ABC):
         self._sink.write(head)
         written = self._sink.put(tensor, "crc32", isal_zlib.crc32(head))
         known = written.checksum if tensor.nbytes <= _SUMMED_AT_ONCE else written
-        self._ended(_Record(raw, header, size, known))
+        self._end_record(_WrittenRecord(raw, header, size, known))
 
     def assemble(self, name: str, size: int, write: Callable[[Sink], Written]) -> None:
         """Append a record of bytes that ``write`` appends to the sink; what it returns has their sum."""
         raw, header = name.encode(), self._offset
         self._sink.write(self._local(raw, header, size))
-        self._ended(_Record(raw, header, size, write(self._sink)))
+        self._end_record(_WrittenRecord(raw, header, size, write(self._sink)))
 
     def finish(self) -> None:
         """Write the directory; nothing can be added any more."""
         start = self._offset
         for record in self._records:
             if isinstance(record.sum, Written):
-                self._late.append((self._offset + _CHECKSUM_IN_CENTRAL, record.sum))
-            self._sink.write(self._central(record))
-        self._sink.write(self._end(len(self._records), start, self._offset - start))
+                self._late_sums.append((self._offset + _CHECKSUM_IN_CENTRAL, record.sum))
+            self._sink.write(self._entry(record))
+        self._sink.write(self._end_of_zip(len(self._records), start, self._offset - start))
         self._records.clear()
 
     def seal(self) -> None:
         """Put in the checksums that were not known before; it waits until all tensors are copied."""
-        for offset, found in self._late:
+        for offset, found in self._late_sums:
             number = found if isinstance(found, int) else found.checksum
             self._sink.patch(self._base + offset, _CHECKSUM.pack(number))
-        self._late.clear()
+        self._late_sums.clear()
 
     @property
     def is_sealed(self) -> bool:
         """Tell whether all checksums stand in it."""
-        return not self._late
+        return not self._late_sums
 
     @property
     def _offset(self) -> int:
@@ -136,15 +136,15 @@ class ZipWriter(ABC):
         """Return what stands before the content of a record."""
 
     @abstractmethod
-    def _ended(self, record: _Record) -> None:
+    def _end_record(self, record: _WrittenRecord) -> None:
         """Write what stands behind the content of a record, and remember it."""
 
     @abstractmethod
-    def _central(self, record: _Record) -> bytes:
+    def _entry(self, record: _WrittenRecord) -> bytes:
         """Return what the directory says of a record."""
 
     @abstractmethod
-    def _end(self, count: int, start: int, nbytes: int) -> bytes:
+    def _end_of_zip(self, count: int, start: int, nbytes: int) -> bytes:
         """Return what stands behind a directory of so many records."""
 
 
@@ -163,20 +163,20 @@ class TorchZip(ZipWriter):
         flags = _torch_flags(size)
         return _LOCAL.pack(LOCAL_MAGIC, 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra)) + name + extra
 
-    def _ended(self, record: _Record) -> None:
+    def _end_record(self, record: _WrittenRecord) -> None:
         self._records.append(record)
         if not record.size:
             return
         if isinstance(record.sum, Written):
-            self._late.append((self._offset + _CHECKSUM_IN_DESCRIPTOR, record.sum))
+            self._late_sums.append((self._offset + _CHECKSUM_IN_DESCRIPTOR, record.sum))
         is_wide = max(record.size, record.header) >= SATURATED32
         layout = "<4sI2Q" if is_wide else "<4sI2I"
         self._sink.write(struct.pack(layout, _DESCRIPTOR_MAGIC, record.known_sum, record.size, record.size))
 
-    def _central(self, record: _Record) -> bytes:
+    def _entry(self, record: _WrittenRecord) -> bytes:
         return _directory_entry(record, (0, 0), _torch_flags(record.size), 0, 0, SATURATED32)
 
-    def _end(self, count: int, start: int, nbytes: int) -> bytes:
+    def _end_of_zip(self, count: int, start: int, nbytes: int) -> bytes:
         return _end_records(count, start, nbytes, (798, 45), SATURATED32, always_wide=True)
 
 
@@ -194,16 +194,16 @@ class NumpyZip(ZipWriter):
         fields = (self._VERSION, flags, 0, 0, self._DATE, 0, wide, wide, *lengths)
         return _LOCAL.pack(LOCAL_MAGIC, *fields) + name + extra
 
-    def _ended(self, record: _Record) -> None:
+    def _end_record(self, record: _WrittenRecord) -> None:
         self._records.append(record)
-        self._late.append((record.header + _CHECKSUM_IN_LOCAL, record.sum))
+        self._late_sums.append((record.header + _CHECKSUM_IN_LOCAL, record.sum))
 
-    def _central(self, record: _Record) -> bytes:
+    def _entry(self, record: _WrittenRecord) -> bytes:
         versions = (3 << 8 | self._VERSION, self._VERSION)
         flags = _numpy_flags(record.name)
         return _directory_entry(record, versions, flags, self._DATE, self._ATTRIBUTES, self._LIMIT)
 
-    def _end(self, count: int, start: int, nbytes: int) -> bytes:
+    def _end_of_zip(self, count: int, start: int, nbytes: int) -> bytes:
         versions = (self._VERSION, self._VERSION)
         return _end_records(count, start, nbytes, versions, self._LIMIT, always_wide=False)
 
@@ -221,7 +221,7 @@ def _field(kind: int, content: bytes) -> bytes:
 
 
 def _directory_entry(
-    record: _Record, versions: tuple[int, int], flags: int, date: int, attributes: int, limit: int
+    record: _WrittenRecord, versions: tuple[int, int], flags: int, date: int, attributes: int, limit: int
 ) -> bytes:
     """Return an entry of the directory; sizes and offsets from ``limit`` on stand in a ZIP64 field."""
     size, header, wide = record.size, record.header, b""

@@ -861,11 +861,19 @@ def test_of_many_at_once_one_wins(place: Path) -> None:
     assert litter(place) == []
 
 
-def test_what_comes_between_the_check_and_the_move_is_not_replaced(place: Path) -> None:
+def test_what_comes_between_the_check_and_the_move_is_not_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = staged_output.move_without_replacing
+
+    def move_too_late(*moved: Any) -> None:
+        (place / "ckpt").write_bytes(b"other")
+        move(*moved)
+
     with StagedOutput(place / "ckpt") as target:
         target.create().write(b"new")
         target.settle()
-        target._require_absent = lambda names: (place / "ckpt").write_bytes(b"other")  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(staged_output, "move_without_replacing", move_too_late)
         with pytest.raises(FileExistsError):
             target.commit()
     assert {name: told[1] for name, told in state(place).items()} == {"ckpt": b"other"}
