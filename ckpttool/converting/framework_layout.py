@@ -34,7 +34,7 @@ from ckpttool.pairing.rearrangement import (
 )
 from ckpttool.pairing.split_parameters import JOINED, SUMMED, fuse_attention_inputs
 from ckpttool.report import counted
-from ckpttool.tensor import Path, Role, Tensor
+from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.interface import Content
 
 _HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
@@ -43,7 +43,7 @@ _CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
 """The layers of which a kernel alone doesn't say in which order it is, by the rules that make them."""
 _Conversions = list[tuple[Tensor, Tensor, str | None]]
 """Each tensor as it was and as it is now, and the rule that made it so."""
-Made = dict[int, list[tuple[Tensor, str | None]]]
+KerasTensors = dict[int, list[tuple[Tensor, str | None]]]
 """For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""
 _MODEL = "--model FILE takes names and layouts from a file of Keras"
 _CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
@@ -64,29 +64,9 @@ _KINDS = {
 }
 _IN_CHAINS = frozenset(
     (
-        *(
-            "Sequential",
-            "Linear",
-            "Embedding",
-            "LayerNorm",
-            "BatchNorm1d",
-            "Dropout",
-            "AlphaDropout",
-            "Identity",
-        ),
-        *(
-            "ReLU",
-            "ReLU6",
-            "LeakyReLU",
-            "ELU",
-            "SELU",
-            "GELU",
-            "SiLU",
-            "Tanh",
-            "Sigmoid",
-            "Softplus",
-            "Softmax",
-        ),
+        *("Sequential", "Linear", "Embedding", "LayerNorm", "BatchNorm1d", "Dropout", "AlphaDropout"),
+        *("Identity", "ReLU", "ReLU6", "LeakyReLU", "ELU", "SELU", "GELU", "SiLU", "Tanh", "Sigmoid"),
+        *("Softplus", "Softmax"),
     )
 )
 """Modules behind which a tensor has its features along the last axis, as those before gave them."""
@@ -107,35 +87,27 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
         checkpoint: The source, of which the content is a part.
         layout: ``torch`` or ``keras``.
     """
-    _require_weights(content)
-    view = view_of(content, checkpoint)
-    ends = _to_torch(view) if layout == "torch" else _to_keras(view)
-    _require_single(ends)
-    tensors = carry_ties((old, new) for old, new, _ in ends)
-    rules = Counter(rule for _, _, rule in ends if rule is not None)
-    notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + norm_notes(rules)
-    if not any(old is not new for old, new, _ in ends):
-        return content, [f"all tensors lie as --layout {layout} wants them"]
-    made = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
-    if layout == "keras":
-        layers = {new.name: _CLASSES[rule] for _, new, rule in ends if rule in _CLASSES}
-        made = replace(made, conventions="keras", layers=layers)
-    return made, notes + loss_notes(content, checkpoint)
-
-
-def _require_weights(content: Content) -> None:
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
     if state is not None:
-        told = "the state of an optimizer would not fit weights in another layout (use --only weights)"
-        raise UsageError(f"{state.name}: {told}")
-
-
-def _require_single(ends: _Conversions) -> None:
+        problem = "the state of an optimizer would not fit weights in another layout (use --only weights)"
+        raise UsageError(f"{state.name}: {problem}")
+    view = view_of(content, checkpoint)
+    conversions = _to_torch(view) if layout == "torch" else _to_keras(view)
     known: dict[str, str] = {}
-    for old, new, _ in ends:
+    for old, new, _ in conversions:
         if known.setdefault(new.name, old.name) != old.name:
-            told = f"{known[new.name]!r} and {old.name!r} would both be called so (--map renames one)"
-            raise UsageError(f"{new.name}: {told}")
+            problem = f"{known[new.name]!r} and {old.name!r} would both be called so (--map renames one)"
+            raise UsageError(f"{new.name}: {problem}")
+    tensors = carry_ties((old, new) for old, new, _ in conversions)
+    rules = Counter(rule for _, _, rule in conversions if rule is not None)
+    notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + norm_notes(rules)
+    if not any(old is not new for old, new, _ in conversions):
+        return content, [f"all tensors lie as --layout {layout} wants them"]
+    changed = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
+    if layout == "keras":
+        layers = {new.name: _CLASSES[rule] for _, new, rule in conversions if rule in _CLASSES}
+        changed = replace(changed, conventions="keras", layers=layers)
+    return changed, notes + loss_notes(content, checkpoint)
 
 
 # To PyTorch -------------------------------------------------------------------------------------------
@@ -143,61 +115,56 @@ def _require_single(ends: _Conversions) -> None:
 
 def _to_torch(view: ContentView) -> _Conversions:
     """Return for each tensor of PyTorch the one that it is made of."""
-    items = [*_biases(_joined_inputs(torch_layout_items(view.checkpoint)))]
-    free = [item for item in items if not _is_held(view, item)]
-    doubts = [
-        one for one in layout_doubts(view.checkpoint) if view.tensors[id(one.tensor)].name not in view.held
-    ]
+    items = [*_split_biases(_fuse_square_inputs(torch_layout_items(view.checkpoint)))]
+
+    def is_held(tensor: Tensor) -> bool:
+        return view.tensors[id(tensor)].name in view.held
+
+    doubts = [doubt for doubt in layout_doubts(view.checkpoint) if not is_held(doubt.tensor)]
     if doubts:
         raise UsageError(refusal_text(doubts))
+    free = [item for item in items if not is_held(item.sources[0])]
     unknown = [item.sources[0] for item in free if is_layout_unknown(item, view.checkpoint)]
     if unknown:
-        told = "nothing says of what type of layer it is, and its layout may be another"
-        raise UsageError(f"{name_list(unknown)}: {told} ({_HOW})")
-    ends: _Conversions = []
+        problem = "nothing says of what type of layer it is, and its layout may be another"
+        raise UsageError(f"{name_list(unknown)}: {problem} ({_HOW})")
+    conversions: _Conversions = []
     for item in items:
-        own, is_held = view.tensors[id(item.sources[0])], _is_held(view, item)
-        ends.append((own, own, None) if is_held else (own, _torch_named(view, item, own, items), item.rule))
-    return ends
+        tensor = view.tensors[id(item.sources[0])]
+        if is_held(item.sources[0]):
+            conversions.append((tensor, tensor, None))
+        else:
+            conversions.append((tensor, _torch_tensor(view, item, tensor, items), item.rule))
+    return conversions
 
 
-def _is_held(view: ContentView, item: LayoutItem) -> bool:
-    return view.tensors[id(item.sources[0])].name in view.held
-
-
-def _torch_named(view: ContentView, item: LayoutItem, own: Tensor, items: Sequence[LayoutItem]) -> Tensor:
+def _torch_tensor(view: ContentView, item: LayoutItem, tensor: Tensor, items: Sequence[LayoutItem]) -> Tensor:
     """Return what an item is, under the name that a map gave it, if one did."""
     given = view.named.get(item.sources[0].name)
-    if given is None:
-        is_same = item.tensor is item.sources[0] or item.tensor.name == own.name
-        path = own.path if is_same else _path(item)
-        return own if is_same and item.rule is None else replace(item.tensor, path=path, key=None)
-    if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
-        told = "it is not one tensor in both layouts, and gets names of its own (take the line out)"
-        raise UsageError(f"{item.sources[0].name} → {given}: {told}")
-    return replace(item.tensor, path=own.path, key=None)
+    if given is not None:
+        if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
+            problem = "it is not one tensor in both layouts, and gets names of its own (take the line out)"
+            raise UsageError(f"{item.sources[0].name} → {given}: {problem}")
+        return replace(item.tensor, path=tensor.path, key=None)
+    if item.tensor is item.sources[0] or item.tensor.name == tensor.name:
+        return tensor if item.rule is None else replace(item.tensor, path=tensor.path, key=None)
+    name = ".".join(map(str, item.tensor.path))  # in a state dict a path is one name, with dots
+    return replace(item.tensor, path=(name,), key=None)
 
 
-def _path(item: LayoutItem) -> Path:
-    """Return the path of a state dict: one name, with dots."""
-    return (".".join(map(str, item.tensor.path)),)
-
-
-def _joined_inputs(items: list[LayoutItem]) -> list[LayoutItem]:
+def _fuse_square_inputs(items: list[LayoutItem]) -> list[LayoutItem]:
     """Return items of which each attention has its input in one, as PyTorch has it where it is square."""
-    inputs = [item for item in items if _is_input(item)]
+    inputs = []
+    for item in items:
+        steps = item.tensor.path
+        is_part = any(str(step).lstrip("_") in ATTENTION for step in item.sources[0].path)
+        if is_part and len(steps) > 1 and str(steps[-2]) in ("q_proj", "k_proj", "v_proj"):
+            inputs.append(item)
     others = {item.tensor.path[:-2] for item in inputs if len({1, *item.tensor.shape}) > 2}
     return fuse_attention_inputs(items, {id(item) for item in inputs if item.tensor.path[:-2] not in others})
 
 
-def _is_input(item: LayoutItem) -> bool:
-    """Tell whether an item is of the query, key or value of Keras's attention."""
-    steps = item.tensor.path
-    is_part = any(str(step).lstrip("_") in ATTENTION for step in item.sources[0].path)
-    return is_part and len(steps) > 1 and str(steps[-2]) in ("q_proj", "k_proj", "v_proj")
-
-
-def _biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
+def _split_biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
     """Yield items of which a recurrent layer's bias is two, as PyTorch has it: the sum, and zeros."""
     for item in items:
         leaf = str(item.tensor.path[-1]) if item.tensor.path else ""
@@ -219,15 +186,17 @@ def _to_keras(view: ContentView) -> _Conversions:
     if family_of(checkpoint.conventions) == "keras":
         return [(one, one, None) for one in view.tensors.values()]
     if view.named:
-        own, given = next(iter(view.named.items()))
-        told = "--layout keras gives names of its own, and a map that renames has no say in them"
-        raise UsageError(f"{own} → {given}: {told} (use a [[tensor]], or --model)")
-    made: Mapping[int, Sequence[tuple[Tensor, str | None]]] = to_keras(checkpoint, view.held)
-    return [
-        (tensor, new, rule)
-        for tensor in checkpoint.tensors
-        for new, rule in made.get(id(tensor), [(tensor, None)])
-    ]
+        source, given = next(iter(view.named.items()))
+        problem = "--layout keras gives names of its own, and a map that renames has no say in them"
+        raise UsageError(f"{source} → {given}: {problem} (use a [[tensor]], or --model)")
+    converted = to_keras(checkpoint, view.held)
+    conversions: _Conversions = []
+    for tensor in checkpoint.tensors:
+        if id(tensor) not in converted:
+            conversions.append((tensor, tensor, None))
+        else:
+            conversions += [(tensor, new, rule) for new, rule in converted[id(tensor)]]
+    return conversions
 
 
 class TorchModule(NamedTuple):
@@ -251,7 +220,7 @@ class _TorchLayer:
         return tuple(self.prefix.split(".")) if self.prefix else ()
 
 
-def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> Made:
+def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
     """Return what tensors of PyTorch become in Keras; what is not in it stays as it is.
 
     Args:
@@ -260,38 +229,43 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> Made:
     """
     modules = _modules(checkpoint.metadata)
     if not modules:
-        told = "it does not say of what types its layers are"
-        raise UsageError(f"{checkpoint.path}: {told}, and names alone don't tell it ({_MODEL})")
+        problem = "it does not say of what types its layers are, and names alone don't tell it"
+        raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL})")
     layers = [*_torch_layers(checkpoint, modules, held)]
     if not _is_plain_chain(modules):
-        _require_small(layers)
-    made: Made = {}
+        # A linear layer may stand behind a flatten or before a reshape, if it is not too small for an image.
+        linear = [layer.tensors.get("weight") for layer in layers if layer.module.kind == "dense"]
+        doubts = [
+            Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
+        ]
+        if doubts:
+            raise UsageError(refusal_text(doubts, "Keras"))
+    converted: KerasTensors = {}
     for layer in layers:
-        made.update(_keras_variables(layer))
-    return made
+        converted.update(_keras_variables(layer))
+    return converted
 
 
 def _modules(metadata: Mapping[str, object]) -> dict[str, TorchModule]:
     """Return the modules by their names: those of a pickled module, or of a program of TorchScript."""
-    held = [metadata, *(one for one in metadata.values() if isinstance(one, Mapping))]
-    found: dict[str, TorchModule] = {}
-    for one in held:
-        classes, attributes = one.get("modules"), one.get("attributes")
+    modules: dict[str, TorchModule] = {}
+    for holder in (metadata, *(one for one in metadata.values() if isinstance(one, Mapping))):
+        classes, attributes = holder.get("modules"), holder.get("attributes")
         if isinstance(classes, Mapping):
             known = attributes if isinstance(attributes, Mapping) else {}
             for prefix, name in classes.items():
                 front = f"{prefix}." if prefix else ""
                 own = {key[len(front) :]: value for key, value in known.items() if key.startswith(front)}
-                found[str(prefix)] = _module(str(name), own)
-    if not found and isinstance(program := metadata.get("attributes"), Mapping):
+                modules[str(prefix)] = _module(str(name), own)
+    if not modules and isinstance(program := metadata.get("attributes"), Mapping):
         pending: list[tuple[str, Mapping[str, object]]] = [("", program)]
         while pending:
             prefix, module = pending.pop()
             if isinstance(name := module.get("<class>"), str):
-                found[prefix] = _module(name, module)
+                modules[prefix] = _module(name, module)
             front = f"{prefix}." if prefix else ""
             pending += [(f"{front}{key}", one) for key, one in module.items() if isinstance(one, Mapping)]
-    return found
+    return modules
 
 
 def _module(name: str, attributes: Mapping[str, object]) -> TorchModule:
@@ -309,58 +283,46 @@ def _torch_layers(
             groups.setdefault(prefix, {})[leaf] = tensor
     for prefix, group in groups.items():
         module = modules.get(prefix, TorchModule(None, "", {}))
-        is_inner = prefix.endswith(".out_proj") and modules.get(prefix[:-9], module).kind == "multi-head"
-        if is_inner:
-            around = modules[prefix[:-9]]
-            module = TorchModule("multi-head output", around.class_name, around.attributes)
+        parent = prefix.removesuffix(".out_proj")
+        if parent != prefix and modules.get(parent, module).kind == "multi-head":
+            module = modules[parent]._replace(kind="multi-head output")
         yield _TorchLayer(prefix, module, group)
 
 
 def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
     """Tell whether all modules follow each other, and none of them flattens or reshapes anything."""
     names = [match[1] if (match := _CLASS.fullmatch(one.class_name)) else "" for one in modules.values()]
-    around = {prefix.rpartition(".")[0] for prefix in modules if prefix}
+    parents = {prefix.rpartition(".")[0] for prefix in modules if prefix}
     chains = {prefix for prefix, name in zip(modules, names, strict=True) if name == "Sequential"}
-    plain = all(name in _IN_CHAINS for name in names)
-    return plain and "" in modules and around <= chains
+    return all(name in _IN_CHAINS for name in names) and "" in modules and parents <= chains
 
 
-def _require_small(layers: list[_TorchLayer]) -> None:
-    """Require that no linear layer may stand behind a flatten or before a reshape."""
-    linear = [one.tensors.get("weight") for one in layers if one.module.kind == "dense"]
-    doubts = [
-        Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
-    ]
-    if doubts:
-        raise UsageError(refusal_text(doubts, "Keras"))
-
-
-def _keras_variables(layer: _TorchLayer) -> Made:
+def _keras_variables(layer: _TorchLayer) -> KerasTensors:
     """Return what the tensors of a module become."""
     kind = layer.module.kind
     if layer.place[-1:] == (_ONCE_MORE,) and all(one.shares_with for one in layer.tensors.values()):
         return {id(tensor): [] for tensor in layer.tensors.values()}
     if kind == "multi-head":
-        return _attention(layer)
+        return _attention_inputs(layer)
     if kind == "multi-head output":
         return _attention_output(layer)
     if kind in _RECURRENT:
         return _recurrent(layer, kind)
     rule = RULES.get(kind or "")
-    made: Made = {}
+    converted: KerasTensors = {}
     for leaf, tensor in layer.tensors.items():
         if leaf == "num_batches_tracked" and kind == "batch norm":
-            made[id(tensor)] = []
-        elif rule is not None and (found := _variable(rule, leaf)) is not None:
-            made[id(tensor)] = [_keras_tensor(layer, tensor, rule, *found)]
+            converted[id(tensor)] = []
+        elif rule is not None and (variable := _keras_variable(rule, leaf)) is not None:
+            converted[id(tensor)] = [_keras_tensor(layer, tensor, rule, *variable)]
         elif leaf == "bias" and kind is not None:
-            made[id(tensor)] = [(_under_keras_name(layer, tensor, "bias"), None)]
+            converted[id(tensor)] = [(_under_keras_name(layer, tensor, "bias"), None)]
         elif len(tensor.shape) > 1:
             raise UsageError(_no_rule(layer, tensor))
-    return made
+    return converted
 
 
-def _variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
+def _keras_variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
     """Return what Keras calls a variable, and how it lies there."""
     return next(
         ((name, turn) for name, turns in rule.turns.items() for turn in turns if turn.leaf == leaf), None
@@ -370,37 +332,32 @@ def _variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
 def _keras_tensor(
     layer: _TorchLayer, tensor: Tensor, rule: LayoutRule, name: str, turn: Turn
 ) -> tuple[Tensor, str | None]:
-    kind = layer.module.kind
-    if kind == "transposed conv" and not _is_one_group(layer):
-        raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL})")
+    kind, attributes = layer.module.kind, layer.module.attributes
+    if kind == "transposed conv":
+        bias = layer.tensors.get("bias")
+        is_one_group = bias is not None and bias.shape == layer.tensors["weight"].shape[1:2]
+        if not (attributes["groups"] == 1 if "groups" in attributes else is_one_group):
+            raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL})")
     ways = {len(way.result): way for way in turn.ways.values()}
-    if not ways and kind != "embedding" and len(tensor.shape) > 1:
-        raise UsageError(_no_rule(layer, tensor))
-    if not ways:
+    if not ways and (kind == "embedding" or len(tensor.shape) <= 1):
         return _under_keras_name(layer, tensor, name), rule.text
     if len(tensor.shape) not in ways:
         raise UsageError(_no_rule(layer, tensor))
-    return _rearranged(layer, tensor, ways[len(tensor.shape)].inverse(), name, turn.sizes), rule.text
-
-
-def _is_one_group(layer: _TorchLayer) -> bool:
-    if "groups" in layer.module.attributes:
-        return layer.module.attributes["groups"] == 1
-    bias = layer.tensors.get("bias")
-    return bias is not None and bias.shape == layer.tensors["weight"].shape[1:2]
+    way = ways[len(tensor.shape)].inverse()
+    return _rearrange_variable(layer, tensor, way, name, turn.sizes), rule.text
 
 
 def _no_rule(layer: _TorchLayer, tensor: Tensor) -> str:
-    of = layer.module.class_name.rpartition(".")[2]
-    told = f"there is no rule for {of}" if of else "nothing says of what type of layer it is"
-    return f"{tensor.name}: {told} ({_MODEL}; or --map with a [[tensor]] says how it lies)"
+    name = layer.module.class_name.rpartition(".")[2]
+    problem = f"there is no rule for {name}" if name else "nothing says of what type of layer it is"
+    return f"{tensor.name}: {problem} ({_MODEL}; or --map with a [[tensor]] says how it lies)"
 
 
 def _under_keras_name(layer: _TorchLayer, tensor: Tensor, *names: str) -> Tensor:
     return replace(tensor, path=(*layer.place, *names), key=None)
 
 
-def _rearranged(
+def _rearrange_variable(
     layer: _TorchLayer, tensor: Tensor, way: Pattern, name: str, sizes: Mapping[str, int], *inner: str
 ) -> Tensor:
     try:
@@ -412,36 +369,42 @@ def _rearranged(
 # Layers of several tensors ------------------------------------------------------------------------------
 
 
-def _recurrent(layer: _TorchLayer, kind: str) -> Made:
+def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
     """Return what a recurrent layer becomes: Keras has one layer and one direction in each."""
     leaves = {"weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"}
     if rest := [leaf for leaf in layer.tensors if leaf not in leaves]:
-        told = "Keras has one layer for each layer and direction of it, with names of their own"
-        raise UsageError(f"{layer.tensors[rest[0]].name}: {told} ({_MODEL})")
-    rule, made = RULES[kind], Made()
+        problem = "Keras has one layer for each layer and direction of it, with names of their own"
+        raise UsageError(f"{layer.tensors[rest[0]].name}: {problem} ({_MODEL})")
+    rule, converted = RULES[kind], KerasTensors()
     for leaf in ("weight_ih_l0", "weight_hh_l0"):
-        if (tensor := layer.tensors.get(leaf)) is not None and (found := _variable(rule, leaf)) is not None:
-            name, turn = found
+        tensor, variable = layer.tensors.get(leaf), _keras_variable(rule, leaf)
+        if tensor is not None and variable is not None:
+            name, turn = variable
             way = next(iter(turn.ways.values())).inverse()
-            made[id(tensor)] = [(_rearranged(layer, tensor, way, name, turn.sizes, "cell"), rule.text)]
+            converted[id(tensor)] = [
+                (_rearrange_variable(layer, tensor, way, name, turn.sizes, "cell"), rule.text)
+            ]
     biases = [layer.tensors[leaf] for leaf in sorted(leaves & layer.tensors.keys()) if "bias" in leaf]
     if len(biases) == 2:
-        hidden, own = biases
+        of_hidden, of_input = biases
         path = (*layer.place, "cell", "bias")
         if kind == "gru":
             turn = rule.turns["bias"][0]
             way = next(iter(turn.ways.values())).inverse()
-            rows = [_rearranged(layer, one, way, "bias", turn.sizes, "cell") for one in (own, hidden)]
-            made[id(own)] = [(concatenate(rows, path), rule.text)]
+            rows = [
+                _rearrange_variable(layer, one, way, "bias", turn.sizes, "cell")
+                for one in (of_input, of_hidden)
+            ]
+            converted[id(of_input)] = [(concatenate(rows, path), rule.text)]
         else:
-            made[id(own)] = [(add_tensors(own, hidden, path), SUMMED)]
-        made[id(hidden)] = []
-    return made
+            converted[id(of_input)] = [(add_tensors(of_input, of_hidden, path), SUMMED)]
+        converted[id(of_hidden)] = []
+    return converted
 
 
-def _attention(layer: _TorchLayer) -> Made:
+def _attention_inputs(layer: _TorchLayer) -> KerasTensors:
     """Return what the input of an attention becomes: a kernel for each of query, key and value."""
-    sizes, made = {"h": _heads(layer)}, Made()
+    sizes, converted = {"h": _heads(layer)}, KerasTensors()
     ways = {"in_proj_weight": (_INPUT, "kernel"), "in_proj_bias": (_INPUT_BIAS, "bias")}
     for leaf, tensor in layer.tensors.items():
         if leaf not in ways or not tensor.shape or tensor.shape[0] % len(_PARTS):
@@ -449,23 +412,23 @@ def _attention(layer: _TorchLayer) -> Made:
         way, name = ways[leaf]
         rows = tensor.shape[0] // len(_PARTS)
         thirds = [cut(tensor, at * rows, rows, tensor.path) for at in range(len(_PARTS))]
-        made[id(tensor)] = [
-            (_rearranged(layer, one, way, name, sizes, part), f"{RULES['attention'].text}; {JOINED}")
+        converted[id(tensor)] = [
+            (_rearrange_variable(layer, one, way, name, sizes, part), f"{RULES['attention'].text}; {JOINED}")
             for part, one in zip(_PARTS, thirds, strict=True)
         ]
-    return made
+    return converted
 
 
-def _attention_output(layer: _TorchLayer) -> Made:
-    around = replace(layer, prefix=layer.prefix.rpartition(".")[0])
-    sizes, made = {"h": _heads(layer)}, Made()
+def _attention_output(layer: _TorchLayer) -> KerasTensors:
+    outer = replace(layer, prefix=layer.prefix.rpartition(".")[0])
+    sizes, converted = {"h": _heads(layer)}, KerasTensors()
     for leaf, tensor in layer.tensors.items():
         if leaf == "weight":
-            found = _rearranged(around, tensor, _OUTPUT, "kernel", sizes, "output_dense")
-            made[id(tensor)] = [(found, RULES["attention output"].text)]
+            kernel = _rearrange_variable(outer, tensor, _OUTPUT, "kernel", sizes, "output_dense")
+            converted[id(tensor)] = [(kernel, RULES["attention output"].text)]
         else:
-            made[id(tensor)] = [(_under_keras_name(around, tensor, "output_dense", leaf), None)]
-    return made
+            converted[id(tensor)] = [(_under_keras_name(outer, tensor, "output_dense", leaf), None)]
+    return converted
 
 
 def _heads(layer: _TorchLayer) -> int:

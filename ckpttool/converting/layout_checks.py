@@ -38,14 +38,14 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
 
 def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
     """Return the sentence that refuses weights in an order that is not known."""
-    doubtful: dict[DoubtReason, list[Tensor]] = {}
+    by_reason: dict[DoubtReason, list[Tensor]] = {}
     for doubt in doubts:
-        doubtful.setdefault(doubt.reason, []).append(doubt.tensor)
-    reasons = "; ".join(f"{name_list(tensors)}: {reason.text}" for reason, tensors in doubtful.items())
-    if not any(reason.is_about_order for reason in doubtful):
+        by_reason.setdefault(doubt.reason, []).append(doubt.tensor)
+    reasons = "; ".join(f"{name_list(tensors)}: {reason.text}" for reason, tensors in by_reason.items())
+    if not any(reason.is_about_order for reason in by_reason):
         return f"{reasons}, and PyTorch's GRU has it set"
-    whole = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in doubtful else ""
-    return f"{reasons}, and the order of its elements may be another in {other}{whole}: {_REMEDY}"
+    hint = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in by_reason else ""
+    return f"{reasons}, and the order of its elements may be another in {other}{hint}: {_REMEDY}"
 
 
 def name_list(tensors: Iterable[Tensor]) -> str:
