@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.verify_config import PredictionSettings, VerifyConfig
     from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import Unit
-    from ckpttool.ops.manifest_writing import SealResult
+    from ckpttool.ops.manifest_seal import SealResult
 
 
 _TRIES = 3
@@ -305,7 +305,7 @@ def _verify_at_rest(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -
 
 
 def _verify_and_seal(unit: Unit, options: VerifyOptions, outcome: VerifyOutcome) -> Verification:
-    from ckpttool.ops.manifest_writing import verify_and_seal
+    from ckpttool.ops.manifest_seal import verify_and_seal
 
     with progress(unit.path, unit.nbytes) as advance:
         verification, sealed = verify_and_seal(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.verdicts import VerifyOutcome
     from ckpttool.cli.verify_config import VerifyConfig
-    from ckpttool.ops.manifest_writing import SealResult
+    from ckpttool.ops.manifest_seal import SealResult
 
 
 def verify(

@@ -21,8 +21,8 @@ from ckpttool.ops.scan_findings import (
     special_findings,
     unread_findings,
     unread_values,
-    without_checksums,
-    without_values,
+    why_no_checksums,
+    why_no_values,
 )
 from ckpttool.ops.verdict import (
     CHECKS,
@@ -81,20 +81,28 @@ class Verifier:
         """Run all checks that were asked for, a prediction last."""
         checks = self._own_checks()
         if prediction is not None:
-            checks += self._prediction_checks(prediction, self._verification(checks), ignores)
+            # Only a checkpoint that passed all before is loaded.
+            from ckpttool.ops.ignored_findings import apply_ignores
+
+            accepted = apply_ignores(self._verification(checks), ignores, strict=self._strict)
+            has_failed = any(check.status is Status.FAILED for check in accepted.checks)
+            answer = prediction.answer(has_failed=has_failed)
+            if not has_failed:
+                self._findings.extend(answer.owed())
+            checks += tuple(self._stage_check(stage) for stage in (answer.load, answer.predict))
         return self._verification(checks)
 
     def _verification(self, checks: tuple[Check, ...]) -> Verification:
-        found = self._checkpoint
-        safety = safety_of(found.safety) if "safety" in self._only else Safety.UNKNOWN
+        checkpoint = self._checkpoint
+        safety = safety_of(checkpoint.safety) if "safety" in self._only else Safety.UNKNOWN
         return Verification(
-            found.path,
-            found.format,
-            found.variant,
+            checkpoint.path,
+            checkpoint.format,
+            checkpoint.variant,
             safety,
             checks,
             tuple(self._findings),
-            found.nbytes,
+            checkpoint.nbytes,
         )
 
     def _own_checks(self) -> tuple[Check, ...]:
@@ -118,19 +126,6 @@ class Verifier:
             why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
             self._findings.append(error(NOTHING_CHECKED, f"no check that was asked for could finish ({why})"))
         return checks
-
-    def _prediction_checks(
-        self, prediction: Prediction, before: Verification, ignores: Sequence[Ignore]
-    ) -> tuple[Check, ...]:
-        """Return the checks of a prediction, which only a checkpoint earns that passed all before."""
-        from ckpttool.ops.ignored_findings import apply_ignores
-
-        accepted = apply_ignores(before, ignores, strict=self._strict)
-        has_failed = any(check.status is Status.FAILED for check in accepted.checks)
-        answer = prediction.answer(has_failed=has_failed)
-        if not has_failed:
-            self._findings.extend(answer.owed())
-        return tuple(self._stage_check(stage) for stage in (answer.load, answer.predict))
 
     def _stage_check(self, stage: StageResult) -> Check:
         if stage.is_skipped:
@@ -156,7 +151,7 @@ class Verifier:
     def _checksum(self) -> Check:
         findings = checksum_findings(self._scanned)
         if not findings and all(one.span.crc32 is None for one in self._scanned):
-            return Check("checksum", Status.SKIPPED, without_checksums(self._checkpoint))
+            return Check("checksum", Status.SKIPPED, why_no_checksums(self._checkpoint))
         return self._check("checksum", findings, covered_by_checksums(self._scanned))
 
     def _values(self) -> Check:
@@ -169,7 +164,7 @@ class Verifier:
         findings += loss_findings(self._checkpoint) if tensors else []
         check = self._check("values", findings, unread or counted(len(tensors), "tensor"))
         if not tensors:
-            unread = without_values(self._checkpoint)
+            unread = why_no_values(self._checkpoint)
         if check.status is Status.PASSED and unread is not None:
             return Check("values", Status.SKIPPED, unread)
         return check

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import compress
 from typing import Literal
 
@@ -31,6 +31,7 @@ from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.map_file import read_map
+from ckpttool.pairing.notes import display_name
 from ckpttool.pairing.pair_up import Pair, Pairing, PairingOptions, pair_up
 from ckpttool.report import Severity, counted, first_names
 from ckpttool.tensor import Span
@@ -102,50 +103,39 @@ def diff_checkpoints(
     """Return how two open checkpoints differ; see ``diff``."""
     broken = [*structural_damage(a, Side.A), *structural_damage(b, Side.B)]
     _require_readable(broken, a, b, wishes)
-    pairing = pair_up(a, b, _pairing_wishes(wishes))
-    _require_tensors(pairing, a, b)
-    jobs = wishes.jobs or default_jobs()
-    tolerance = Tolerance(rtol=wishes.rtol, atol=wishes.atol, bitwise=wishes.bitwise)
-    pairs = [*pairing.pairs, *pairing.undecided]
-    tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
-    compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
-    broken += [_read_failure(pair, one) for pair, one in compared if isinstance(one, Failure)]
-    rotten = [*corrupted_tensors(compared, a, b, jobs)]
-    broken += rotten
-    _require_readable(broken, a, b, wishes)
-    names = {(one.side, one.name) for one in rotten}
-    sound = [(pair, one) for pair, one in compared if names.isdisjoint(_stored_names(pair))]
-    difference = _difference_of(a, b, wishes, pairing, sound)
-    return replace(difference, broken=tuple(broken), tolerance=tolerance)
-
-
-def _pairing_wishes(wishes: DiffWishes) -> PairingOptions:
-    return PairingOptions(
+    options = PairingOptions(
         layout=wishes.layout,
         mapping=read_map(wishes.mapping) if wishes.mapping is not None else None,
         rename=wishes.rename,
         only=wishes.only,
         ignore=wishes.ignore,
     )
-
-
-def _read_failure(pair: Pair, failure: Failure) -> Broken:
-    item = pair.a if failure.side is Side.A else pair.b
-    return Broken(_name(item), failure.side, failure.error.reason)
-
-
-def _stored_names(pair: Pair) -> Iterator[tuple[Side, str]]:
-    for side, item in ((Side.A, pair.a), (Side.B, pair.b)):
-        for source in item.sources:
-            yield side, source.name
-
-
-def _require_tensors(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
-    """Require that the wishes leave something to compare."""
-    left = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
-    if not left and (a.tensors or b.tensors):
-        told = "; ".join(pairing.notes)
-        raise UsageError(f"no tensor is left to compare{f' ({told})' if told else ''}")
+    pairing = pair_up(a, b, options)
+    to_compare = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
+    if not to_compare and (a.tensors or b.tensors):
+        notes = "; ".join(pairing.notes)
+        raise UsageError(f"no tensor is left to compare{f' ({notes})' if notes else ''}")
+    jobs = wishes.jobs or default_jobs()
+    tolerance = Tolerance(rtol=wishes.rtol, atol=wishes.atol, bitwise=wishes.bitwise)
+    pairs = [*pairing.pairs, *pairing.undecided]
+    tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
+    compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
+    for pair, outcome in compared:
+        if isinstance(outcome, Failure):
+            item = pair.a if outcome.side is Side.A else pair.b
+            broken.append(Broken(display_name(item), outcome.side, outcome.error.reason))
+    corrupted = [*corrupted_tensors(compared, a, b, jobs)]
+    broken += corrupted
+    _require_readable(broken, a, b, wishes)
+    names = {side: {one.name for one in corrupted if one.side is side} for side in Side}
+    sound = [
+        (pair, outcome)
+        for pair, outcome in compared
+        if names[Side.A].isdisjoint(source.name for source in pair.a.sources)
+        and names[Side.B].isdisjoint(source.name for source in pair.b.sources)
+    ]
+    difference = _difference_of(a, b, wishes, pairing, sound)
+    return replace(difference, broken=tuple(broken), tolerance=tolerance)
 
 
 def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: DiffWishes) -> None:
@@ -166,10 +156,17 @@ def _difference_of(
         if isinstance(outcome, Comparison) and id(pair) not in undecided
     ]
     changes = [_change_of_pair(pair, outcome) for pair, outcome in measured]
-    differing, reported = compare_metadata(a, b)
-    if a.format == b.format:
-        differing += _other_key_changes(pairing)
-    values, told = _counted_and_reported(differing, wishes, pairing)
+    values, reported, value_notes = _value_changes(a, b, wishes, pairing)
+    bookkeeping = []
+    for side, item in pairing.bookkeeping:
+        present = f"{item.tensor.dtype.name} tensor"
+        one, other = (present, ABSENT) if side == "a" else (ABSENT, present)
+        bookkeeping.append(ValueChange(display_name(item), one, other))
+    not_compared = [
+        f"{display_name(pair.a)}: {one.why}" for pair, one in compared if isinstance(one, NotCompared)
+    ]
+    if wishes.only == "all":
+        not_compared += partly_known(a, b)
     rules = Counter(rule for pair, _ in measured for rule in {pair.a.rule, pair.b.rule} if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
     is_one_family = family_of(a.conventions) == family_of(b.conventions)
@@ -181,103 +178,85 @@ def _difference_of(
         changed=tuple(change for change in changes if change is not None),
         added=tuple(map(_facts, pairing.added)),
         removed=tuple(map(_facts, pairing.removed)),
-        renamed=tuple((_name(pair.a), _name(pair.b)) for pair, _ in compared if pair.how in _RENAMED),
+        renamed=tuple(
+            (display_name(pair.a), display_name(pair.b)) for pair, _ in compared if pair.how in _RENAMED
+        ),
         rename_counts=is_one_family or bool(pairing.crossed),
         values=tuple(values),
-        reported=(*_bookkeeping_changes(pairing), *told, *reported),
+        reported=(*bookkeeping, *reported),
         rules=dict(rules),
-        notes=(
-            *pairing.notes,
-            *_layout_notes(pairing, undecided),
-            *_notes_on_ignored(differing, wishes, pairing),
-        ),
-        not_compared=tuple(_uncompared_notes(a, b, wishes, compared)),
+        notes=(*pairing.notes, *_layout_notes(pairing, undecided), *value_notes),
+        not_compared=tuple(not_compared),
         undecided=tuple(undecided.values()),
         compared_nbytes=max(map(sum, zip(*sizes, strict=True)), default=0),
     )
 
 
-def _other_key_changes(pairing: Pairing) -> Iterator[ValueChange]:
-    """Yield the tensors that lie under other keys, though their names read alike: 0 is not "0"."""
-    for pair in pairing.pairs:
-        (a, *_), (b, *_) = pair.a.sources, pair.b.sources
-        if a.name == b.name and a.path != b.path:
-            yield ValueChange(f"{a.name} (keys)", list(a.path), list(b.path))
+def _value_changes(
+    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing
+) -> tuple[list[ValueChange], list[ValueChange], list[str]]:
+    """Return what differs and is no tensor, what is reported only, and notes on what is ignored."""
 
+    def is_ignored(change: ValueChange) -> bool:
+        return any(fnmatchcase(change.path, glob) for glob in wishes.ignore)
 
-def _counted_and_reported(
-    differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing
-) -> tuple[list[ValueChange], list[ValueChange]]:
-    """Return what differs without being a tensor: what counts, and what is told only."""
-    values = [change for change in differing if not _matches(change.path, wishes.ignore)]
+    differing, reported = compare_metadata(a, b)
+    if a.format == b.format:
+        # Tensors that lie under other keys, though their names read alike: 0 is not "0".
+        for pair in pairing.pairs:
+            ours, theirs = pair.a.sources[0], pair.b.sources[0]
+            if ours.name == theirs.name and ours.path != theirs.path:
+                differing.append(ValueChange(f"{ours.name} (keys)", list(ours.path), list(theirs.path)))
+    notes = []
+    if gone := sum(map(is_ignored, differing)):
+        notes.append(f"ignored: {counted(gone, 'value')} that differ{'s' if gone == 1 else ''}")
+    for glob in pairing.unmatched:
+        if not any(fnmatchcase(change.path, glob) for change in differing):
+            notes.append(f"--ignore {glob}: no tensor has such a name, and nothing else that differs")
+    values = [change for change in differing if not is_ignored(change)]
     if wishes.only == "all":
-        return values, []
+        return values, reported, notes
     # What lies below a tensor, such as the scale of a quantized one, is part of it.
     names = {source.name for pair in pairing.pairs for item in (pair.a, pair.b) for source in item.sources}
     belongs = [change.path.rpartition(".")[0] in names for change in values]
-    return [*compress(values, belongs)], [*compress(values, (not one for one in belongs))]
-
-
-def _notes_on_ignored(
-    differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing
-) -> Iterator[str]:
-    """Yield what ``ignore`` did, and did not."""
-    gone = sum(_matches(change.path, wishes.ignore) for change in differing)
-    if gone:
-        yield f"ignored: {counted(gone, 'value')} that differ{'s' if gone == 1 else ''}"
-    for glob in pairing.unmatched:
-        if not any(fnmatch.fnmatchcase(change.path, glob) for change in differing):
-            yield f"--ignore {glob}: no tensor has such a name, and nothing else that differs"
+    others = compress(values, (not one for one in belongs))
+    return [*compress(values, belongs)], [*others, *reported], notes
 
 
 def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:
     """Return the pairs that stay undecided, by ``id``: not those that are equal as they are stored."""
     candidates = {id(pair) for pair in pairing.undecided}
-    found = {}
+    undecided = {}
     for pair, outcome in compared:
         if id(pair) not in candidates or not isinstance(outcome, Comparison):
             continue
         if pair.doubt is None and outcome.equal:
             continue
-        item = pair.b if pair.b.doubt else pair.a
+        statistics = outcome.statistics
+        if outcome.equal or statistics is None:
+            seen = "equal"
+        else:
+            differ = "differs" if statistics.count == 1 else "differ"
+            seen = f"{statistics.count:,} of {counted(statistics.size, 'element')} {differ}"
         layout = "as stored" if pair.a.rule is None and pair.b.rule is None else "in the usual layout"
-        found[id(pair)] = Undecided(
-            _name(item), f"{_outcome_text(outcome)} {layout}", pair.doubt.text if pair.doubt else _TURNED
-        )
-    return found
-
-
-def _outcome_text(outcome: Comparison) -> str:
-    statistics = outcome.statistics
-    if outcome.equal or statistics is None:
-        return "equal"
-    differ = "differs" if statistics.count == 1 else "differ"
-    return f"{statistics.count:,} of {counted(statistics.size, 'element')} {differ}"
+        name = display_name(pair.b if pair.b.doubt else pair.a)
+        why = pair.doubt.text if pair.doubt else _TURNED
+        undecided[id(pair)] = Undecided(name, f"{seen} {layout}", why)
+    return undecided
 
 
 def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterator[str]:
     """Yield what was taken as equal although its layout isn't known, and what decides of the others."""
     equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
-    names = [_name(pair.a) for pair in equal]
-    if names:
-        told = first_names(names)
-        yield f"equal as stored, though nothing says of what type of layer they are: {told}"
+    if equal:
+        names = first_names([display_name(pair.a) for pair in equal])
+        yield f"equal as stored, though nothing says of what type of layer they are: {names}"
     kinds = dict.fromkeys(pair.doubt is None for pair in pairing.undecided if id(pair) in undecided)
     yield from (_DECIDED_BY[kind] for kind in kinds)
 
 
-def _uncompared_notes(
-    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, compared: Iterable[Compared]
-) -> Iterator[str]:
-    for pair, outcome in compared:
-        if isinstance(outcome, NotCompared):
-            yield f"{_name(pair.a)}: {outcome.why}"
-    if wishes.only == "all":
-        yield from partly_known(a, b)
-
-
 def _change_of_pair(pair: Pair, outcome: Comparison) -> Change | None:
-    """Return what is to be told of one pair; None where it is equal in every respect."""
+    """Return how one pair differs; None where it is equal in every respect."""
     a, b = pair.a.tensor, pair.b.tensor
     kind: Kind = "shape" if a.shape != b.shape else "dtype" if a.dtype is not b.dtype else "values"
     if kind == "values" and outcome.equal:
@@ -287,22 +266,7 @@ def _change_of_pair(pair: Pair, outcome: Comparison) -> Change | None:
 
 def _facts(item: LayoutItem) -> Facts:
     tensor = item.tensor
-    return Facts(_name(item), tensor.role, tensor.dtype, tensor.shape, tensor.nbytes)
-
-
-def _name(item: LayoutItem) -> str:
-    """Return what a tensor is called in its file; what a rule joins, what it is compared under."""
-    return item.sources[0].name if len(item.sources) == 1 else item.name
-
-
-def _bookkeeping_changes(pairing: Pairing) -> Iterator[ValueChange]:
-    for side, item in pairing.bookkeeping:
-        present = f"{item.tensor.dtype.name} tensor"
-        yield ValueChange(_name(item), *((present, ABSENT) if side == "a" else (ABSENT, present)))
-
-
-def _matches(name: str, globs: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+    return Facts(display_name(item), tensor.role, tensor.dtype, tensor.shape, tensor.nbytes)
 
 
 def _side_facts(checkpoint: Checkpoint) -> Described:
@@ -315,6 +279,9 @@ def _side_facts(checkpoint: Checkpoint) -> Described:
         len(checkpoint.tensors),
         checkpoint.parameters,
     )
+
+
+# Damage -----------------------------------------------------------------------------------------------
 
 
 def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:
@@ -332,16 +299,13 @@ def corrupted_tensors(
     Training changes most elements of a tensor, a flipped bit changes one: where few differ, the checksums
     that the formats carry are compared.
     """
-    doubtful = [
-        pair for pair, outcome in compared if isinstance(outcome, Comparison) and _is_doubtful(outcome)
-    ]
+    doubtful = []
+    for pair, outcome in compared:
+        statistics = outcome.statistics if isinstance(outcome, Comparison) else None
+        if statistics is not None and 0 < statistics.count <= max(1, statistics.size * _FEW):
+            doubtful.append(pair)
     yield from _checksum_mismatches(a, Side.A, [pair.a for pair in doubtful], jobs)
     yield from _checksum_mismatches(b, Side.B, [pair.b for pair in doubtful], jobs)
-
-
-def _is_doubtful(comparison: Comparison) -> bool:
-    found = comparison.statistics
-    return found is not None and 0 < found.count <= max(1, found.size * _FEW)
 
 
 def _checksum_mismatches(

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
@@ -33,8 +33,17 @@ class _DigestStopped(Exception):
 
 def digests_of_files(paths: Iterable[str], jobs: int) -> dict[str, Digest]:
     """Return the digest of each file by its path; every file is read by one thread."""
+
+    def blocks(path: str) -> Iterator[memoryview]:
+        with Source(path) as source:
+            buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
+            for start in range(0, source.size, _BLOCK_BYTES):
+                block = buffer[: min(_BLOCK_BYTES, source.size - start)]
+                source.read_into(start, block)
+                yield block
+
     wanted = list(dict.fromkeys(paths))
-    return dict(zip(wanted, _side_by_side(wanted, _file_digest, jobs), strict=True))
+    return dict(zip(wanted, _side_by_side(wanted, blocks, jobs), strict=True))
 
 
 def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest | None]:
@@ -43,27 +52,31 @@ def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest
     None stands for a tensor whose values the checkpoint does not hold.
     """
     wanted = {tensor.name: tensor for tensor in tensors}
-    first = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
-    read = [tensor for name, tensor in wanted.items() if name not in first and tensor.values is not None]
-    found: dict[str, Digest] = dict(
-        zip((tensor.name for tensor in read), _side_by_side(read, _elements_digest, jobs), strict=True)
-    )
-    return {name: found.get(first.get(name) or name) for name in wanted}
+    owners = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
+    read = [tensor for name, tensor in wanted.items() if name not in owners and tensor.values is not None]
+    digests = _side_by_side(read, lambda tensor: tensor.blocks(), jobs)
+    by_name = {tensor.name: digest for tensor, digest in zip(read, digests, strict=True)}
+    return {name: by_name.get(owners.get(name) or name) for name in wanted}
 
 
-def _side_by_side(
-    items: Sequence[T], digest: Callable[[T, threading.Event], Digest], jobs: int
-) -> list[Digest]:
+def _side_by_side(items: Sequence[T], blocks: Callable[[T], Iterator[memoryview]], jobs: int) -> list[Digest]:
     """Return the digests of items in their order; Ctrl-C ends all threads at their next block."""
     from concurrent.futures import ThreadPoolExecutor
 
     stop = threading.Event()
 
     def digest_of(item: T) -> Digest:
+        import hashlib
+
+        running = hashlib.sha256()
         try:
-            return digest(item, stop)
+            for block in blocks(item):
+                if stop.is_set():
+                    raise _DigestStopped
+                running.update(block)
         except CheckpointError as failure:
             return failure
+        return running.hexdigest()
 
     with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(items)))) as pool:
         try:
@@ -71,34 +84,6 @@ def _side_by_side(
         except BaseException:  # Ctrl-C above all: leaving the pool waits for its threads
             stop.set()
             raise
-
-
-def _file_digest(path: str, stop: threading.Event) -> str:
-    with Source(path) as source:
-        return _digest_of_blocks(_blocks_of(source), stop)
-
-
-def _elements_digest(tensor: Tensor, stop: threading.Event) -> str:
-    return _digest_of_blocks(tensor.blocks(), stop)
-
-
-def _digest_of_blocks(blocks: Iterable[memoryview], stop: threading.Event) -> str:
-    import hashlib
-
-    running = hashlib.sha256()
-    for block in blocks:
-        if stop.is_set():
-            raise _DigestStopped
-        running.update(block)
-    return running.hexdigest()
-
-
-def _blocks_of(source: Source) -> Iterator[memoryview]:
-    buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
-    for start in range(0, source.size, _BLOCK_BYTES):
-        block = buffer[: min(_BLOCK_BYTES, source.size - start)]
-        source.read_into(start, block)
-        yield block
 
 
 # The document beside a checkpoint -------------------------------------------------------------------
@@ -122,22 +107,21 @@ class Digests:
 
 
 def dumps_digests(
-    files: Mapping[str, int], tensors: Iterable[Tensor], found: Mapping[str, Digest | None]
+    files: Mapping[str, int], tensors: Iterable[Tensor], digests: Mapping[str, Digest | None]
 ) -> bytes:
     """Return the text of the document, with a line a tensor."""
     sizes = {name: {"bytes": nbytes} for name, nbytes in files.items()}
-    lines = (f"  {json.dumps(tensor.name)}: {json.dumps(_entry(tensor, found))}" for tensor in tensors)
+    lines = []
+    for tensor in tensors:
+        entry = {
+            "path": list(tensor.path),
+            "dtype": tensor.dtype.name,
+            "shape": list(tensor.shape),
+            "sha256": digests[tensor.name],
+        }
+        lines.append(f"  {json.dumps(tensor.name)}: {json.dumps(entry)}")
     text = f'{{\n "schema": "{SCHEMA}",\n "files": {json.dumps(sizes)},\n "tensors": {{\n'
     return (text + ",\n".join(lines) + "\n }\n}\n").encode()
-
-
-def _entry(tensor: Tensor, found: Mapping[str, Digest | None]) -> dict[str, object]:
-    return {
-        "path": list(tensor.path),
-        "dtype": tensor.dtype.name,
-        "shape": list(tensor.shape),
-        "sha256": found[tensor.name],
-    }
 
 
 def read_digests(path: str) -> Digests:
@@ -145,21 +129,21 @@ def read_digests(path: str) -> Digests:
     with Source(path) as source:
         if source.size > MAX_BYTES:
             raise DamagedCheckpoint(path, f"{source.size:,} bytes", expected=f"at most {MAX_BYTES:,}")
-        told = parse_json(path, source.read(0, source.size), "manifest", surrogates=True)
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        document = parse_json(path, source.read(0, source.size), "manifest", surrogates=True)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise DamagedCheckpoint(path, "no digests of tensors", expected=f"schema {SCHEMA}")
     try:
-        files = {name: _integer(entry["bytes"]) for name, entry in told["files"].items()}
-        return Digests(files, {name: _tensor_digest(entry) for name, entry in told["tensors"].items()})
+        files = {name: _integer(entry["bytes"]) for name, entry in document["files"].items()}
+        tensors = {}
+        for name, entry in document["tensors"].items():
+            sha256 = entry["sha256"]
+            if not isinstance(sha256, str | None):
+                raise TypeError("no digest")
+            shape = tuple(map(_integer, entry["shape"]))
+            tensors[name] = TensorDigest(str(entry["dtype"]), shape, sha256)
     except (AttributeError, KeyError, TypeError, ValueError) as failure:
         raise DamagedCheckpoint(path, "an entry is malformed", expected=f"schema {SCHEMA}") from failure
-
-
-def _tensor_digest(entry: Mapping[str, Any]) -> TensorDigest:
-    sha256 = entry["sha256"]
-    if not isinstance(sha256, str | None):
-        raise TypeError("no digest")
-    return TensorDigest(str(entry["dtype"]), tuple(map(_integer, entry["shape"])), sha256)
+    return Digests(files, tensors)
 
 
 def _integer(value: object) -> int:
@@ -168,25 +152,25 @@ def _integer(value: object) -> int:
     return value
 
 
-def changed_tensors(checkpoint: Checkpoint, told: Digests, jobs: int) -> list[Finding]:
+def changed_tensors(checkpoint: Checkpoint, stated: Digests, jobs: int) -> list[Finding]:
     """Return an error for each tensor that is not what was written down."""
-    found = digests_of_tensors((checkpoint[name] for name in told.tensors if name in checkpoint), jobs)
+    digests = digests_of_tensors((checkpoint[name] for name in stated.tensors if name in checkpoint), jobs)
     findings = []
-    for name, was in told.tensors.items():
-        difference = _difference(checkpoint.get(name), was, found.get(name))
-        if difference is not None:
-            findings.append(error("manifest-mismatch", difference, name))
-    added = (name for name in checkpoint if name not in told.tensors)
+    for name, was in stated.tensors.items():
+        tensor, digest = checkpoint.get(name), digests.get(name)
+        if tensor is None:
+            difference = "it is not in the checkpoint any more"
+        elif isinstance(digest, CheckpointError):
+            difference = f"it can't be read: {digest.reason}"
+        elif (tensor.dtype.name, tensor.shape) != (was.dtype, was.shape):
+            difference = (
+                f"it is {tensor.dtype.name}{list(tensor.shape)} instead of {was.dtype}{list(was.shape)}"
+            )
+        elif digest != was.sha256:
+            difference = "its elements are not those that were written down"
+        else:
+            continue
+        findings.append(error("manifest-mismatch", difference, name))
+    added = (name for name in checkpoint if name not in stated.tensors)
     findings += [error("manifest-mismatch", "the manifest knows no such tensor", name) for name in added]
     return findings
-
-
-def _difference(tensor: Tensor | None, was: TensorDigest, found: Digest | None) -> str | None:
-    """Return how a tensor differs from what was written down of it, or None."""
-    if tensor is None:
-        return "it is not in the checkpoint any more"
-    if isinstance(found, CheckpointError):
-        return f"it can't be read: {found.reason}"
-    if (tensor.dtype.name, tensor.shape) != (was.dtype, was.shape):
-        return f"it is {tensor.dtype.name}{list(tensor.shape)} instead of {was.dtype}{list(was.shape)}"
-    return None if found == was.sha256 else "its elements are not those that were written down"

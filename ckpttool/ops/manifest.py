@@ -67,28 +67,46 @@ def compare_manifests(
     checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int
 ) -> tuple[list[Finding], str]:
     """Return how a checkpoint differs from what lies beside it, and what was compared, in words."""
-    told, faults = _read_digests(checkpoint)
-    stated = _digests_by_path(manifests)
-    outside = "a link that leads out of the manifest's directory; it was not opened"
-    away = {
-        path: error("manifest-malformed", outside, stated[path].name)
-        for path in _outside_links(checkpoint, stated)
-    }
-    missing = {path: None for path in stated if path not in away and not os.path.lexists(path)}
-    found = digests_of_files((path for path in stated if path not in away and path not in missing), jobs)
-    changed = list(_changed_files(stated, found, told))
-    findings = [finding for manifest in manifests for finding in manifest.malformed]
-    findings += [*faults, *away.values()]
+    written, findings = None, [finding for manifest in manifests for finding in manifest.malformed]
+    if has_digests(checkpoint):
+        path = base_of(checkpoint) + DIGESTS_SUFFIX
+        try:
+            written = read_digests(path)
+        except CheckpointError as failure:
+            findings.append(error("manifest-malformed", failure.reason, os.path.basename(path)))
+    stated = _stated_digests(manifests)
+    own_files = {os.path.abspath(entry.path) for entry in checkpoint.files}
+    outside: list[str] = []
+    missing: list[str] = []
+    present: list[str] = []
+    for path, one in stated.items():
+        directory = os.path.join(os.path.realpath(path[: len(path) - len(one.name)]), "")
+        if path not in own_files and not os.path.realpath(path).startswith(directory):
+            outside.append(path)
+        else:
+            (present if os.path.lexists(path) else missing).append(path)
+    found = digests_of_files(present, jobs)
+    changed = list(_changed_files(stated, found, written))
+    leads_out = "a link that leads out of the manifest's directory; it was not opened"
+    findings += [error("manifest-malformed", leads_out, stated[path].name) for path in outside]
     findings += [
         error("manifest-missing-file", "there is no such file", stated[path].name) for path in missing
     ]
     findings += changed
-    if told is not None and (changed or not manifests):
-        findings += changed_tensors(checkpoint, told, jobs)
-    if manifests:
-        findings += _unlisted_files(checkpoint, manifests)
-        return findings, counted(len(found), "file")
-    return findings, counted(len(told.tensors), "tensor") if told else "digests that can't be read"
+    if written is not None and (changed or not manifests):
+        findings += changed_tensors(checkpoint, written, jobs)
+    if not manifests:
+        return findings, counted(len(written.tensors), "tensor") if written else "digests that can't be read"
+    # Manifests list neither themselves nor each other.
+    listed = {os.path.abspath(base_of(checkpoint)) + DIGESTS_SUFFIX}
+    for manifest in manifests:
+        listed |= {os.path.abspath(manifest.path), *manifest.digests}
+    for entry in checkpoint.files:
+        if os.path.abspath(entry.path) not in listed:
+            findings.append(
+                warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))
+            )
+    return findings, counted(len(found), "file")
 
 
 class _StatedDigests(NamedTuple):
@@ -98,28 +116,18 @@ class _StatedDigests(NamedTuple):
     digests: frozenset[str]
 
 
-def _digests_by_path(manifests: Iterable[Manifest]) -> dict[str, _StatedDigests]:
-    found: dict[str, _StatedDigests] = {}
+def _stated_digests(manifests: Iterable[Manifest]) -> dict[str, _StatedDigests]:
+    stated: dict[str, _StatedDigests] = {}
     for manifest in manifests:
         directory = os.path.dirname(os.path.abspath(manifest.path))
         for path, digests in manifest.digests.items():
-            name, others = found.get(path, (os.path.relpath(path, directory), frozenset[str]()))
-            found[path] = _StatedDigests(name, others | digests)
-    return found
-
-
-def _outside_links(checkpoint: Checkpoint, stated: Mapping[str, _StatedDigests]) -> Iterator[str]:
-    """Yield what is no part of the checkpoint, and a link out of the directory that the names begin in."""
-    known = {os.path.abspath(entry.path) for entry in checkpoint.files}
-    for path, one in stated.items():
-        directory = path[: len(path) - len(one.name)]
-        inside = os.path.join(os.path.realpath(directory), "")
-        if path not in known and not os.path.realpath(path).startswith(inside):
-            yield path
+            name, others = stated.get(path, (os.path.relpath(path, directory), frozenset[str]()))
+            stated[path] = _StatedDigests(name, others | digests)
+    return stated
 
 
 def _changed_files(
-    stated: Mapping[str, _StatedDigests], found: Mapping[str, Digest], told: Digests | None
+    stated: Mapping[str, _StatedDigests], found: Mapping[str, Digest], written: Digests | None
 ) -> Iterator[Finding]:
     """Yield an error for each file whose digest is another."""
     for path, digest in found.items():
@@ -128,28 +136,7 @@ def _changed_files(
             yield error(digest.code, digest.reason, name)
         elif digests != {digest}:
             other = min(digests - {digest})
-            was, nbytes = told.files.get(name) if told else None, os.path.getsize(path)
+            was, nbytes = written.files.get(name) if written else None, os.path.getsize(path)
             size = f"; it has {nbytes:,} bytes instead of {was:,}" if was not in (None, nbytes) else ""
             message = f"SHA-256 is {digest[:16]}… instead of {other[:16]}…{size}"
             yield error("manifest-mismatch", message, name)
-
-
-def _read_digests(checkpoint: Checkpoint) -> tuple[Digests | None, Sequence[Finding]]:
-    path = base_of(checkpoint) + DIGESTS_SUFFIX
-    if not os.path.isfile(path):
-        return None, ()
-    try:
-        return read_digests(path), ()
-    except CheckpointError as failure:
-        return None, (error("manifest-malformed", failure.reason, os.path.basename(path)),)
-
-
-def _unlisted_files(checkpoint: Checkpoint, manifests: Iterable[Manifest]) -> Iterator[Finding]:
-    """Yield a warning for each file that no manifest lists; manifests list neither themselves nor others."""
-    base = os.path.abspath(base_of(checkpoint))
-    listed = {base + DIGESTS_SUFFIX}
-    for manifest in manifests:
-        listed |= {os.path.abspath(manifest.path), *manifest.digests}
-    for entry in checkpoint.files:
-        if os.path.abspath(entry.path) not in listed:
-            yield warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))

@@ -30,8 +30,12 @@ class Prediction(AbstractContextManager["Prediction"]):
     def __init__(self, checkpoint: Checkpoint, request: PredictionRequest) -> None:
         self._child: PredictionChild | None = None
         self._checkpoint, self._as_opened = checkpoint, _stamps(checkpoint)
-        self.refusal = _refusal(checkpoint, request)
-        if self.refusal is None:
+        self.refusal: str | None = None
+        if has_errors(checkpoint.findings):
+            self.refusal = "its structure is damaged"
+        elif has_errors(checkpoint.safety) and not request.trust:
+            self.refusal = "loading it could run code that came with it (--trust loads it all the same)"
+        else:
             try:
                 self._job = job_for(checkpoint, request)
             except NotPredictable as reason:
@@ -61,15 +65,18 @@ def _stamps(checkpoint: Checkpoint) -> Mapping[str, object]:
 
     The child reads them once more, and what it is told to load is what was judged.
     """
-    return {entry.path: _stamp(entry.path) for entry in checkpoint.files}
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    stamps: dict[str, object] = {}
+    for entry in checkpoint.files:
+        try:
+            status = os.stat(entry.path)
+        except OSError:
+            stamps[entry.path] = None
+        else:
+            stamps[entry.path] = (
+                *(status.st_dev, status.st_ino, status.st_size),
+                *(status.st_mtime_ns, status.st_ctime_ns),
+            )
+    return stamps
 
 
 def _skipped_answer(reason: str) -> Answer:
@@ -78,12 +85,3 @@ def _skipped_answer(reason: str) -> Answer:
         StageResult("load", reason, is_skipped=True),
         StageResult("predict", "it was not loaded", is_skipped=True),
     )
-
-
-def _refusal(checkpoint: Checkpoint, request: PredictionRequest) -> str | None:
-    """Return why a checkpoint must not be loaded, or None."""
-    if has_errors(checkpoint.findings):
-        return "its structure is damaged"
-    if has_errors(checkpoint.safety) and not request.trust:
-        return "loading it could run code that came with it (--trust loads it all the same)"
-    return None

@@ -20,9 +20,10 @@ from ckpttool.wire.sink import Written
 from ckpttool.work import Advance
 from ckpttool.writing.interface import Content, Writer
 
+_NONE = frozenset[str]()
 _AT_ONCE = 1 << 12
 """How many tensors are read back at once: what is noted of each takes memory."""
-_OF_FILES = {
+_FILE_METADATA = {
     "savedmodel": frozenset(
         {"constant_bytes", "file", "files", "fingerprint", "graph", "meta_graphs", "schema_version"}
     ),
@@ -35,10 +36,10 @@ What is lost with them (a graph, assets) is told as dropped.
 _BY_KERAS = frozenset(
     {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
 )
-_SAID_BY = {"keras": _BY_KERAS, "keras-h5": _BY_KERAS}
+_OWN_METADATA = {"keras": _BY_KERAS, "keras-h5": _BY_KERAS}
 """Which metadata a target's format says in its own words."""
 _OF_KERAS = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
-_HELD_BY = {"keras": _OF_KERAS, "keras-h5": _OF_KERAS}
+_OWN_NATIVE = {"keras": _OF_KERAS, "keras-h5": _OF_KERAS}
 """Which native parts a target's format holds in its own form."""
 
 
@@ -100,7 +101,11 @@ def _differing_tensors(
         else:
             spans.append((own, found, values))
     for at in range(0, len(spans), _AT_ONCE):
-        batch = (_span(*one) for one in spans[at : at + _AT_ONCE])
+        batch = []
+        for own, stands, values in spans[at : at + _AT_ONCE]:  # the bytes, with the checksum they should have
+            extent = stands.extent or Extent(values.source.path, values.offset, values.nbytes)
+            read = reader_from(values.source, values.offset)
+            batch.append(Span(extent, own.tensor.name, read, own.own, algorithm=own.algorithm))
         for one in scan(batch, jobs=jobs, values=False, advance=advance):
             if one.failure is not None:
                 yield f"{one.span.where}: {one.failure.reason}"
@@ -126,13 +131,6 @@ def _element_mismatches(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advan
             yield f"{tensor.name}: its values are others"
 
 
-def _span(own: Written, found: Tensor, values: Contiguous) -> Span:
-    """Return the bytes of a tensor that was written, with the checksum that they should have."""
-    extent = found.extent or Extent(values.source.path, values.offset, values.nbytes)
-    read = reader_from(values.source, values.offset)
-    return Span(extent, own.tensor.name, read, own.own, algorithm=own.algorithm)
-
-
 def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -> Iterator[str]:
     """Yield what of a content a target lacks or says otherwise, elements aside, a sentence each.
 
@@ -147,51 +145,35 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     found = {tensor.name: tensor for tensor in opened.tensors}
     pairs = [(one, found[name]) for one in content.tensors if (name := writer.reader_name(one)) in found]
     for tensor, other in pairs:
-        yield from _tensor_mismatches(tensor, other)
+        if other.role is not tensor.role:
+            yield f"{tensor.name} serves {other.role.value} instead of {tensor.role.value}"
+        is_flat = len(tensor.path) == 1  # some formats take a name apart at its dots
+        if other.name == tensor.name and other.path != tensor.path and not is_flat:
+            yield f"{tensor.name} lies at {list(other.path)} instead of {list(tensor.path)}"
     yield from _tie_mismatches(pairs)
     if content.conventions:
-        yield from _convention_mismatches(content, opened, pairs)
-    if content.tree is not None and not _carries_the_same(content.tree, opened.tree):
+        if opened.conventions != content.conventions:
+            yield f"the layout is told to be that of {opened.conventions} instead of {content.conventions}"
+        for tensor, other in pairs:
+            if opened.layers.get(other.name) != content.layers.get(tensor.name):
+                yield f"{tensor.name} is told to be of another type of layer"
+    if content.tree is not None and not _trees_carry_the_same(content.tree, opened.tree):
         yield "what is not a tensor came back as something else"
-    told = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
-    yield from _lost_entries("metadata", told, opened.metadata, _SAID_BY.get(writer.name, frozenset()))
-    native = dict(_native_parts(content, writer))
-    yield from _lost_entries("native part", native, opened.native, _HELD_BY.get(writer.name, frozenset()))
-    training, stands = training_document(content.training), training_document(opened.training)
+    metadata = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
+    yield from _lost_entries("metadata", metadata, opened.metadata, _OWN_METADATA.get(writer.name, _NONE))
+    names = {tensor.name for tensor in content.tensors}
+    is_cut = writer.name == "tensorflow" and not names >= (known_keys(content.native) or {}).keys()
+    native = {key: part for key, part in content.native.items() if not (is_cut and key in (GRAPH, KEYS))}
+    yield from _lost_entries("native part", native, opened.native, _OWN_NATIVE.get(writer.name, _NONE))
+    training = training_document(content.training)
     training.pop("origin", None)
-    yield from _lost_entries("training state", training, stands, frozenset())
+    yield from _lost_entries("training state", training, training_document(opened.training), _NONE)
 
 
 def _is_of_files(key: str, content: Content) -> bool:
     """Tell whether metadata describe the files of the source; what a user wrote into a header is text."""
     is_written = content.source_format == "safetensors" and isinstance(content.metadata[key], str)
-    return key in _OF_FILES.get(content.source_format, ()) and not is_written
-
-
-def _native_parts(content: Content, writer: Writer) -> Iterator[tuple[str, bytes]]:
-    """Yield the native parts that are to come back: not a graph that was cut."""
-    names = {tensor.name for tensor in content.tensors}
-    is_cut = writer.name == "tensorflow" and not names >= (known_keys(content.native) or {}).keys()
-    yield from (one for one in content.native.items() if not (is_cut and one[0] in (GRAPH, KEYS)))
-
-
-def _tensor_mismatches(tensor: Tensor, other: Tensor) -> Iterator[str]:
-    if other.role is not tensor.role:
-        yield f"{tensor.name} serves {other.role.value} instead of {tensor.role.value}"
-    is_flat = len(tensor.path) == 1  # some formats take a name apart at its dots
-    if other.name == tensor.name and other.path != tensor.path and not is_flat:
-        yield f"{tensor.name} lies at {list(other.path)} instead of {list(tensor.path)}"
-
-
-def _convention_mismatches(
-    content: Content, opened: Checkpoint, pairs: list[tuple[Tensor, Tensor]]
-) -> Iterator[str]:
-    """Yield what is not told any more of how the tensors lie."""
-    if opened.conventions != content.conventions:
-        yield f"the layout is told to be that of {opened.conventions} instead of {content.conventions}"
-    for tensor, other in pairs:
-        if opened.layers.get(other.name) != content.layers.get(tensor.name):
-            yield f"{tensor.name} is told to be of another type of layer"
+    return key in _FILE_METADATA.get(content.source_format, ()) and not is_written
 
 
 def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
@@ -213,17 +195,17 @@ def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
 
 
 def _lost_entries(
-    what: str, told: Mapping[str, object], found: Mapping[str, object], in_own_words: frozenset[str]
+    what: str, entries: Mapping[str, object], found: Mapping[str, object], in_own_words: frozenset[str]
 ) -> Iterator[str]:
     """Yield what is not there, or is something else; what is said in own words only has to be there."""
-    for key, value in told.items():
+    for key, value in entries.items():
         if key not in found:
             yield f"{what} {key!r} is missing"
-        elif key not in in_own_words and not _says_the_same(value, found[key]):
+        elif key not in in_own_words and not _plain_data_equal(value, found[key]):
             yield f"{what} {key!r} came back as something else"
 
 
-def _says_the_same(value: object, other: object) -> bool:
+def _plain_data_equal(value: object, other: object) -> bool:
     """Tell whether plain data are equal, to the last bit of a number, whatever they share."""
     if value is other or trees_equal(value, other):
         return True
@@ -233,7 +215,7 @@ def _says_the_same(value: object, other: object) -> bool:
         return False
 
 
-def _carries_the_same(tree: object, other: object) -> bool:
+def _trees_carry_the_same(tree: object, other: object) -> bool:
     """Tell whether two trees carry the same; what differs in its nodes may still be carried the same."""
     return trees_equal(tree, other) or _text(without_opaque(tree)) == _text(without_opaque(other))
 

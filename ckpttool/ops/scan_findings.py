@@ -12,6 +12,22 @@ from ckpttool.report import Finding, counted, error, first_names, has_errors, wa
 from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, Specials
 
+_CARRIERS = ("tensorflow", "savedmodel", "torch-dcp")
+"""Formats in which some files carry checksums: where none was compared, these couldn't be read."""
+_UNREAD = frozenset(
+    {
+        "bytes-unused",
+        "layout-not-read",
+        "object-array",
+        "opaque-type",
+        "part-not-checked",
+        "part-unrecognised",
+        "unused-storage",
+        "weights-not-read",
+    }
+)
+"""Findings of formats which say that there are values that nothing looks at."""
+
 
 def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
     """Return an error for NaN and a warning for infinities, which attention masks hold on purpose."""
@@ -38,20 +54,15 @@ def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
 
 def checksum_findings(scanned: Sequence[Scanned]) -> list[Finding]:
     """Return an error for each range that can't be read, then for each whose checksum is another."""
-    failures = [one for one in scanned if one.failure is not None]
-    others = [one for one in scanned if one.failure is None and not one.matches]
-    return [*map(_unreadable, failures), *map(_mismatch, others)]
-
-
-def _mismatch(scanned: Scanned) -> Finding:
-    stated, found = scanned.span.crc32 or 0, scanned.crc32 or 0
-    name = "CRC-32C" if scanned.span.algorithm == "crc32c" else "CRC-32"
-    return error("checksum-mismatch", f"{name} is {found:08x} instead of {stated:08x}", scanned.span.where)
-
-
-def _unreadable(scanned: Scanned) -> Finding:
-    assert scanned.failure is not None  # selected by the caller
-    return error(scanned.failure.code, scanned.failure.reason, scanned.span.where)
+    failures = [(one.span, one.failure) for one in scanned if one.failure is not None]
+    findings = [error(failure.code, failure.reason, span.where) for span, failure in failures]
+    for one in scanned:
+        if one.failure is None and not one.matches:
+            stated, found = one.span.crc32 or 0, one.crc32 or 0
+            name = "CRC-32C" if one.span.algorithm == "crc32c" else "CRC-32"
+            message = f"{name} is {found:08x} instead of {stated:08x}"
+            findings.append(error("checksum-mismatch", message, one.span.where))
+    return findings
 
 
 def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
@@ -65,11 +76,7 @@ def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
     )
 
 
-_CARRIERS = ("tensorflow", "savedmodel", "torch-dcp")
-"""Formats in which some files carry checksums: where none was compared, these couldn't be read."""
-
-
-def without_checksums(checkpoint: Checkpoint) -> str:
+def why_no_checksums(checkpoint: Checkpoint) -> str:
     """Return why no checksum was compared."""
     if checkpoint.format == "pytorch" and checkpoint.variant == "zip":
         return "the file was saved without checksums"
@@ -81,37 +88,22 @@ def without_checksums(checkpoint: Checkpoint) -> str:
     return f"{kind} files carry no checksums"
 
 
-_UNREAD = frozenset(
-    {
-        "bytes-unused",
-        "layout-not-read",
-        "object-array",
-        "opaque-type",
-        "part-not-checked",
-        "part-unrecognised",
-        "unused-storage",
-        "weights-not-read",
-    }
-)
-"""Findings of formats which say that there are values that nothing looks at."""
-
-
 def unread_values(checkpoint: Checkpoint) -> str | None:
     """Return how much of what a checkpoint holds the check of its values could not see; None for nothing."""
-    bare = len(_without_values(checkpoint))
+    bare = len(_valueless(checkpoint))
     parts = sum(finding.code in _UNREAD for finding in checkpoint.findings)
     if not bare and not parts:
         return None
     total = len(checkpoint.tensors)
-    told = [f"{total - bare:,} of {counted(total, 'tensor')}" if bare else counted(total, "tensor")]
-    told += [f"{bare:,} not read"] if bare else []
-    told += [f"{counted(parts, 'part')} not looked at, which the findings name"] if parts else []
-    return "; ".join(told)
+    amounts = [f"{total - bare:,} of {counted(total, 'tensor')}" if bare else counted(total, "tensor")]
+    amounts += [f"{bare:,} not read"] if bare else []
+    amounts += [f"{counted(parts, 'part')} not looked at, which the findings name"] if parts else []
+    return "; ".join(amounts)
 
 
 def unread_findings(checkpoint: Checkpoint) -> list[Finding]:
     """Return a warning where tensors have no values to look at, and no error says why."""
-    bare = _without_values(checkpoint)
+    bare = _valueless(checkpoint)
     if not bare or has_errors((*checkpoint.findings, *checkpoint.safety)):
         return []
     count = f"{len(bare):,} of {counted(len(checkpoint.tensors), 'tensor')}"
@@ -119,11 +111,11 @@ def unread_findings(checkpoint: Checkpoint) -> list[Finding]:
     return [warning(VALUES_NOT_READ, message, first_names(bare))]
 
 
-def _without_values(checkpoint: Checkpoint) -> list[str]:
+def _valueless(checkpoint: Checkpoint) -> list[str]:
     return [one.name for one in checkpoint.tensors if one.values is None and one.dtype.kind != "string"]
 
 
-def without_values(checkpoint: Checkpoint) -> str:
+def why_no_values(checkpoint: Checkpoint) -> str:
     """Return why no value was looked at."""
     if not checkpoint.tensors:
         return "there are no tensors" if checkpoint.complete else "no tensor could be read"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.difference import Change, Described, Difference, Facts, ValueChange
     from ckpttool.ops.drift import Drift
     from ckpttool.ops.inspect import Inspection, ValueStatistics
-    from ckpttool.ops.manifest_writing import SealResult
+    from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
     from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing

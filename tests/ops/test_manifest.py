@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
-from ckpttool.ops import manifest_writing
-from ckpttool.ops.manifest_writing import SealResult, verify_and_seal
+from ckpttool.ops import manifest_seal
+from ckpttool.ops.manifest_seal import SealResult, verify_and_seal
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.ops.verify import verify
 from ckpttool.wire.manifest import MAX_NAME, Line, dumps_manifest, parse_manifest
@@ -245,7 +245,7 @@ def test_what_changes_while_it_is_read_is_refused(guide: Path, monkeypatch: pyte
         os.utime(guide, ns=(1, 1))
         return verdict
 
-    monkeypatch.setattr(manifest_writing, "verify", meanwhile)
+    monkeypatch.setattr(manifest_seal, "verify", meanwhile)
     assert seal(guide)[1] == SealResult(refused="it has changed while it was read")
     assert os.listdir(guide.parent) == ["guide.pth"]
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ckpttool.formats.discovery import unit_at
-from ckpttool.ops.manifest_writing import verify_and_seal
+from ckpttool.ops.manifest_seal import verify_and_seal
 from ckpttool.ops.verify import verify
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import RenameResult, rename

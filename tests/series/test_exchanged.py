@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.manifest_writing import verify_and_seal
+from ckpttool.ops.manifest_seal import verify_and_seal
 from ckpttool.series.changing.journal import Journal, Removal
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves

@@ -6,7 +6,6 @@ The digests of the tensors are written first: a ``.sha256`` never lies there wit
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckpttool.checkpoint import Checkpoint
@@ -88,15 +87,39 @@ def _moment(unit: Unit) -> Moment:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A file to be written; ``difference`` says how the one there differs: empty not at all, None no file."""
+
+    path: str
+    text: bytes
+    difference: str | None
+
+
 def _write_manifest(checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int) -> SealResult:
-    base = base_of(checkpoint)
-    files = _names(checkpoint, os.path.dirname(base))
-    found = digests_of_files(files.values(), jobs)
-    lines = [Line(name, _readable(found[path])) for name, path in files.items()]
-    listed = _ManifestFile(base + SUFFIX, dumps_manifest(lines), _listing_difference(base + SUFFIX, lines))
-    text = _digests_text(checkpoint, files, jobs)
-    digests = _ManifestFile(base + DIGESTS_SUFFIX, text, _text_difference(base + DIGESTS_SUFFIX, text))
-    documents = (digests, listed)
+    manifest, digests = base_of(checkpoint) + SUFFIX, base_of(checkpoint) + DIGESTS_SUFFIX
+    directory = os.path.abspath(os.path.dirname(manifest))
+    files = {}
+    for entry in checkpoint.files:
+        if entry.path in (manifest, digests):
+            continue
+        name = os.path.relpath(os.path.abspath(entry.path), directory).replace(os.sep, "/")
+        if name.split("/")[0] == os.pardir:
+            raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
+        files[name] = entry.path
+    of_files = digests_of_files(files.values(), jobs)
+    lines = [Line(name, _require_digest(of_files[path])) for name, path in files.items()]
+    listed = _Document(manifest, dumps_manifest(lines), _listing_difference(manifest, lines))
+
+    tensors = list(checkpoint.values())
+    of_tensors = digests_of_tensors(tensors, jobs)
+    for digest in of_tensors.values():
+        _require_digest(digest)
+    sizes = {os.path.abspath(entry.path): entry.nbytes for entry in checkpoint.files}
+    nbytes = {name: sizes[os.path.abspath(path)] for name, path in files.items()}
+    text = dumps_digests(nbytes, tensors, of_tensors)
+    # The manifest is written last: it never lies there without what explains it.
+    documents = (_Document(digests, text, _text_difference(digests, text)), listed)
     if _moment(unit) != before:
         return SealResult(refused="it has changed while it was read")
     for document in documents if not force else ():
@@ -105,48 +128,17 @@ def _write_manifest(checkpoint: Checkpoint, unit: Unit, before: Moment, force: b
             return SealResult(refused=f"{name} is there and {document.difference}; --force replaces it")
     to_write = [document for document in documents if document.difference is None or document.difference]
     for document in to_write:
-        _write(document.path, document.text)
-    return SealResult((listed.path, digests.path), was_there=not to_write)
+        try:
+            write_atomically(document.path, document.text)
+        except OSError as error:
+            raise from_os_error(error, document.path) from error
+    return SealResult((manifest, digests), was_there=not to_write)
 
 
-@dataclass(frozen=True, slots=True)
-class _ManifestFile:
-    """A file to be written; ``difference`` says how the one there differs: empty not at all, None no file."""
-
-    path: str
-    text: bytes
-    difference: str | None
-
-
-def _names(checkpoint: Checkpoint, directory: str) -> dict[str, str]:
-    """Return the paths of all files by their names in a manifest: relative to its directory, with slashes."""
-    own = base_of(checkpoint)
-    base, found = os.path.abspath(directory), {}
-    for entry in checkpoint.files:
-        if entry.path in (own + SUFFIX, own + DIGESTS_SUFFIX):
-            continue
-        name = os.path.relpath(os.path.abspath(entry.path), base).replace(os.sep, "/")
-        if name.split("/")[0] == os.pardir:
-            raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
-        found[name] = entry.path
-    return found
-
-
-def _readable(digest: Digest | None) -> str:
-    """Return a digest."""
+def _require_digest(digest: Digest | None) -> str:
     if isinstance(digest, CheckpointError):
         raise digest
     return digest or ""
-
-
-def _digests_text(checkpoint: Checkpoint, files: Mapping[str, str], jobs: int) -> bytes:
-    tensors = list(checkpoint.values())
-    found = digests_of_tensors(tensors, jobs)
-    for digest in found.values():
-        _readable(digest)
-    sizes = {os.path.abspath(entry.path): entry.nbytes for entry in checkpoint.files}
-    nbytes = {name: sizes[os.path.abspath(path)] for name, path in files.items()}
-    return dumps_digests(nbytes, tensors, found)
 
 
 def _listing_difference(path: str, lines: list[Line]) -> str | None:
@@ -171,10 +163,3 @@ def _text_difference(path: str, text: bytes) -> str | None:
     except CheckpointError as failure:
         return f"can't be read: {failure.reason}"
     return "" if is_same else "says something else"
-
-
-def _write(path: str, text: bytes) -> None:
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise from_os_error(error, path) from error
