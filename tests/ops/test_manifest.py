@@ -338,7 +338,7 @@ def test_a_kill_leaves_each_file_whole_or_absent(guide: Path, number: int) -> No
 KILLED = """
 import os, signal, sys
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.manifest_writing import verify_and_seal
+from ckpttool.ops.manifest_seal import verify_and_seal
 left = int(sys.argv[2])
 def counted(real):
     def call(*arguments, **keywords):
