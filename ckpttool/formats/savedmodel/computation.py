@@ -1,6 +1,6 @@
 """What a SavedModel computes, as checksums: of what each signature gives, of all functions, and of the graph.
 
-Names that TensorFlow counts up are left out: a node is told by its op, its attributes and what it takes, a
+Names that TensorFlow counts up are left out: a node is known by its op, its attributes and what it takes, a
 function by its nodes. What serves the saver alone is left out as well. Two saves of one model say the same.
 
 Source: tensorflow/tensorflow ``core/framework/node_def.proto``, ``attr_value.proto``, ``function.proto``.
@@ -25,8 +25,9 @@ MAX_READ = 1 << 26
 _LONG = 1 << 12
 _CHUNK = 1 << 20
 _SHARED, _VARIABLE = b"shared_name", "VarHandleOp"
-_AROUND = frozenset({_SHARED, b"debug_name", b"config_proto", b"container", b"executor_type"})
-"""Those attributes; so are all that begin with ``_``."""
+"""The name of a resource, which is counted up, and the op for which it counts."""
+_ABOUT_RUNNING = frozenset({_SHARED, b"debug_name", b"config_proto", b"container", b"executor_type"})
+"""Attributes that say how something is called or run; so do all that begin with ``_``."""
 _VALUE = b"value"
 _CYCLE, _UNKNOWN = b"in a cycle", b"unknown"
 
@@ -47,8 +48,8 @@ class GraphNode(NamedTuple):
 
     def calls(self) -> list[str]:
         """Return the functions that it calls."""
-        calling = [one for one in self.attributes if one.functions]
-        return [function for one in sorted(calling, key=_key_of) for function in one.functions]
+        calling = sorted((one for one in self.attributes if one.functions), key=lambda one: one.key)
+        return [function for attribute in calling for function in attribute.functions]
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class UnreadConstants:
     read: int = 0
     skipped: int = 0
 
-    def said(self, message: Message, key: bytes) -> bytes:
+    def summarize(self, message: Message, key: bytes) -> bytes:
         """Return an attribute's bytes where they are few, else its name, its size and a checksum."""
         if message.nbytes <= _LONG:
             return message.data(_LONG)
@@ -66,7 +67,10 @@ class UnreadConstants:
             self.skipped += message.nbytes
             return key + b"%d" % message.nbytes
         self.read += message.nbytes
-        return key + b"%d %d" % (message.nbytes, _crc(message))
+        crc = 0
+        for at in range(message.start, message.end, _CHUNK):
+            crc = crc32(message.window.source.read(at, min(_CHUNK, message.end - at)), crc)
+        return key + b"%d %d" % (message.nbytes, crc)
 
 
 @dataclass(slots=True)
@@ -85,12 +89,15 @@ class BodyWires:
         """Return the functions that are called, in the order of the nodes."""
         return [name for node in self.nodes.values() for name in node.calls()]
 
-    def of_body(self) -> bytes:
+    def body_digest(self) -> bytes:
         """Return a digest of a function, without that of the functions that it calls."""
-        found = self.digests({}, {})
-        at = {name: index for index, name in enumerate(self.order)}
-        results = sorted((at.get(name, len(at)), _taken(found, one)) for name, one in self.results.items())
-        return _digest(*sorted(found.values()), *(one for _, one in results))
+        nodes = self.digests({}, {})
+        rank = {name: index for index, name in enumerate(self.order)}
+        results = sorted(
+            (rank.get(name, len(rank)), _output_digest(nodes, reference))
+            for name, reference in self.results.items()
+        )
+        return _digest(*sorted(nodes.values()), *(result for _, result in results))
 
     def digests(self, functions: Digests, known: Mapping[int, bytes]) -> dict[int, bytes]:
         """Return a digest of each node with all that leads to it.
@@ -129,11 +136,11 @@ class BodyWires:
             if not node.op:
                 own[at] = _digest(b"argument", *map(str.encode, node.inputs)), [], []
                 continue
-            said = sorted([one.said for one in node.attributes if not one.is_around])
-            for name in [one.said for one in node.attributes if one.key == _SHARED][:1]:
+            contents = sorted([one.content for one in node.attributes if not one.is_about_running])
+            for name in [one.content for one in node.attributes if one.key == _SHARED][:1]:
                 shared[node.op] += 1
-                said.append(name if node.op == _VARIABLE else b"%d" % shared[node.op])
-            own[at] = _digest(node.op.encode(), *said), [*map(_reference, node.inputs)], node.calls()
+                contents.append(name if node.op == _VARIABLE else b"%d" % shared[node.op])
+            own[at] = _digest(node.op.encode(), *contents), [*map(_reference, node.inputs)], node.calls()
         return own
 
 
@@ -143,16 +150,16 @@ class Attribute(NamedTuple):
     Attributes:
         key: Its name.
         functions: Those that its value refers to.
-        is_around: Whether it says how something is called or run, and not what is computed.
+        is_about_running: Whether it says how something is called or run, and not what is computed.
         value_bytes: The size of its value, where it is the value of a constant.
-        said: What it says, its functions left out.
+        content: Its bytes, or a summary of them; its functions left out.
     """
 
     key: bytes
     functions: tuple[str, ...]
-    is_around: bool
+    is_about_running: bool
     value_bytes: int
-    said: bytes
+    content: bytes
 
 
 def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConstants) -> Attribute:
@@ -162,21 +169,11 @@ def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConst
     last = dict(parts)
     is_value = 1 in last and last[1].nbytes == len(_VALUE) and last[1].data(MAX_NAME) == _VALUE
     value_bytes = last[2].nbytes if is_value and 2 in last else 0
-    is_around = key in _AROUND or key.startswith(b"_")
+    is_about_running = key in _ABOUT_RUNNING or key.startswith(b"_")
     called = tuple(functions)
-    said = key if called or (is_around and key != _SHARED) else unread.said(message, key)
-    return Attribute(key, called, is_around, value_bytes, said)
-
-
-def _key_of(attribute: Attribute) -> bytes:
-    return attribute.key
-
-
-def _crc(message: Message) -> int:
-    crc = 0
-    for at in range(message.start, message.end, _CHUNK):
-        crc = crc32(message.window.source.read(at, min(_CHUNK, message.end - at)), crc)
-    return crc
+    is_left_out = called or (is_about_running and key != _SHARED)
+    content = key if is_left_out else unread.summarize(message, key)
+    return Attribute(key, called, is_about_running, value_bytes, content)
 
 
 def function_digests(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[str, bytes]:
@@ -208,20 +205,20 @@ class GraphComputation(NamedTuple):
     Attributes:
         wires: The nodes of the graph.
         bodies: The nodes of each function.
-        own_nodes: The nodes that serve the saver alone, as the hashes of their names.
-        own_functions: The functions that serve the saver alone.
+        saver_nodes: The nodes that serve the saver alone, as the hashes of their names.
+        saver_functions: The functions that serve the saver alone.
         assets: Names of files, by the nodes that they are given to.
         unread: How many bytes of constants were not looked at.
     """
 
     wires: BodyWires
     bodies: Mapping[str, BodyWires]
-    own_nodes: Collection[int]
-    own_functions: Collection[str]
+    saver_nodes: Collection[int]
+    saver_functions: Collection[str]
     assets: Mapping[str, str]
     unread: UnreadConstants
 
-    def told(self, signatures: Mapping[str, Signature], initial: Iterable[str]) -> dict[str, object]:
+    def describe(self, signatures: Mapping[str, Signature], initial: Iterable[str]) -> dict[str, object]:
         """Return what each signature, all functions and the whole graph compute, and how it is initialised.
 
         Args:
@@ -229,38 +226,44 @@ class GraphComputation(NamedTuple):
             initial: The nodes that initialise it.
         """
         functions = function_digests(
-            {name: (one.of_body(), one.calls()) for name, one in self.bodies.items()}
+            {name: (body.body_digest(), body.calls()) for name, body in self.bodies.items()}
         )
         assets = {_reference(node)[0]: _digest(b"asset", name.encode()) for node, name in self.assets.items()}
         graph = self.wires.digests(functions, assets)
-        bodies = [one for name, one in functions.items() if name not in self.own_functions]
-        nodes = [one for at, one in graph.items() if at not in self.own_nodes]
-        told: dict[str, object] = {
+        computation: dict[str, object] = {
             "signatures": {
-                name: self._signature(one, functions, assets) for name, one in sorted(signatures.items())
+                name: self._describe_signature(signature, functions, assets)
+                for name, signature in sorted(signatures.items())
             },
-            "init_op": _described("node", [_taken(graph, one) for one in initial]),
-            "functions": _described("function", bodies),
-            "nodes": _described("node", nodes),
+            "init_op": _describe_digests("node", [_output_digest(graph, node) for node in initial]),
+            "functions": _describe_digests(
+                "function",
+                [body for name, body in functions.items() if name not in self.saver_functions],
+            ),
+            "nodes": _describe_digests(
+                "node", [node for at, node in graph.items() if at not in self.saver_nodes]
+            ),
         }
         if self.unread.skipped:
-            told["constants"] = f"<{self.unread.skipped:,} bytes of constants that were not read>"
-        return told
+            computation["constants"] = f"<{self.unread.skipped:,} bytes of constants that were not read>"
+        return computation
 
-    def _signature(self, signature: Signature, functions: Digests, assets: Mapping[int, bytes]) -> str:
+    def _describe_signature(
+        self, signature: Signature, functions: Digests, assets: Mapping[int, bytes]
+    ) -> str:
         """Return what tells the outputs, each with the name that callers know, and what leads to them."""
         inputs, outputs = (
             {key: one["name"] for key, one in signature.get(side, {}).items() if "name" in one}
             for side in ("inputs", "outputs")
         )
         given = {_reference(name)[0]: _digest(b"input", key.encode()) for key, name in inputs.items()}
-        found = self.wires.digests(functions, {**assets, **given})
-        return _described(
-            "output", [_digest(key.encode(), _taken(found, name)) for key, name in outputs.items()]
+        nodes = self.wires.digests(functions, {**assets, **given})
+        return _describe_digests(
+            "output", [_digest(key.encode(), _output_digest(nodes, name)) for key, name in outputs.items()]
         )
 
 
-def _described(what: str, digests: Iterable[bytes]) -> str:
+def _describe_digests(what: str, digests: Iterable[bytes]) -> str:
     """Return how many there are, and a checksum of them in any order."""
     ordered = sorted(digests)
     return f"<{counted(len(ordered), what)}, CRC-32 {digest(ordered):08x}>"
@@ -274,7 +277,7 @@ def _reference(text: str) -> tuple[int, bytes]:
     return hash(name), (b"" if output == "0" else output.encode())
 
 
-def _taken(digests: Mapping[int, bytes], text: str) -> bytes:
+def _output_digest(digests: Mapping[int, bytes], text: str) -> bytes:
     at, output = _reference(text)
     return digests.get(at, _UNKNOWN) + output
 

@@ -59,7 +59,7 @@ class MetaGraph:
     """One meta graph.
 
     Attributes:
-        places: For each op where it stands first; those that savers need, and those that are judged by
+        places: For each op where it stands first; those that savers need, and those that are judge_ops by
             what they are given, stand twice: where that makes them harmless (True), and elsewhere.
         saver: What tells which of them serve the saver alone.
         links: What the nodes of the graph are called, and what they take.
@@ -103,7 +103,7 @@ class MetaGraph:
     unread: UnreadConstants = field(default_factory=UnreadConstants)
     attributes: dict[bytes, Attribute] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, object]:
+    def as_metadata(self) -> dict[str, object]:
         """Return it as plain data."""
         return {
             "tags": sorted(self.tags),
@@ -118,9 +118,9 @@ class MetaGraph:
 
     def computes(self) -> dict[str, object]:
         """Return what is computed, as checksums."""
-        own_nodes, own_functions = self.saver.own()
-        wiring = GraphComputation(self.wires, self.bodies, own_nodes, own_functions, self.fed, self.unread)
-        return wiring.told(self.signatures, self.initial)
+        nodes, functions = self.saver.nodes_and_functions()
+        computation = GraphComputation(self.wires, self.bodies, nodes, functions, self.fed, self.unread)
+        return computation.describe(self.signatures, self.initial)
 
 
 @dataclass(slots=True)
@@ -155,9 +155,9 @@ def _meta_graph(message: Message) -> MetaGraph:
         _add_asset(graph, part)
     assets = {name.partition(":")[0] for name in graph.fed}
     for filling, name, file in graph.tables:
-        _place(graph, filling, name, "", file in assets)
-    for op, is_own in graph.saver.judged():
-        _place(graph, op.op, op.name, op.function, is_own)
+        _note_place(graph, filling, name, "", file in assets)
+    for op, is_own in graph.saver.judge_ops():
+        _note_place(graph, op.op, op.name, op.function, is_own)
     return graph
 
 
@@ -168,9 +168,9 @@ def _add_saver(graph: MetaGraph, message: Message) -> None:
 def _add_meta_info(graph: MetaGraph, message: Message) -> None:
     for number, _, part in message.fields():
         if number == 4:
-            graph.tags.append(part.kept())
+            graph.tags.append(part.kept_text())
         elif number == 5:
-            graph.version = part.kept() or None
+            graph.version = part.kept_text() or None
 
 
 def _add_collection(graph: MetaGraph, entry: Message) -> None:
@@ -194,9 +194,11 @@ def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
 
 def _add_asset(graph: MetaGraph, message: Message) -> None:
     parts = {number: part for number, _, part in message.fields()}
-    graph.assets.append(parts[2].kept() if 2 in parts else "")
+    graph.assets.append(parts[2].kept_text() if 2 in parts else "")
     if 1 in parts:
-        graph.fed |= {part.kept(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1}
+        graph.fed |= {
+            part.kept_text(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1
+        }
 
 
 # Ops ------------------------------------------------------------------------------------------------
@@ -230,9 +232,16 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
     for number, _, part in message.fields():
         if number == 1:
             name = _function_name(graph, part, name)
-            _add_arguments(links, part, wires)
+            for at, _, argument in part.fields():
+                for inner, _, text in argument.fields() if at in (2, 3) else ():
+                    if inner == 1 and at == 2:
+                        links.node(text.text(), "")
+                        wires.argument(text.text())
+                    elif inner == 1:
+                        wires.order.append(text.text())
         elif number == 4:
-            result, reference = _text_pair(part)
+            texts = {at: text.text() for at, _, text in part.fields() if at in (1, 2)}
+            result, reference = texts.get(1, ""), texts.get(2, "")
             links.take(reference)
             wires.results[result] = reference
         elif number == 3 and name:
@@ -247,7 +256,7 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     """Return what a function is called; of several names, which only hostile files have, the last."""
-    names = [part.kept() for number, _, part in signature.fields() if number == 1]
+    names = [part.kept_text() for number, _, part in signature.fields() if number == 1]
     name = names[-1] if names else before
     if name in graph.functions or (before or name) != name or len(names) > 1:
         graph.saver.offered.update((before, *names))
@@ -262,39 +271,23 @@ def _note_broken_link(graph: MetaGraph, function: str, links: BodyLinks) -> None
         graph.broken.append((function, reference))
 
 
-def _text_pair(entry: Message) -> tuple[str, str]:
-    """Return key and value of an entry of a map from texts to texts."""
-    texts = {number: part.text() for number, _, part in entry.fields() if number in (1, 2)}
-    return texts.get(1, ""), texts.get(2, "")
-
-
-def _add_arguments(links: BodyLinks, signature: Message, wires: BodyWires) -> None:
-    for number, _, argument in signature.fields():
-        for inner, _, text in argument.fields() if number in (2, 3) else ():
-            if inner == 1 and number == 2:
-                links.node(text.text(), "")
-                wires.argument(text.text())
-            elif inner == 1:
-                wires.order.append(text.text())
-
-
 def _add_node(
     graph: MetaGraph, message: Message, function: str, body: NodeBody, links: BodyLinks, wires: BodyWires
 ) -> None:
-    name, op, inputs, told = _node_fields(graph, message)
+    name, op, inputs, attributes = _node_fields(graph, message)
     for reference in inputs:
         links.take(reference)
     links.node(name, op)
     graph.ops[op] += 1
     if op == "Const":
-        graph.constant_bytes += sum(one.value_bytes for one in told)
+        graph.constant_bytes += sum(attribute.value_bytes for attribute in attributes)
     if len(graph.ops) > MAX_OPS:
         path = message.window.source.path
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
     if not function:
         graph.saver.node(name, inputs)
-    wires.nodes[hash(name)] = GraphNode(op or _UNNAMED, inputs, told)
-    _add_calls(graph, message, name, op, function, told)
+    wires.nodes[hash(name)] = GraphNode(op or _UNNAMED, inputs, attributes)
+    _add_calls(graph, message, name, op, function, attributes)
     if op in SAVER_OPS:
         message.window.keep(len(name))
         graph.saver.touch(SaverOp(op, name, function))
@@ -303,7 +296,7 @@ def _add_node(
         graph.tables.append((op, name, inputs[1].partition(":")[0] if len(inputs) > 1 else ""))
     elif op in HARMLESS_IF or (op, False) not in graph.places:
         graph.filling |= {function} if op.startswith(FROM_ASSETS) else set()
-        _place(graph, op, name, function, op in HARMLESS_IF and HARMLESS_IF[op](message, body))
+        _note_place(graph, op, name, function, op in HARMLESS_IF and HARMLESS_IF[op](message, body))
 
 
 def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
@@ -315,7 +308,7 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
         if number == 3:
             inputs.append(data.decode("utf-8", "backslashreplace"))
         elif number == 5:
-            attributes.append(_attribute(graph, message, start, data))
+            attributes.append(_remembered_attribute(graph, message, start, data))
         elif number < 3:
             texts[number] = data.decode("utf-8", "backslashreplace")
     for number, _, part in message.fields() if parts is None else ():
@@ -328,7 +321,7 @@ def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str
     return texts.get(1, ""), texts.get(2, ""), inputs, attributes
 
 
-def _attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
+def _remembered_attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
     """Return an attribute; a graph says few different things of its many nodes."""
     known = graph.attributes.get(data)
     if known is not None:
@@ -344,17 +337,17 @@ def _add_calls(
     graph: MetaGraph, message: Message, name: str, op: str, function: str, attributes: list[Attribute]
 ) -> None:
     """Add the functions that a node refers to; what no list knows as an op may be one, too."""
-    called = {one for attribute in attributes if attribute.functions for one in attribute.functions}
-    if not called and op in known_ops():
+    names = {called for attribute in attributes if attribute.functions for called in attribute.functions}
+    if not names and op in known_ops():
         return
-    for one in called - graph.called.keys():
-        message.window.keep(len(one))
-        graph.called[one] = function
-    for one in called if op in known_ops() else called | {op}:
-        graph.saver.call(name, function, one)
+    for called in names - graph.called.keys():
+        message.window.keep(len(called))
+        graph.called[called] = function
+    for called in names if op in known_ops() else names | {op}:
+        graph.saver.call(name, function, called)
 
 
-def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
+def _note_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
     """Remember where an op stands first, where that is harmless and elsewhere."""
     graph.places.setdefault((op, is_harmless), f"function {function}: {name}" if function else name)
 
@@ -363,25 +356,25 @@ def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: boo
 
 
 def _add_signature(graph: MetaGraph, entry: Message) -> None:
-    name, told = signature_entry(entry)
+    name, signature = signature_entry(entry)
     for reference in tensors_of(entry):
         graph.saver.ask(reference)
     if name == INIT_SIGNATURE:
         graph.has_init = True
         graph.initial += tensors_of(entry)
     else:
-        graph.signatures[name] = signature_of(told) if told else {}
+        graph.signatures[name] = signature_of(signature) if signature else {}
 
 
 def signature_entry(message: Message) -> tuple[str, Message | None]:
     """Return key and value of an entry of a map."""
-    name, told = "", None
+    name, value = "", None
     for number, _, part in message.fields():
         if number == 1:
-            name = part.kept()
+            name = part.kept_text()
         elif number == 2:
-            told = part
-    return name, told
+            value = part
+    return name, value
 
 
 def signature_of(message: Message) -> dict[str, Any]:
@@ -389,26 +382,26 @@ def signature_of(message: Message) -> dict[str, Any]:
     method = ""
     for number, _, part in message.fields():
         if number in sides:
-            name, told = signature_entry(part)
-            sides[number][name] = _tensor_info(told) if told else {}
+            name, info = signature_entry(part)
+            sides[number][name] = _read_tensor_info(info) if info else {}
         elif number == 3:
-            method = part.kept()
+            method = part.kept_text()
     inputs, outputs = (dict(sorted(sides[number].items())) for number in (1, 2))
     return {"inputs": inputs, "outputs": outputs, "method_name": method}
 
 
-def _tensor_info(message: Message) -> dict[str, object]:
-    told: dict[str, object] = {"name": "", "dtype": "unknown", "shape": []}
+def _read_tensor_info(message: Message) -> dict[str, object]:
+    info: dict[str, object] = {"name": "", "dtype": "unknown", "shape": []}
     for number, value, part in message.fields():
         if number == 1:
-            told["name"] = part.kept()
+            info["name"] = part.kept_text()
         elif number == 2:
-            told["dtype"] = type_name(value)
+            info["dtype"] = type_name(value)
         elif number == 3:
-            told["shape"] = read_shape(part)
+            info["shape"] = read_shape(part)
         elif number in (4, 5):
-            told["encoding"] = "sparse" if number == 4 else "composite"
-    return told
+            info["encoding"] = "sparse" if number == 4 else "composite"
+    return info
 
 
 def _add_objects(graph: MetaGraph, message: Message) -> None:

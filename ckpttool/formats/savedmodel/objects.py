@@ -6,7 +6,6 @@ Source: tensorflow/tensorflow ``core/protobuf/saved_object_graph.proto``, ``core
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,50 +48,39 @@ def read_objects(message: Message) -> list[SavedObject]:
     objects: list[SavedObject] = []
     for number, _, part in message.fields():
         if number == 1:
-            objects.append(_object(part))
+            objects.append(_read_object(part))
             if len(objects) > MAX_OBJECTS:
                 path = message.window.source.path
                 raise LimitExceeded(path, f"more than {MAX_OBJECTS:,} objects", expected="less")
     return objects
 
 
-def _object(message: Message) -> SavedObject:
-    found = SavedObject()
+def _read_object(message: Message) -> SavedObject:
+    item = SavedObject()
     described: dict[int, Message] = {}
     for number, _, part in message.fields():
         if number == 1:
-            child, name = _reference(part)
-            found.children[name] = child
+            child, name = 0, ""
+            for at, value, text in part.fields():
+                if at == 1:
+                    child = value
+                elif at == 2:
+                    name = text.kept_text()
+            item.children[name] = child
         elif number == 3:
-            found.slots += (value for at, value, _ in part.fields() if at == 3)
+            item.slots += (value for at, value, _ in part.fields() if at == 3)
         elif number == 4:
             described |= {at: field for at, _, field in part.fields()}  # readers merge what stands twice
         elif number == 7:
-            found.variable = _variable(part)
-    found.keras = _keras(described)
-    return found
+            item.variable = _read_variable(part)
+    # Keras of TensorFlow up to 2.4 wrote of a layer, as JSON, what it is.
+    if 3 in described and 1 in described and described[1].text().startswith("_tf_keras"):
+        described[3].window.keep(described[3].nbytes)
+        item.keras = described[3].data(MAX_METADATA)
+    return item
 
 
-def _reference(message: Message) -> tuple[int, str]:
-    node, name = 0, ""
-    for number, value, part in message.fields():
-        if number == 1:
-            node = value
-        elif number == 2:
-            name = part.kept()
-    return node, name
-
-
-def _keras(described: Mapping[int, Message]) -> bytes:
-    """Return what Keras of TensorFlow up to 2.4 wrote of a layer, as JSON."""
-    is_keras = 1 in described and described[1].text().startswith("_tf_keras")
-    if not is_keras or 3 not in described:
-        return b""
-    described[3].window.keep(described[3].nbytes)
-    return described[3].data(MAX_METADATA)
-
-
-def _variable(message: Message) -> SavedVariable:
+def _read_variable(message: Message) -> SavedVariable:
     dtype, name, is_composed = 0, "", False
     shape: Shape = []
     for number, value, part in message.fields():
@@ -101,7 +89,7 @@ def _variable(message: Message) -> SavedVariable:
         elif number == 2:
             shape = read_shape(part)
         elif number == 6:
-            name = part.kept()
+            name = part.kept_text()
         elif number == 8:
             is_composed = True
     return SavedVariable(type_name(dtype), shape, name, is_composed)

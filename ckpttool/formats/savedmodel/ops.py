@@ -81,7 +81,11 @@ class BodyLinks:
 
     def broken(self) -> str | None:
         """Return a reference to what isn't there; None if there is none."""
-        lost = {one for one in self._taken if not self._is_there(one)}
+        lost = set()
+        for node, output in self._taken:
+            outputs = known_ops().get(self._ops[node]) if output and node in self._ops else None
+            if node not in self._ops or (outputs and output not in outputs):
+                lost.add((node, output))
         if not lost:
             return None
         return next((text for text in self._references() if _split_reference(text) in lost), None)
@@ -89,13 +93,6 @@ class BodyLinks:
     def has(self, reference: str) -> bool:
         """Return whether a node is there."""
         return _split_reference(reference)[0] in self._ops
-
-    def _is_there(self, reference: tuple[int, str]) -> bool:
-        node, output = reference
-        if node not in self._ops:
-            return False
-        known = known_ops().get(self._ops[node]) if output else None
-        return not known or output in known
 
     def _references(self) -> Iterator[str]:
         for number, _, part in self.message.fields():
@@ -135,14 +132,12 @@ class NodeBody:
         """Return the string that the constant of a name is; None if there is none, or several."""
         if self._texts is None:
             self._texts = {}
-            for node in self._nodes():
-                at, value = _string_constant(node)
-                if value is not None or at in self._texts:
-                    self._texts[at] = None if at in self._texts else value
+            for number, _, part in self.message.fields():
+                if number == self.kind:
+                    node, value = _string_constant(part)
+                    if value is not None or node in self._texts:
+                        self._texts[node] = None if node in self._texts else value
         return self._texts.get(name)
-
-    def _nodes(self) -> Iterator[Message]:
-        return (part for number, _, part in self.message.fields() if number == self.kind)
 
 
 def graph_body(message: Message) -> NodeBody:
@@ -164,8 +159,8 @@ def _string_constant(node: Message) -> tuple[str, bytes | None]:
         elif number == 2:
             op = part.text()
     values = _attribute_values(node, _VALUE) if op == "Const" else []
-    told = list(values[0].fields()) if len(values) == 1 else []
-    return name, _string_value(told[0][2]) if len(told) == 1 and told[0][0] == _TENSOR else None
+    fields = list(values[0].fields()) if len(values) == 1 else []
+    return name, _string_value(fields[0][2]) if len(fields) == 1 and fields[0][0] == _TENSOR else None
 
 
 def _string_value(tensor: Message) -> bytes | None:
@@ -184,12 +179,12 @@ def _string_value(tensor: Message) -> bytes | None:
 
 def _attribute_values(node: Message, name: str) -> list[Message]:
     """Return all values that an attribute of a node is given; more than one only in a hostile file."""
-    found = []
+    values = []
     for number, _, entry in node.fields():
         parts = list(entry.fields()) if number == 5 else []
         if any(at == 1 and part.nbytes == len(name) and part.text() == name for at, _, part in parts):
-            found += [part for at, _, part in parts if at == 2]
-    return found
+            values += [part for at, _, part in parts if at == 2]
+    return values
 
 
 def _string_attribute(node: Message, name: str) -> bytes | None:
@@ -197,19 +192,14 @@ def _string_attribute(node: Message, name: str) -> bytes | None:
     values = _attribute_values(node, name)
     if not values:
         return b""
-    told = list(values[0].fields())
-    is_text = len(values) == len(told) == 1 and told[0][0] == _TEXT and told[0][2].nbytes <= MAX_NAME
-    return told[0][2].data(MAX_NAME) if is_text else None
-
-
-def _input_text(node: Message, body: NodeBody, at: int) -> bytes | None:
-    """Return the constant string that an input is; None if it is none."""
-    inputs = [part for number, _, part in node.fields() if number == 3]
-    return body.text(inputs[at].text().partition(":")[0]) if at < len(inputs) else None
+    fields = list(values[0].fields())
+    is_text = len(values) == len(fields) == 1 and fields[0][0] == _TEXT and fields[0][2].nbytes <= MAX_NAME
+    return fields[0][2].data(MAX_NAME) if is_text else None
 
 
 def _is_cached_in_memory(node: Message, body: NodeBody) -> bool:
-    return _input_text(node, body, 1) == b""
+    inputs = [part for number, _, part in node.fields() if number == 3]
+    return len(inputs) > 1 and body.text(inputs[1].text().partition(":")[0]) == b""
 
 
 def _is_without_vocabulary(node: Message, body: NodeBody) -> bool:

@@ -69,7 +69,8 @@ def encode(path: str, text: bytes, schema: Schema, root: str, enum: Mapping[str,
         text: The message as text.
         schema: What is known of the messages.
         root: Name of the outermost message.
-        enum: Numbers of the names that values of type ``type`` may have."""
+        enum: Numbers of the names that values of type ``type`` may have.
+    """
     if len(text) > MAX_TEXT:
         raise LimitExceeded(path, f"{len(text):,} bytes of text", expected=f"at most {MAX_TEXT:,}")
     return _Encoder(path, text, schema, enum).run(root)
@@ -82,7 +83,7 @@ class _Encoder:
         self._path = path
         self._schema = schema
         self._enum = enum
-        self._tokens = self._scan(text)
+        self._tokens = self._tokens_in(text)
         self._next: _TextToken | None = next(self._tokens, None)
         self._end = len(text)
         self._stack: list[_OpenMessage] = []
@@ -95,23 +96,25 @@ class _Encoder:
         while self._next is not None:
             token, top = self._take(), self._stack[-1]
             if token.text == top.closing:
-                self._close()
+                self._stack.pop()
+                if top.number:
+                    self._stack[-1].out.extend(_bytes_field(top.number, top.out))
             elif top.item is not None and token.text != b",":
                 self._value(*top.item, token)
             elif token.kind == "name" or token.text == b"[":
-                self._field(self._named(token))
+                self._field(self._field_name(token))
             elif token.text not in (b",", b";"):
-                raise self._damaged(f"{token.text[:20]!r} where a field should be", token.at)
+                raise self._damage(f"{token.text[:20]!r} where a field should be", token.at)
         if len(self._stack) > 1:
-            raise self._damaged(f"{len(self._stack) - 1} messages that don't end", self._end)
+            raise self._damage(f"{len(self._stack) - 1} messages that don't end", self._end)
         return bytes(outermost.out)
 
-    def _scan(self, text: bytes) -> Iterator[_TextToken]:
+    def _tokens_in(self, text: bytes) -> Iterator[_TextToken]:
         at = 0
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self._damaged(f"{text[at : at + 1]!r} is no text of a message", at)
+                raise self._damage(f"{text[at : at + 1]!r} is no text of a message", at)
             if match.lastgroup is not None:
                 yield _TextToken(match.lastgroup, match[match.lastgroup], at)
             at = match.end()
@@ -119,11 +122,11 @@ class _Encoder:
     def _take(self) -> _TextToken:
         token = self._next
         if token is None:
-            raise self._damaged("the text ends within a field", self._end)
+            raise self._damage("the text ends within a field", self._end)
         self._next = next(self._tokens, None)
         return token
 
-    def _named(self, token: _TextToken) -> str:
+    def _field_name(self, token: _TextToken) -> str:
         """Return the name of a field; one in brackets is an extension, which no schema knows."""
         if token.kind == "name":
             return token.text.decode()
@@ -157,29 +160,19 @@ class _Encoder:
             raise LimitExceeded(self._path, found, expected="less")
         self._stack.append(opened)
 
-    def _close(self) -> None:
-        done = self._stack.pop()
-        if done.number:
-            self._stack[-1].out.extend(_delimited(done.number, done.out))
-
     def _scalar(self, number: int, kind: str, token: _TextToken) -> None:
         if token.kind == "mark":
-            raise self._damaged(f"{token.text!r} where a value should be", token.at)
-        text = self._joined(token) if token.kind == "text" else token.text
+            raise self._damage(f"{token.text!r} where a value should be", token.at)
+        texts = [_unescape(token.text[1:-1])] if token.kind == "text" else []
+        while texts and self._next is not None and self._next.kind == "text":  # neighbours are one string
+            texts.append(_unescape(self._take().text[1:-1]))
         out = self._stack[-1].out
         if kind == "string" and token.kind == "text":
-            out.extend(_delimited(number, text))
+            out.extend(_bytes_field(number, b"".join(texts)))
         elif kind in ("integer", "type"):
             out.extend(_varint(number << 3) + _varint(self._integer(token)))
         elif number and kind != "skipped":
-            raise self._damaged(f"{token.text[:20]!r} where a {kind} should be", token.at)
-
-    def _joined(self, token: _TextToken) -> bytes:
-        """Return the bytes that strings, one after the other, stand for."""
-        parts = [_unescaped(token.text[1:-1])]
-        while self._next is not None and self._next.kind == "text":
-            parts.append(_unescaped(self._take().text[1:-1]))
-        return b"".join(parts)
+            raise self._damage(f"{token.text[:20]!r} where a {kind} should be", token.at)
 
     def _integer(self, token: _TextToken) -> int:
         text = token.text.decode("ascii", "replace")
@@ -188,12 +181,12 @@ class _Encoder:
         try:
             value = int(text, 8) if re.fullmatch(r"-?0[0-7]+", text) else int(text[:40], 0)
         except ValueError as failure:
-            raise self._damaged(f"{text[:20]!r} where a number should be", token.at) from failure
+            raise self._damage(f"{text[:20]!r} where a number should be", token.at) from failure
         if not -(1 << 63) <= value < 1 << 64:
-            raise self._damaged(f"a number of more than 64 bits: {text[:20]}", token.at)
+            raise self._damage(f"a number of more than 64 bits: {text[:20]}", token.at)
         return value & (1 << 64) - 1
 
-    def _damaged(self, why: str, at: int) -> DamagedCheckpoint:
+    def _damage(self, why: str, at: int) -> DamagedCheckpoint:
         return DamagedCheckpoint(self._path, f"{why} (byte {at:,})", code="pbtxt-damaged")
 
 
@@ -206,15 +199,15 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _delimited(number: int, data: bytes | bytearray) -> bytes:
+def _bytes_field(number: int, data: bytes | bytearray) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + bytes(data)
 
 
-def _unescaped(text: bytes) -> bytes:
-    return _ESCAPE.sub(_character, text) if b"\\" in text else text
+def _unescape(text: bytes) -> bytes:
+    return _ESCAPE.sub(_unescape_match, text) if b"\\" in text else text
 
 
-def _character(match: re.Match[bytes]) -> bytes:
+def _unescape_match(match: re.Match[bytes]) -> bytes:
     octal, hexadecimal, short, long, plain = match.groups()
     if octal:
         return bytes([int(octal, 8) & 0xFF])
@@ -310,12 +303,9 @@ SCHEMA: Schema = {
 _OLD_NAMES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "unknown": "INVALID"}
 
 
-def _type_numbers() -> dict[str, int]:
-    names = {f"DT_{_OLD_NAMES.get(name, name.upper())}": number for number, name in enumerate(TYPE_NAMES)}
-    return names | {f"{name}_REF": number + 100 for name, number in names.items() if number}
-
-
 def text_message(source: Source) -> Message:
     """Return the message that a text stands for."""
-    text = source.read(0, source.size)
-    return message_in(Buffer(source.path, encode(source.path, text, SCHEMA, "SavedModel", _type_numbers())))
+    types = {f"DT_{_OLD_NAMES.get(name, name.upper())}": number for number, name in enumerate(TYPE_NAMES)}
+    types |= {f"{name}_REF": number + 100 for name, number in types.items() if number}
+    message = encode(source.path, source.read(0, source.size), SCHEMA, "SavedModel", types)
+    return message_in(Buffer(source.path, message))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from itertools import chain
 from zlib import crc32
 
@@ -32,9 +32,9 @@ from ckpttool.formats.savedmodel.variables import (
     compare_variables,
     fingerprint_findings,
     layers_of_variables,
+    name_variables,
     needs_variables,
     read_fingerprint,
-    with_own_names,
 )
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
@@ -61,7 +61,8 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
 
     Args:
         directory: Where it lies.
-        names: The files that it may be, the likeliest first."""
+        names: The files that it may be, the likeliest first.
+    """
     entries = scan(directory)
     if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
         found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
@@ -70,8 +71,13 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
     if file is None:
         found = "a model in chunks, which only TensorFlow reads"
         raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
-    model = _read_model(directory, file)
-    graph = _objects(model)
+    path = os.path.join(directory, file)
+    with Source(path) as source:
+        model = read_model(text_message(source) if file == TEXT else message_in(source))
+    if not model.graphs:
+        found = f"{os.path.getsize(path):,} bytes without a meta graph"
+        raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
+    graph = _graph_with_objects(model)
     fingerprint, findings = read_fingerprint(directory)
     with Gathered("variables") as parts:
         parts.findings += [*findings, *_description_findings(model, directory)]
@@ -79,7 +85,16 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         bundle, tensors = _variables(parts, model, directory)
         if INDEX in parts.parts:
             parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
-        parts.findings += _unread_models(file, entries)
+        for name in (BINARY, TEXT, CHUNKED):
+            if name in entries and name != file:
+                message = f"it lies beside {file}, and was not looked at"
+                parts.findings.append(warning("not-part", message, name))
+
+        def own_names() -> Mapping[str, str]:
+            # What the variables were called is said by the graph of their bundle.
+            known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors} if bundle else {}
+            return {one.name: name for one in tensors if (name := known.get(one.key)) is not None}
+
         checkpoint = Checkpoint(
             path=directory,
             format=_FORMAT,
@@ -91,9 +106,9 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             layers=lambda: layers_of_variables(
                 directory, graph.objects if graph and graph.objects else (), tensors
             ),
-            own_names=lambda: _own_names(bundle, tensors),
+            own_names=own_names,
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
-            native=lambda: _native(bundle, tensors),
+            native=lambda: _native_parts(bundle, tensors),
             producer=Producer("tensorflow", model.graphs[0].version),
             findings=tuple(parts.findings),
             safety=tuple(safety_of(model, directory, entries)),
@@ -101,42 +116,36 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             derives_metadata=True,  # digests of all that a graph computes take their time
             close=parts.keep(),
         )
-        return _with_sidecar(checkpoint, directory)
+        # What a converter has put beside it, if anything.
+        sidecar = os.path.join(directory, CONTENT)
+        if not os.path.isfile(sidecar) or not is_inside(sidecar, directory):
+            return checkpoint
+        try:
+            with Source(sidecar) as source:
+                data = source.read(0, source.size)
+        except CheckpointError as failure:
+            checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
+            return checkpoint
+        return apply_sidecar(checkpoint, data, CONTENT)
 
 
-def _with_sidecar(checkpoint: Checkpoint, directory: str) -> Checkpoint:
-    """Return a checkpoint with what a converter has put beside it, if anything."""
-    path = os.path.join(directory, CONTENT)
-    if not os.path.isfile(path) or not is_inside(path, directory):
-        return checkpoint
-    try:
-        with Source(path) as source:
-            data = source.read(0, source.size)
-    except CheckpointError as failure:
-        checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
-        return checkpoint
-    return apply_sidecar(checkpoint, data, CONTENT)
-
-
-def _native(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
+def _native_parts(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
     """Return the keys of the variables and their graph, where they tell the variables' names."""
     if bundle is None or [one.name for one in bundle.tensors] != [one.name for one in tensors]:
         return {}
     return bundle.native
 
 
-def _own_names(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
-    """Return what the variables were called, which the graph of their bundle says, by their names here."""
-    if bundle is None:
-        return {}
-    known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors}
-    return {one.name: own for one in tensors if (own := known.get(one.key)) is not None}
-
-
 def _metadata(
     model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None
 ) -> dict[str, object]:
     """Return the metadata, as plain data."""
+    seen: Counter[str] = Counter()
+    computations = {}
+    for graph in model.graphs:
+        tags = ",".join(sorted(graph.tags))
+        seen[tags] += 1
+        computations[tags if seen[tags] == 1 else f"{tags} ({seen[tags]})"] = graph.computes()
     # The text form spells values in ways that take other numbers of bytes.
     constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
     return {
@@ -144,19 +153,10 @@ def _metadata(
         "file": file,
         "fingerprint": fingerprint,
         "constant_bytes": constants,
-        "meta_graphs": [graph.as_json() for graph in model.graphs],
-        "graph": dict(_computed(model)),
+        "meta_graphs": [graph.as_metadata() for graph in model.graphs],
+        "graph": computations,
         "files": dict(_assets(directory)),
     }
-
-
-def _computed(model: SavedModel) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield what each meta graph computes, by its tags."""
-    seen: Counter[str] = Counter()
-    for graph in model.graphs:
-        tags = ",".join(sorted(graph.tags))
-        seen[tags] += 1
-        yield tags if seen[tags] == 1 else f"{tags} ({seen[tags]})", graph.computes()
 
 
 def _assets(directory: str) -> Iterator[tuple[str, str]]:
@@ -174,17 +174,6 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
             yield name, describe_content(source.size, crc32(source.read(0, source.size)))
 
 
-def _read_model(directory: str, name: str) -> SavedModel:
-    """Return what the model's message says."""
-    path = os.path.join(directory, name)
-    with Source(path) as source:
-        model = read_model(text_message(source) if name == TEXT else message_in(source))
-    if not model.graphs:
-        found = f"{os.path.getsize(path):,} bytes without a meta graph"
-        raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
-    return model
-
-
 def _files(directory: str) -> Iterator[FileEntry]:
     for parent, below, names in walk(directory):
         below.sort()
@@ -198,18 +187,15 @@ def _other_spans(directory: str) -> Iterator[Span]:
         name = os.path.relpath(file.path, directory)
         is_variables = os.path.dirname(name) == os.path.dirname(INDEX)
         if not is_variables and is_inside(file.path, directory):
-            yield Span(Extent(file.path, 0, file.nbytes), name, _reader(file.path))
+            yield Span(Extent(file.path, 0, file.nbytes), name, partial(_read_into, file.path))
 
 
-def _reader(path: str) -> Callable[[int, memoryview], None]:
-    def read(offset: int, buffer: memoryview) -> None:
-        with Source(path) as source:
-            source.read_into(offset, buffer)
-
-    return read
+def _read_into(path: str, offset: int, buffer: memoryview) -> None:
+    with Source(path) as source:
+        source.read_into(offset, buffer)
 
 
-def _objects(model: SavedModel) -> MetaGraph | None:
+def _graph_with_objects(model: SavedModel) -> MetaGraph | None:
     """Return the meta graph with the objects of TensorFlow 2, or None."""
     return next((graph for graph in model.graphs if graph.objects), None)
 
@@ -229,13 +215,13 @@ def _variables(
     bundle = parts.add(INDEX, lambda: _bundle(path, directory))
     if bundle is None:
         return None, ()
-    graph = _objects(model)
+    graph = _graph_with_objects(model)
     if graph is None or graph.objects is None:
         return bundle, bundle.tensors
-    found = list(compare_variables(bundle.tensors, graph.objects))
-    parts.findings += found
-    parts.complete &= not any(finding.code == "variable-missing" for finding in found)
-    return bundle, with_own_names(bundle.tensors, graph.objects)
+    findings = list(compare_variables(bundle.tensors, graph.objects))
+    parts.findings += findings
+    parts.complete &= not any(finding.code == "variable-missing" for finding in findings)
+    return bundle, name_variables(bundle.tensors, graph.objects)
 
 
 def _bundle(path: str, directory: str) -> Checkpoint:
@@ -264,27 +250,17 @@ def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding
         tags = "; ".join(",".join(sorted(graph.tags)) or "no tags" for graph in model.graphs[:8])
         yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
     yield from (finding for graph in model.graphs for finding in judge_links(graph))
-    assets = dict.fromkeys(name for graph in model.graphs for name in graph.assets)
-    yield from (finding for name in assets for finding in _asset(name, directory))
+    for name in dict.fromkeys(name for graph in model.graphs for name in graph.assets):
+        why = refusal(name)
+        path = os.path.join(directory, ASSETS, name)
+        if why is not None:
+            yield error("asset-path", f"{why}; it was not looked at", name[:200])
+        elif not os.path.isfile(path):
+            yield error("asset-missing", "there is no such file", f"{ASSETS}/{name}")
+        elif not is_inside(path, directory):
+            message = "a link that leads out of the SavedModel; it was not looked at"
+            yield error("asset-path", message, f"{ASSETS}/{name}")
     constants = max(graph.constant_bytes for graph in model.graphs)
     if constants >= _FROZEN_BYTES and not any(map(needs_variables, model.graphs)):
         message = f"{constants:,} bytes of constants in the graph, frozen weights perhaps, are not listed"
         yield note("constants-not-listed", message)
-
-
-def _asset(name: str, directory: str) -> Iterator[Finding]:
-    why = refusal(name)
-    path = os.path.join(directory, ASSETS, name)
-    if why is not None:
-        yield error("asset-path", f"{why}; it was not looked at", name[:200])
-    elif not os.path.isfile(path):
-        yield error("asset-missing", "there is no such file", f"{ASSETS}/{name}")
-    elif not is_inside(path, directory):
-        message = "a link that leads out of the SavedModel; it was not looked at"
-        yield error("asset-path", message, f"{ASSETS}/{name}")
-
-
-def _unread_models(file: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
-    for name in (BINARY, TEXT, CHUNKED):
-        if name in entries and name != file:
-            yield warning("not-part", f"it lies beside {file}, and was not looked at", name)

@@ -50,13 +50,13 @@ def safety_of(
 def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
     """Yield what the ops of a graph, and of all functions in its library, do besides computing."""
     for (op, is_harmless), where in sorted(graph.places.items()):
-        finding = _op_finding(graph, op, is_harmless, where)
+        finding = _judge_op(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
     bodies = graph.bodies.values() if graph.filling else ()
     for name in sorted(graph.filling & {name for body in bodies for name in body.calls()}):
         message = "it fills a table from a file that another function names, which may be any"
-        yield warning("not-scanned", message, _body(name))
+        yield warning("not-scanned", message, _body_name(name))
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
@@ -65,11 +65,14 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         yield warning("custom-ops", f"it needs ops that other libraries register: {shown}{more}", place)
 
 
-def _op_finding(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+def _judge_op(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
     if is_harmless and op == _PRINT:
         return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
+    if op.startswith(FROM_ASSETS) and not graph.assets:
+        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
     if op.startswith(FROM_ASSETS):
-        return _asset_finding(graph, op, is_harmless, where)
+        message = f"{op} reads a file that is none of its assets"
+        return None if is_harmless else error("unsafe-op", message, where)
     severity = None if is_harmless else severity_of(op)
     if severity is None:
         return None
@@ -79,34 +82,27 @@ def _op_finding(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Fin
     return Finding("unsafe-op", severity, message, where)
 
 
-def _asset_finding(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
-    if not graph.assets:
-        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
-    return None if is_harmless else error("unsafe-op", f"{op} reads a file that is none of its assets", where)
-
-
 def judge_links(graph: MetaGraph) -> Iterator[Finding]:
     """Yield an error for each body whose nodes take or call what isn't there, and for such signatures."""
     for function, reference in graph.broken:
-        yield error("graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body(function))
+        yield error(
+            "graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body_name(function)
+        )
     unknown = graph.called.keys() - graph.functions - known_ops().keys()
     for name in islice(sorted(unknown), MAX_BROKEN):
         message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
-        yield error("graph-broken", message, _body(graph.called[name]))
+        yield error("graph-broken", message, _body_name(graph.called[name]))
     for name, signature in graph.signatures.items():
         sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
-        lost = [one["name"] for one in sides if one.get("name") and not _has_node(graph, one["name"])]
+        names = [tensor["name"] for tensor in sides if tensor.get("name")]
+        lost = [name for name in names if graph.links is None or not graph.links.has(name)]
         if lost:
             message = f"it names {str(lost[0])[:_LONGEST]!r}, which isn't in the graph"
             yield error("graph-broken", message, f"signature {name}")
 
 
-def _body(function: str) -> str:
+def _body_name(function: str) -> str:
     return f"function {function}" if function else "the graph"
-
-
-def _has_node(graph: MetaGraph, reference: str) -> bool:
-    return graph.links is not None and graph.links.has(reference)
 
 
 # Keras ----------------------------------------------------------------------------------------------

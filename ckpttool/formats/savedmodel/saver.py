@@ -89,23 +89,23 @@ class Saver:
         """Add an op that touches files; of those in one function, the first."""
         self.ops.setdefault((op.op, op.function, 0 if op.function else hash(op.name)), op)
 
-    def own(self) -> tuple[set[int], set[str]]:
+    def nodes_and_functions(self) -> tuple[set[int], set[str]]:
         """Return the nodes, as the hashes of their names, and the functions that serve the saver alone."""
         saving, left = self._own_nodes(self._takes())
         return saving | left, self._own_functions(saving)
 
-    def judged(self) -> Iterator[tuple[SaverOp, bool]]:
+    def judge_ops(self) -> Iterator[tuple[SaverOp, bool]]:
         """Yield each op that touches files, and whether it serves the saver alone."""
         if not self.ops:
             return
         takes = self._takes()
         saving, left = self._own_nodes(takes)
-        functions, own = self._own_functions(saving), saving | left
-        loading = _reached([end for number, end in self._ends.items() if number == _RESTORE_OP], takes)
-        loaded = _reached(self._called_by(loading), self.functions)
+        functions, nodes = self._own_functions(saving), saving | left
+        loading = _reachable([end for number, end in self._ends.items() if number == _RESTORE_OP], takes)
+        loaded = _reachable(self._called_by(loading), self.functions)
         for op in self.ops.values():
             node = hash(op.name)
-            is_own = op.function in functions if op.function else node in own
+            is_own = op.function in functions if op.function else node in nodes
             is_loaded = op.function in loaded if op.function else node in loading
             yield op, is_own and not (is_loaded and op.op in _WRITING)
 
@@ -120,20 +120,20 @@ class Saver:
 
         The second come from a graph of TensorFlow 1 that was saved before: nothing leads to them, either.
         """
-        saving = _reached(self._ends.values(), takes)
-        own = saving | self._scoped
-        needed = {taken for node, inputs in takes.items() if node not in own for taken in inputs}
-        foreign = _reached((needed | self._asked) & own, takes)
+        saving = _reachable(self._ends.values(), takes)
+        candidates = saving | self._scoped
+        needed = {taken for node, inputs in takes.items() if node not in candidates for taken in inputs}
+        foreign = _reachable((needed | self._asked) & candidates, takes)
         return saving - foreign, self._scoped - saving - foreign
 
     def _own_functions(self, saving: set[int]) -> set[str]:
         """Return the functions that only these nodes lead to."""
-        found = _reached(self._called_by(saving), self.functions)
+        called = _reachable(self._called_by(saving), self.functions)
         others = self._called_by(self._calls.keys() - saving)
         # What is called like an op may be run in its place.
-        others |= self.offered | (self.functions.keys() - found) | (found & known_ops().keys())
-        foreign = _reached(others, self.functions)
-        return found - foreign
+        others |= self.offered | (self.functions.keys() - called) | (called & known_ops().keys())
+        foreign = _reachable(others, self.functions)
+        return called - foreign
 
     def _called_by(self, nodes: Iterable[int]) -> set[str]:
         return {name for node in nodes for name in self._calls.get(node, ())}
@@ -143,16 +143,16 @@ def _node_of(reference: str) -> int:
     return hash(reference.removeprefix("^").partition(":")[0])
 
 
-def _reached(starts: Iterable[_Item], leads: Mapping[_Item, Collection[_Item]]) -> set[_Item]:
+def _reachable(starts: Iterable[_Item], leads: Mapping[_Item, Collection[_Item]]) -> set[_Item]:
     """Return what can be reached from there, and that itself."""
     pending = list(starts)
-    found = set(pending)
+    reached = set(pending)
     while pending:
         for item in leads.get(pending.pop(), ()):
-            if item not in found:
-                found.add(item)
+            if item not in reached:
+                reached.add(item)
                 pending.append(item)
-    return found
+    return reached
 
 
 # What refers to functions ---------------------------------------------------------------------------
@@ -162,19 +162,13 @@ def functions_in(attribute: Message) -> Iterator[str]:
     """Yield the functions that an attribute, an entry of a map, refers to at any depth."""
     for value in _inner([attribute], 2):
         for number, _, part in value.fields():
-            if number == _FUNCTION:
-                yield from _named(part)
-            elif number == _LIST:
-                for function in _inner([part], _LISTED_FUNCTION):
-                    yield from _named(function)
-
-
-def _named(function: Message) -> Iterator[str]:
-    for number, _, part in function.fields():
-        if number == 1 and part.nbytes:
-            yield part.text()
-        elif number == 2:
-            yield from functions_in(part)
+            functions = [part] if number == _FUNCTION else ()
+            for function in _inner([part], _LISTED_FUNCTION) if number == _LIST else functions:
+                for inner, _, text in function.fields():
+                    if inner == 1 and text.nbytes:
+                        yield text.text()
+                    elif inner == 2:
+                        yield from functions_in(text)
 
 
 def functions_of_objects(message: Message) -> Iterator[str]:

@@ -57,20 +57,20 @@ def raw_key(tensor: Tensor) -> str:
 
 def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
     """Return the numbers of the objects on the way that a key tells, from the root as far as it goes."""
-    found = [0] if objects else []
-    for part in key.removesuffix(VALUE).split("/") if found else ():
+    numbers = [0] if objects else []
+    for part in key.removesuffix(VALUE).split("/") if numbers else ():
         name = _ESCAPED.sub(lambda match: "/" if match[1] == "S" else ".", part)
-        child = objects[found[-1]].children.get(name)
+        child = objects[numbers[-1]].children.get(name)
         if child is None or child >= len(objects):
-            return found
-        found.append(child)
-    return found
+            return numbers
+        numbers.append(child)
+    return numbers
 
 
 def _node_number(objects: Sequence[SavedObject], key: str) -> int | None:
     """Return the number of the object that a bundle's key leads to from the root; None if none is."""
-    found = node_numbers_along(objects, key)
-    return found[-1] if len(found) == key.removesuffix(VALUE).count("/") + 2 else None
+    numbers = node_numbers_along(objects, key)
+    return numbers[-1] if len(numbers) == key.removesuffix(VALUE).count("/") + 2 else None
 
 
 # The bundle against the objects ---------------------------------------------------------------------
@@ -93,18 +93,14 @@ def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject])
         else:
             reached.add(at)
             yield from _mismatches(tensor, variable)
-    yield from _missing_variables(objects, reached)
-
-
-def _missing_variables(objects: Sequence[SavedObject], reached: set[int]) -> Iterator[Finding]:
     slots = {slot for item in objects for slot in item.slots}
-    names = [
+    missing = [
         item.variable.name or f"object {at}"
         for at, item in enumerate(objects)
         if item.variable and not item.variable.is_composed and at not in reached and at not in slots
     ]
-    if names:
-        message = f"the bundle lacks {len(names):,} of the model's variables, like {names[0][:_SHOWN]!r}"
+    if missing:
+        message = f"the bundle lacks {len(missing):,} of the model's variables, like {missing[0][:_SHOWN]!r}"
         yield error("variable-missing", message, INDEX)
 
 
@@ -123,22 +119,24 @@ def _mismatches(tensor: Tensor, variable: SavedVariable) -> Iterator[Finding]:
 # Names ----------------------------------------------------------------------------------------------
 
 
-def with_own_names(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) -> tuple[Tensor, ...]:
+def name_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) -> tuple[Tensor, ...]:
     """Return the variables; those that are items of a list, or in a numbered layer, by their own names.
 
     Keras exports a list of all variables and a second, private one, whose items are copies.
     """
-    own = {raw_key(tensor): _own_name(tensor, objects) for tensor in tensors}
-    public = Counter(name for key, name in own.items() if name and not _is_private(key))
-    taken = {tensor.name for tensor in tensors if own[raw_key(tensor)] is None}
-    return tuple(_renamed(tensor, own[raw_key(tensor)], public, taken) for tensor in tensors)
+    stated = {raw_key(tensor): _stated_name(tensor, objects) for tensor in tensors}
+    public = Counter(name for key, name in stated.items() if name and not _is_private(key))
+    taken = {tensor.name for tensor in tensors if stated[raw_key(tensor)] is None}
+    return tuple(_with_stated_name(tensor, stated[raw_key(tensor)], public, taken) for tensor in tensors)
 
 
 def _is_private(key: str) -> bool:
     return key.startswith("_")
 
 
-def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]) -> Tensor:
+def _with_stated_name(
+    tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]
+) -> Tensor:
     """Return a variable under its own name, unless another has it, too."""
     key = raw_key(tensor)
     if name is None or name == tensor.name:
@@ -150,7 +148,7 @@ def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken:
     return replace(tensor, path=tuple(name.split("/")), key=key)
 
 
-def _own_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
+def _stated_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
     """Return the name that a variable was given, where the path to it only says which one it is."""
     key = raw_key(tensor)
     if _SLOT in key or not _NUMBERED.search(key.removesuffix(VALUE)):
@@ -179,15 +177,15 @@ def layers_of_variables(
     layers = {
         at: layer for at, text in described.items() if (layer := _layer_of_text(path, text)) is not None
     }
-    found = {}
+    kinds = {}
     orders: dict[int, Orders] = {}
     for tensor in tensors if layers else ():
         if tensor.role is Role.WEIGHTS:
             along = node_numbers_along(objects, raw_key(tensor))
             kind = outermost_kind((layers[at] for at in along if at in layers), orders)
             if kind is not None:
-                found[tensor.name] = kind.text_for(tensor)
-    return found
+                kinds[tensor.name] = kind.text_for(tensor)
+    return kinds
 
 
 def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
@@ -209,23 +207,23 @@ def _layer_of_text(path: str, text: bytes) -> Layer | None:
     from ckpttool.formats.keras.layers import layer_of
 
     try:
-        told = _with_plain_lists(parse_json(path, text, "keras-metadata", constants=True))
+        node = _unwrap_tuples(parse_json(path, text, "keras-metadata", constants=True))
     except CheckpointError:  # opening the model told of it
         return None
-    if isinstance(told, dict) and isinstance(shape := told.get("build_input_shape"), list):
-        told.setdefault("build_config", {"input_shape": shape})
-    return layer_of(told)
+    if isinstance(node, dict) and isinstance(shape := node.get("build_input_shape"), list):
+        node.setdefault("build_config", {"input_shape": shape})
+    return layer_of(node)
 
 
-def _with_plain_lists(tree: Any) -> Any:
+def _unwrap_tuples(tree: Any) -> Any:
     """Return a configuration with lists where Keras 2 wraps tuples and shapes."""
     if isinstance(tree, list):
-        return [_with_plain_lists(one) for one in tree]
+        return [_unwrap_tuples(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if tree.get("class_name") in _TUPLES and isinstance(tree.get("items"), list):
-        return [_with_plain_lists(one) for one in tree["items"]]
-    return {key: _with_plain_lists(one) for key, one in tree.items()}
+        return [_unwrap_tuples(item) for item in tree["items"]]
+    return {key: _unwrap_tuples(item) for key, item in tree.items()}
 
 
 # The fingerprint ------------------------------------------------------------------------------------
@@ -236,23 +234,23 @@ def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]
     path = os.path.join(directory, FINGERPRINT)
     if not os.path.lexists(path):
         return None, []
-    told: dict[str, object] = {"uuid": None, "checkpoint_hash": None}
+    fingerprint: dict[str, object] = {"uuid": None, "checkpoint_hash": None}
     try:
         require_inside(path, directory)
         with Source(path) as source:
             for number, value, part in message_in(source).fields():
                 if number == 5:
-                    told["checkpoint_hash"] = f"{value or part.unsigned():016x}"
+                    fingerprint["checkpoint_hash"] = f"{value or part.unsigned():016x}"
                 elif number == 7:
-                    told["uuid"] = part.text()
+                    fingerprint["uuid"] = part.text()
     except CheckpointError as failure:
         return None, [warning("fingerprint-damaged", failure.reason, FINGERPRINT)]
-    return told, []
+    return fingerprint, []
 
 
-def fingerprint_findings(told: Fingerprint | None, index: str) -> Iterator[Finding]:
+def fingerprint_findings(fingerprint: Fingerprint | None, index: str) -> Iterator[Finding]:
     """Yield an error where the index of the variables is not the one that was saved with the graph."""
-    stated = told["checkpoint_hash"] if told else None
+    stated = fingerprint["checkpoint_hash"] if fingerprint else None
     if stated is None:
         return
     with Source(index) as source:

@@ -22,7 +22,7 @@ MAX_DEPTH = 100
 
 MAX_NAME = 1 << 16
 MAX_TEXT = 1 << 26
-"""The most bytes of names that are kept, together."""
+"""The most bytes of names that are kept_text, together."""
 
 _WINDOW = 1 << 18
 _SHORT = 1 << 14
@@ -50,8 +50,8 @@ class Window:
         """
         here = at - self.base
         if here < 0 or here + _LONGEST > len(self.data):
-            self._fill(at)
-            here = 0
+            self.data = self.source.read(at, max(0, min(_WINDOW, self.source.size - at)))
+            self.base, here = at, 0
         if at < end and here < len(self.data) and self.data[here] < 0x80:
             return self.data[here], at + 1
         number, used = varint(self.data[here : here + min(_LONGEST, end - at)], 0)
@@ -62,10 +62,6 @@ class Window:
         self.fields += fields
         if self.fields > MAX_FIELDS:
             raise LimitExceeded(self.source.path, f"more than {MAX_FIELDS:,} fields", expected="less")
-
-    def _fill(self, at: int) -> None:
-        self.data = self.source.read(at, max(0, min(_WINDOW, self.source.size - at)))
-        self.base = at
 
     def keep(self, nbytes: int) -> None:
         """Count what stays in memory."""
@@ -104,7 +100,7 @@ class Message(NamedTuple):
                 if 0 <= here < len(data) - 1 and data[here] & 0x87 == BYTES and data[here + 1] < 0x80:
                     key, value, size, at = data[here], 0, data[here + 1], at + 2  # as nearly all are
                 else:
-                    key, value, size, at = self._measured(at)
+                    key, value, size, at = self._measure(at)
                 if key < 8:
                     raise ValueError(f"field number 0 before byte {at:,}")
                 if at + size > end:
@@ -113,7 +109,8 @@ class Message(NamedTuple):
                 yield key >> 3, value, Message(window, at, at + size, depth)
                 at += size
         except ValueError as failure:
-            raise self._damaged(str(failure)) from failure
+            path, reason = window.source.path, f"no message: {failure}"
+            raise DamagedCheckpoint(path, reason, code="protobuf-damaged") from failure
 
     def short_parts(self) -> list[tuple[int, int, bytes]] | None:
         """Return of each field its number, where it begins and its bytes, or None where ``fields`` is needed.
@@ -142,7 +139,7 @@ class Message(NamedTuple):
         self.window.count(len(parts))
         return parts if at == end else None
 
-    def _measured(self, at: int) -> tuple[int, int, int, int]:
+    def _measure(self, at: int) -> tuple[int, int, int, int]:
         """Return a field's key, its number, the size of its other content, and where that begins."""
         key, at = self.window.varint(at, self.end)
         kind = key & 7
@@ -161,14 +158,11 @@ class Message(NamedTuple):
             path = self.window.source.path
             raise LimitExceeded(path, f"messages nested more than {MAX_DEPTH} deep", expected="less")
 
-    def _damaged(self, why: str) -> DamagedCheckpoint:
-        return DamagedCheckpoint(self.window.source.path, f"no message: {why}", code="protobuf-damaged")
-
     def text(self) -> str:
         """Return the bytes as text; what is no UTF-8 is spelled out."""
         return self.data(MAX_NAME).decode("utf-8", "backslashreplace")
 
-    def kept(self) -> str:
+    def kept_text(self) -> str:
         """Return the bytes as text that stays in memory."""
         self.window.keep(self.nbytes)
         return self.text()
