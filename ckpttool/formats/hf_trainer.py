@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP, fsdp_units
-from ckpttool.report import Finding, warning
+from ckpttool.report import warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.source import Source
@@ -80,31 +80,51 @@ class HfTrainer(Format):
     def open(self, probe: Probe) -> Checkpoint:
         directory, entries = probe.path, probe.entries
         state = _read_json(directory, STATE, "state") if STATE in entries else {}
+        is_accelerate = _is_accelerate(entries)
         with Gathered("part") as parts:
-            if STATE not in entries and not _is_accelerate(entries):
+            if STATE not in entries and not is_accelerate:
                 parts.fault("missing", "there is none; the save was interrupted before its end", STATE)
-            told: dict[str, Any] = {key: value for key, value in state.items() if key != "log_history"}
-            told = {"trainer_state": told, **_configs(parts, directory, entries)}
+            metadata: dict[str, Any] = {
+                "trainer_state": {key: value for key, value in state.items() if key != "log_history"}
+            }
+            for name in _CONFIGS:
+                if name in entries:
+                    try:
+                        metadata[_stem(name)] = _read_json(directory, name, "config")
+                    except DamagedCheckpoint as failure:
+                        parts.fault("damaged", failure.reason, name)
             weights = _weights(directory, entries)
-            tensors = _add_weights(parts, told, weights, entries)
+            tensors = _add_weights(parts, metadata, weights, entries)
+            tensors += _add_rank_sets(parts, metadata, directory, entries)
             taken = {name for unit in weights for name in unit.members}
-            tensors += _add_rank_sets(parts, told, directory, entries)
-            others = [n for n in _loadable(entries) if n not in taken and not FSDP.fullmatch(n)]
-            tensors += _add_others(parts, told, directory, others)
-            parts.findings += _disagreement(_own_name(directory), state)
+            others = [
+                name
+                for name, entry in entries.items()
+                if name.endswith(_SUFFIXES)
+                and entry.is_file()
+                and name not in taken
+                and not FSDP.fullmatch(name)
+            ]
+            tensors += _add_others(parts, metadata, directory, others)
+            numbered = NUMBERED.fullmatch(_own_name(directory))
+            if numbered and "global_step" in state and int(numbered[1]) != state["global_step"]:
+                step = f"{state['global_step']!r:.40}"
+                message = f"the directory has the number {numbered[1]}, and global_step is {step}"
+                parts.findings.append(warning("step-disagrees", message, STATE))
             tensors += _add_directories(parts, entries)
+            version = metadata.get("config", {}).get("transformers_version")
             return Checkpoint(
                 path=directory,
                 format=_weights_format(parts, weights),
-                variant="accelerate" if _is_accelerate(entries) else "trainer",
+                variant="accelerate" if is_accelerate else "trainer",
                 tensors=tuple(tensors),
                 files=tuple(_files(directory)),
                 spans=parts.spans,
-                metadata=lambda: told,
-                training=lambda: training_of(state, told.get("training_args", {}), _own_name(directory)),
+                metadata=lambda: metadata,
+                training=lambda: training_of(state, metadata.get("training_args", {}), _own_name(directory)),
                 producer=Producer(
-                    "accelerate" if _is_accelerate(entries) else "transformers",
-                    _version(told.get("config", {})),
+                    "accelerate" if is_accelerate else "transformers",
+                    version if isinstance(version, str) else None,
                 ),
                 findings=tuple(parts.findings),
                 safety=tuple(parts.safety),
@@ -127,36 +147,19 @@ def _stem(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _version(config: Mapping[str, Any]) -> str | None:
-    version = config.get("transformers_version")
-    return version if isinstance(version, str) else None
-
-
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
     """Return the object in a JSON file; ``what`` it is goes into errors and their codes."""
     path = os.path.join(directory, name)
     with Source(path) as source:
         if source.size > MAX_HEADER:
             raise LimitExceeded(path, f"{source.size:,} bytes of JSON", expected=f"at most {MAX_HEADER:,}")
-        told = parse_json(path, source.read(0, source.size), what, constants=True, surrogates=True)
-    if not isinstance(told, dict):
-        found = f"the {what} has type {type(told).__name__}"
+        parsed = parse_json(path, source.read(0, source.size), what, constants=True, surrogates=True)
+    if not isinstance(parsed, dict):
+        found = f"the {what} has type {type(parsed).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
-    if isinstance(told, Doubled):
-        raise DamagedCheckpoint(path, f"{told.key!r} stands twice", code="duplicate-key")
-    return told
-
-
-def _configs(parts: Gathered, directory: str, entries: Entries) -> dict[str, Any]:
-    """Return the configurations that lie in a directory, by the stems of their names."""
-    found = {}
-    for name in _CONFIGS:
-        if name in entries:
-            try:
-                found[_stem(name)] = _read_json(directory, name, "config")
-            except DamagedCheckpoint as failure:
-                parts.fault("damaged", failure.reason, name)
-    return found
+    if isinstance(parsed, Doubled):
+        raise DamagedCheckpoint(path, f"{parsed.key!r} stands twice", code="duplicate-key")
+    return parsed
 
 
 def _weights(directory: str, entries: Entries) -> list[Unit]:
@@ -166,27 +169,27 @@ def _weights(directory: str, entries: Entries) -> list[Unit]:
     for name, entry in entries.items():
         if _WEIGHTS.fullmatch(name) and entry.is_file():
             units.append(Unit(os.path.join(directory, name), (name,), None))
-    return sorted(units, key=_rank)
 
+    def load_order(unit: Unit) -> tuple[bool, bool, bool]:
+        name = os.path.basename(unit.path)
+        return name.startswith("adapter_model"), "safetensors" not in name, name.endswith(".json")
 
-def _rank(unit: Unit) -> tuple[bool, bool, bool]:
-    name = os.path.basename(unit.path)
-    return name.startswith("adapter_model"), "safetensors" not in name, name.endswith(".json")
+    return sorted(units, key=load_order)
 
 
 def _weights_format(parts: Gathered, weights: list[Unit]) -> str:
     """Return the format of the weights; PyTorch's for a directory without any, whose other parts have it."""
-    for unit in weights:
-        name = os.path.basename(unit.path)
-        part = parts.parts.get(name)
-        if part is not None:
-            return part.format
-        return "safetensors" if "safetensors" in name else "pytorch"
-    return "pytorch"
+    if not weights:
+        return "pytorch"
+    name = os.path.basename(weights[0].path)
+    part = parts.parts.get(name)
+    if part is not None:
+        return part.format
+    return "safetensors" if "safetensors" in name else "pytorch"
 
 
 def _add_weights(
-    parts: Gathered, told: dict[str, Any], weights: list[Unit], entries: Entries
+    parts: Gathered, metadata: dict[str, Any], weights: list[Unit], entries: Entries
 ) -> list[Tensor]:
     """Open all sets of weights, and return the tensors of the first."""
     if not weights and not any(map(_WEIGHTS_DIRECTORY.fullmatch, entries)):
@@ -194,7 +197,7 @@ def _add_weights(
     tensors: list[Tensor] = []
     for unit in weights:
         name = os.path.basename(unit.path)
-        part = parts.add(name, partial(_open_unit, unit) if unit.format else _file_of(unit.path))
+        part = parts.add(name, partial(_open_unit, unit) if unit.format else partial(open_file, unit.path))
         if unit is not weights[0]:
             used = os.path.basename(weights[0].path)
             message = f"a second set of weights; only the tensors of {used} are listed"
@@ -202,27 +205,20 @@ def _add_weights(
         elif part is not None:
             tensors += (replace(tensor, role=Role.WEIGHTS) for tensor in part.tensors)
         if part is not None and part.metadata:
-            told[_key(name, told)] = dict(part.metadata)
+            metadata[_key(name, metadata)] = dict(part.metadata)
     return tensors
 
 
-def _file_of(path: str) -> Callable[[], Checkpoint]:
-    return partial(open_file, path)
-
-
-def _loadable(entries: Entries) -> list[str]:
-    """Return the files in a directory that a framework could load, by their names."""
-    return [name for name, entry in entries.items() if name.endswith(_SUFFIXES) and entry.is_file()]
-
-
-def _add_rank_sets(parts: Gathered, told: dict[str, Any], directory: str, entries: Entries) -> list[Tensor]:
+def _add_rank_sets(
+    parts: Gathered, metadata: dict[str, Any], directory: str, entries: Entries
+) -> list[Tensor]:
     """Open what the processes of a job kept of its optimizers, and return the tensors as wholes."""
     tensors: list[Tensor] = []
     for unit in filter(_is_of_optimizer, fsdp_units(directory, entries)):
         key = os.path.basename(unit.path)
         if (part := parts.add(key, partial(_open_unit, unit))) is not None:
             tensors += (_below(key, tensor) for tensor in part.tensors)
-            told[key] = dict(part.metadata)
+            metadata[key] = dict(part.metadata)
     return tensors
 
 
@@ -235,28 +231,29 @@ def _is_of_optimizer(unit: Unit) -> bool:
     return os.path.basename(unit.path).startswith("optimizer")
 
 
-def _add_others(parts: Gathered, told: dict[str, Any], directory: str, names: list[str]) -> list[Tensor]:
+def _add_others(parts: Gathered, metadata: dict[str, Any], directory: str, names: list[str]) -> list[Tensor]:
     """Open what else a framework could load, and return its tensors, each below the stem of its file."""
     tensors: list[Tensor] = []
     for name in names:
-        path, key = os.path.join(directory, name), _key(name, told)
+        path, key = os.path.join(directory, name), _key(name, metadata)
         if not (_RESUMED.fullmatch(name) or name == ARGUMENTS) and not _is_recognised(path):
             message = "no format recognises it, so it was not checked"
             parts.findings.append(warning("part-unrecognised", message, name))
-        elif (part := parts.add(name, _file_of(path))) is not None:
+        elif (part := parts.add(name, partial(open_file, path))) is not None:
             tensors += (_below(key, tensor) for tensor in part.tensors)
-            told[key] = dict(part.metadata)
+            metadata[key] = dict(part.metadata)
     return tensors
 
 
-def _key(name: str, told: Mapping[str, Any]) -> str:
-    """Return the stem of a file's name, or all of it where another file has taken the stem."""
-    return name if _stem(name) in told else _stem(name)
+def _key(name: str, metadata: Mapping[str, Any]) -> str:
+    """Return the stem of a file's name, or all of it if another file has taken the stem."""
+    return name if _stem(name) in metadata else _stem(name)
 
 
-def _below(key: str, tensor: Tensor) -> Tensor:
+def _below(key: str, tensor: Tensor, role: Role | None = None) -> Tensor:
+    """Return a tensor of a file as one of the directory: of the optimizer or of the rest of the training."""
     owner = None if tensor.shares_with is None else f"{key}.{tensor.shares_with}"
-    role = Role.OPTIMIZER if key.startswith("optimizer") else Role.TRAINING
+    role = role or (Role.OPTIMIZER if key.startswith("optimizer") else Role.TRAINING)
     return replace(tensor, path=(key, *tensor.path), role=role, shares_with=owner)
 
 
@@ -268,15 +265,6 @@ def _is_recognised(path: str) -> bool:
             return detect(probe) is not None
     except NotACheckpoint:
         return False
-
-
-def _disagreement(name: str, state: Mapping[str, Any]) -> Iterator[Finding]:
-    numbered = NUMBERED.fullmatch(name)
-    if numbered and "global_step" in state and int(numbered[1]) != state["global_step"]:
-        message = (
-            f"the directory has the number {numbered[1]}, and global_step is {state['global_step']!r:.40}"
-        )
-        yield warning("step-disagrees", message, STATE)
 
 
 def _add_directories(parts: Gathered, entries: Entries) -> list[Tensor]:
@@ -292,20 +280,16 @@ def _add_directories(parts: Gathered, entries: Entries) -> list[Tensor]:
             continue
         if _is_recognised(entry.path):
             part = parts.add(name, partial(open_checkpoint, entry.path))
-            tensors += () if part is None else (_second(name, tensor) for tensor in part.tensors)
+            for tensor in () if part is None else part.tensors:
+                # Its weights are those of the model once more.
+                role = Role.OTHER if tensor.role is Role.WEIGHTS else tensor.role
+                tensors.append(_below(name, tensor, role))
             continue
         count = sum(file.path.endswith(_SUFFIXES) for file in _files(entry.path))
         if count:
             message = f"files in it that were not checked: {count:,}"
             parts.findings.append(warning("part-not-checked", message, name))
     return tensors
-
-
-def _second(key: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of a directory inside; its weights are those of the model once more."""
-    role = Role.OTHER if tensor.role is Role.WEIGHTS else tensor.role
-    owner = None if tensor.shares_with is None else f"{key}.{tensor.shares_with}"
-    return replace(tensor, path=(key, *tensor.path), role=role, shares_with=owner)
 
 
 def _files(directory: str) -> Iterator[FileEntry]:
@@ -332,14 +316,16 @@ def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: st
     logged: dict[str, Any] = {}
     logged_here: dict[str, Any] = {}
     numbered = NUMBERED.fullmatch(name)
-    named = int(numbered[1]) if numbered else None
+    number_in_name = int(numbered[1]) if numbered else None
     step = _integer(state.get("global_step"))
-    for entry in _logged(state.get("log_history")):
-        logged.update(entry)
-        if _integer(entry.get("step")) == (named if step is None else step):
-            logged_here.update(entry)
+    history = state.get("log_history")
+    for entry in history if isinstance(history, list) else ():
+        if isinstance(entry, dict):
+            logged.update(entry)
+            if _integer(entry.get("step")) == (number_in_name if step is None else step):
+                logged_here.update(entry)
     is_loss_earlier = "loss" in logged and "loss" not in logged_here
-    found: dict[str, tuple[Any, str]] = {
+    fields: dict[str, tuple[Any, str]] = {
         "epoch": (_number(state.get("epoch")), f"{STATE} epoch"),
         "step": (step, f"{STATE} global_step"),
         "loss": (
@@ -351,26 +337,21 @@ def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: st
         "seed": (_integer(arguments.get("seed")), f"{ARGUMENTS} seed"),
     }
     if step is None:
-        found["step"] = (named, f"name {name}")
+        fields["step"] = (number_in_name, f"name {name}")
     hyper_parameters = {key: value for key, value in arguments.items() if key != "<class>"}
     if hyper_parameters:
-        found["hyper_parameters"] = (hyper_parameters, ARGUMENTS)
+        fields["hyper_parameters"] = (hyper_parameters, ARGUMENTS)
     metrics = {
         key: number
         for key, value in logged_here.items()
-        if _is_metric(key) and (number := _number(value)) is not None
+        if key.startswith("eval_")
+        and _DURATION.fullmatch(key) is None
+        and (number := _number(value)) is not None
     }
-    origin = {field: where for field, (value, where) in found.items() if value is not None}
+    origin = {field: where for field, (value, where) in fields.items() if value is not None}
     origin |= {f"metrics.{key}": f"{STATE} log_history {key}" for key in metrics}
-    return TrainingState(metrics=metrics, origin=origin, **{field: found[field][0] for field in found})
-
-
-def _logged(history: object) -> Iterator[Mapping[str, Any]]:
-    yield from (entry for entry in (history if isinstance(history, list) else ()) if isinstance(entry, dict))
-
-
-def _is_metric(key: str) -> bool:
-    return key.startswith("eval_") and _DURATION.fullmatch(key) is None
+    values = {field: value for field, (value, _) in fields.items()}
+    return TrainingState(metrics=metrics, origin=origin, **values)
 
 
 def _number(value: object) -> float | int | None:

@@ -9,6 +9,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,13 +69,13 @@ def read_weight_map(path: str) -> WeightMap:
         data = source.read(0, source.size)
     if data.startswith(_LFS_POINTER):
         raise NotDownloaded(path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
-    told = parse_json(path, data, "index", constants=True, surrogates=True)
-    weight_map = told.get("weight_map") if isinstance(told, dict) else None
-    metadata = told.get("metadata") if isinstance(told, dict) else None
+    index = parse_json(path, data, "index", constants=True, surrogates=True)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    metadata = index.get("metadata") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
         found = "an index without a weight_map from names to files"
         raise DamagedCheckpoint(path, found, code="index-malformed")
-    doubled = (part for part in (told, weight_map, metadata) if isinstance(part, Doubled))
+    doubled = (part for part in (index, weight_map, metadata) if isinstance(part, Doubled))
     name = os.path.basename(path)
     findings = tuple(error("duplicate-key", f"{part.key!r} stands twice", name) for part in doubled)
     return WeightMap(weight_map, metadata or {}, findings)
@@ -88,14 +89,13 @@ def require_few(path: str, shards: Sized) -> None:
 
 def read_index(path: str) -> ShardIndex:
     """Return what an index file says."""
-    told = read_weight_map(path)
-    stated = told.weight_map.values()
-    names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in stated}
+    weight_map, metadata, findings = read_weight_map(path)
+    names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
     require_few(path, names)
-    refused = {shown: why for shown, name in names.items() if (why := refusal(name))}
-    outside = (error("shard-path", f"{why}; it was not opened", shown) for shown, why in refused.items())
+    refused = {text: reason for text, name in names.items() if (reason := refusal(name))}
+    outside = (error("shard-path", f"{reason}; it was not opened", text) for text, reason in refused.items())
     files = tuple(sorted(names.keys() - refused.keys()))
-    return ShardIndex(path, files, told.weight_map, told.metadata, (*told.findings, *outside))
+    return ShardIndex(path, files, weight_map, metadata, (*findings, *outside))
 
 
 def refusal(name: object) -> str | None:
@@ -118,31 +118,26 @@ def kind_of(name: str, head: bytes) -> str | None:
     """Return the format of the shards behind an index, from its first bytes or else its name; or None."""
     if b"\0" in head or not head.lstrip().startswith(b"{"):
         return None
-    found = _MAPPED.search(head.partition(b'"weight_map"')[2])
-    return KINDS[found[1].decode()] if found else _named_kind(name)
+    shard = _MAPPED.search(head.partition(b'"weight_map"')[2])
+    return KINDS[shard[1].decode()] if shard else _kind_by_name(name)
 
 
-def _named_kind(name: str) -> str | None:
+def _kind_by_name(name: str) -> str | None:
     match = INDEX.fullmatch(name)
     return KINDS.get(match["suffix"] or "") if match else None
 
 
 def indexes(directory: str, entries: Entries) -> dict[str, str]:
     """Return the formats of the indexes in a directory by name; a damaged index counts by its name."""
-    found = {}
+    kinds = {}
     for name, entry in entries.items():
         if INDEX.fullmatch(name) and entry.is_file():
-            kind = kind_of(name, _head(os.path.join(directory, name))) or _named_kind(name)
-            found.update({name: kind} if kind else {})
-    return found
-
-
-def _head(path: str) -> bytes:
-    try:
-        with Source(path) as source:
-            return source.read(0, min(HEAD_BYTES, source.size))
-    except CheckpointError:
-        return b""
+            head = b""
+            with suppress(CheckpointError), Source(os.path.join(directory, name)) as source:
+                head = source.read(0, min(HEAD_BYTES, source.size))
+            if kind := kind_of(name, head) or _kind_by_name(name):
+                kinds[name] = kind
+    return kinds
 
 
 def mapped_files(path: str) -> tuple[str, ...]:
@@ -164,11 +159,11 @@ Schemes = Mapping[tuple[str, str], list[str]]
 
 def schemes_of(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
     """Return the shards among the names in a directory."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    schemes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in names:
         if scheme := _scheme(name):
-            found[scheme].append(name)
-    return dict(found)
+            schemes[scheme].append(name)
+    return dict(schemes)
 
 
 def schemes_in_names(index_path: str, mapped: Iterable[str]) -> set[tuple[str, str]]:
@@ -183,11 +178,7 @@ def schemes_in_names(index_path: str, mapped: Iterable[str]) -> set[tuple[str, s
 def members(index_path: str, mapped: Iterable[str], names: Collection[str], shards: Schemes) -> list[str]:
     """Return the shards in a directory that an index names, and those that are named like them.
 
-    Args:
-        index_path: The index.
-        mapped: What it names.
-        names: What lies in the directory.
-        shards: The shards among these.
+    ``mapped`` is what the index names; ``names`` lie in the directory, ``shards`` are the shards among these.
     """
     mapped = set(mapped)
     alike = (name for scheme in schemes_in_names(index_path, mapped) for name in shards.get(scheme, ()))

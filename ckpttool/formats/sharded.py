@@ -64,32 +64,32 @@ class Sharded(SetFormat):
     def open_unit(self, unit: Unit) -> Checkpoint:
         if os.path.lexists(unit.path):
             return super().open_unit(unit)
-        found = error("index-missing", "there is no index", os.path.basename(unit.path))
-        index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (found,))
+        finding = error("index-missing", "there is no index", os.path.basename(unit.path))
+        index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (finding,))
         return open_set(self.name, unit, index)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         seen: set[str] = set()
         shards = schemes_of(entries)
-        named = {
+        mapped_by_index = {
             name: mapped_files(os.path.join(directory, name))
             for name, kind in indexes(directory, entries).items()
             if kind == self.name
         }
         claims = Counter(
-            scheme for name, mapped in named.items() for scheme in schemes_in_names(name, mapped)
+            scheme for name, mapped in mapped_by_index.items() for scheme in schemes_in_names(name, mapped)
         )
         # What is named like the shards of several indexes is no one's: it is listed once, not with each.
         common = {
             scheme: shards.pop(scheme) for scheme, times in claims.items() if times > 1 and scheme in shards
         }
-        for name, mapped in named.items():
+        for name, mapped in mapped_by_index.items():
             path = os.path.join(directory, name)
-            found = members(path, mapped, entries, shards)
-            alike = [one for scheme in schemes_in_names(name, mapped) for one in common.pop(scheme, ())]
-            apart = sorted({*alike} - {*found}, key=natural)
-            seen.update(found, apart)
-            yield Unit(path, (name, *found), self, (*deeper(mapped), *apart))
+            own = members(path, mapped, entries, shards)
+            alike = {shard for scheme in schemes_in_names(name, mapped) for shard in common.pop(scheme, ())}
+            shared = sorted(alike - {*own}, key=natural)
+            seen.update(own, shared)
+            yield Unit(path, (name, *own), self, (*deeper(mapped), *shared))
         orphans = defaultdict(list)
         for name in entries.keys() - seen:
             match = SHARD.fullmatch(name)
@@ -100,10 +100,10 @@ class Sharded(SetFormat):
 
     def _index_in(self, probe: Probe) -> str | None:
         """Return the name of the index in a directory that holds it alone, and no other set of weights."""
-        found = indexes(probe.path, probe.entries)
-        if list(found.values()) != [self.name]:
+        kinds = indexes(probe.path, probe.entries)
+        if list(kinds.values()) != [self.name]:
             return None
-        (name,) = found
+        (name,) = kinds
         own = set(members(name, (), probe.entries, schemes_of(probe.entries)))
         others = {other for other in _weights_in(probe.path, probe.entries) if other not in own}
         if others:
@@ -139,17 +139,21 @@ class ShardedPytorch(Sharded):
 def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
     """Return the checkpoint that the shards of an index make, as many of them as there are.
 
-    Args:
-        format: What the shards should be.
-        asked: How the user named it.
-        index: What is known of the set.
+    ``format`` is what the shards should be, ``asked`` how the user named the set.
     """
     directory = os.path.dirname(index.path)
     with Gathered("shard") as shards:
         _add_shards(shards, index, format)
-        whole = isinstance(asked, Probe) and asked.is_directory
-        shards.findings += _beside(index, directory or os.curdir, whole)
-        tensors = tuple(_mapped_tensors(shards, index))
+        is_directory = isinstance(asked, Probe) and asked.is_directory
+        shards.findings += _judge_neighbours(index, directory or os.curdir, is_directory)
+        # The tensors of each shard, without those that the index maps to another.
+        weight_map = index.weight_map or {}
+        tensors = tuple(
+            tensor
+            for name, part in shards.parts.items()
+            for tensor in part.tensors
+            if weight_map.get(tensor.name, name) == name
+        )
         if shards.complete:
             shards.findings += _check_total(index, tensors)
         metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
@@ -185,10 +189,10 @@ def _add_shards(shards: Gathered, index: ShardIndex, format: str) -> None:
     shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
     if shards.complete or index.weight_map is None:
         _check_numbers(shards, index)
-    wanted: dict[str, set[str]] = defaultdict(set)
+    expected: dict[str, set[str]] = defaultdict(set)
     for tensor, name in (index.weight_map or {}).items():
         if isinstance(name, str):
-            wanted[name].add(tensor)
+            expected[name].add(tensor)
     for name in index.files:
         path = os.path.join(os.path.dirname(index.path), name)
         if not os.path.exists(path):
@@ -199,21 +203,21 @@ def _add_shards(shards: Gathered, index: ShardIndex, format: str) -> None:
             if part.format != format:
                 shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
             if index.weight_map is not None:
-                _compare(shards, name, part, wanted[name])
+                _compare(shards, name, part, expected[name])
 
 
 def _check_numbers(shards: Gathered, index: ShardIndex) -> None:
     """Compare what the names ``x-00001-of-00004`` say of each other."""
-    found = [match for name in index.files if (match := SHARD.fullmatch(name))]
-    totals = {int(match["total"]) for match in found}
+    names = [match for name in index.files if (match := SHARD.fullmatch(name))]
+    totals = {int(match["total"]) for match in names}
     if len(totals) > 1:
-        told = " and ".join(map(str, sorted(totals)[:4]))
-        shards.fault("count", f"the names of the shards speak of sets of {told}", None)
-    elif len({match["stem"] for match in found}) == 1 and len(found) == len(index.files) != min(totals):
+        sizes = " and ".join(map(str, sorted(totals)[:4]))
+        shards.fault("count", f"the names of the shards speak of sets of {sizes}", None)
+    elif len({match["stem"] for match in names}) == 1 and len(names) == len(index.files) != min(totals):
         if index.weight_map is None:
-            shards.fault("missing", f"{len(found):,} of {min(totals):,} shards are here", None)
+            shards.fault("missing", f"{len(names):,} of {min(totals):,} shards are here", None)
         else:
-            message = f"the index names {len(found):,} shards, and their names speak of {min(totals):,}"
+            message = f"the index names {len(names):,} shards, and their names speak of {min(totals):,}"
             shards.fault("count", message, os.path.basename(index.path))
 
 
@@ -227,58 +231,50 @@ def _is_inside(path: str, index_path: str) -> bool:
     return any(os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep) for base in bases)
 
 
-def _compare(shards: Gathered, name: str, part: Checkpoint, wanted: set[str]) -> None:
+def _compare(shards: Gathered, name: str, part: Checkpoint, expected: set[str]) -> None:
     """Compare the tensors that a shard holds with those that the index expects in it."""
-    lacking, foreign = sorted(wanted - part.keys()), sorted(part.keys() - wanted)
-    if lacking:
-        message = f"it lacks {len(lacking):,} tensors that the index maps to it, like {lacking[0]!r}"
+    missing, foreign = sorted(expected - part.keys()), sorted(part.keys() - expected)
+    if missing:
+        message = f"it lacks {len(missing):,} tensors that the index maps to it, like {missing[0]!r}"
         shards.fault("stale", message, name)
     if foreign:
         message = f"it holds {len(foreign):,} tensors that the index does not map to it, like {foreign[0]!r}"
         shards.findings.append(error("shard-stale", message, name))
 
 
-def _names_in(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError as failure:
-        raise from_os_error(failure, directory) from failure
-
-
-def _beside(index: ShardIndex, directory: str, whole: bool) -> Iterator[Finding]:
-    """Yield what lies beside the shards and is none; ``whole`` where the directory was asked for."""
+def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> Iterator[Finding]:
+    """Yield what lies beside the shards and is none; more of it if the directory was asked for."""
     if index.weight_map is not None:
-        named = set(index.files)
+        mapped = set(index.files)
         shards = grouped(directory, schemes_of)
-        schemes = schemes_in_names("", named)
-        alike = (name for scheme in schemes for name in shards.get(scheme, ()) if name not in named)
+        schemes = schemes_in_names("", mapped)
+        alike = (name for scheme in schemes for name in shards.get(scheme, ()) if name not in mapped)
         extra = list(islice(alike, _MOST_EXTRA + 1))
         for name in sorted(extra[:_MOST_EXTRA], key=natural):
             yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
         if len(extra) > _MOST_EXTRA:
             more = f"more than {_MOST_EXTRA} files are named like a shard, and the index does not name them"
             yield warning("shard-extra", more, os.path.basename(index.path))
-    for name in sorted(_names_in(directory), key=natural) if whole else ():
+    if not is_directory:
+        return
+    try:
+        names = os.listdir(directory)
+    except OSError as failure:
+        raise from_os_error(failure, directory) from failure
+    for name in sorted(names, key=natural):
         if _COMPANION.match(name) and name.endswith(_WEIGHTS):
             yield note("not-part", "it lies beside the shards, and was not looked at", name)
 
 
-def _mapped_tensors(shards: Gathered, index: ShardIndex) -> Iterator[Tensor]:
-    """Yield the tensors of each shard, without those that the index maps to another."""
-    weight_map = index.weight_map or {}
-    for name, part in shards.parts.items():
-        yield from (tensor for tensor in part.tensors if weight_map.get(tensor.name, name) == name)
-
-
 def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
     """Compare the ``total_size`` of the index with the tensors; tied ones may count once or each time."""
-    told = index.metadata.get("total_size")
+    total_size = index.metadata.get("total_size")
     total = sum(tensor.nbytes for tensor in tensors)
     untied = sum(tensor.nbytes for tensor in tensors if tensor.shares_with is None)
-    if told is not None and told not in (total, untied):
-        message = f"total_size is {told!r:.40}, and the tensors have {total:,} bytes"
+    if total_size is not None and total_size not in (total, untied):
+        message = f"total_size is {total_size!r:.40}, and the tensors have {total:,} bytes"
         empty = sum(not tensor.size for tensor in tensors)
-        if empty and isinstance(told, int) and told > total:
+        if empty and isinstance(total_size, int) and total_size > total:
             message += f"; {counted(empty, 'tensor')} of them without an element"
             yield error("shard-total-size", message, os.path.basename(index.path))
         else:

@@ -40,8 +40,8 @@ _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
 _MAX_RANKS = 100_000
 """The most ranks that are counted; no job has had more."""
-_MAX_TOLD = 10
-"""How many missing ranks are told by name."""
+_MAX_NAMED = 10
+"""How many missing ranks are named."""
 
 
 class StepDirectory(Format):
@@ -62,12 +62,16 @@ class StepDirectory(Format):
         with Gathered("part") as parts:
             _add_all(parts, directory)
             ranks = _ranks(parts)
-            _note_missing(parts, ranks)
-            first = _first(parts)
+            _note_missing_ranks(parts, ranks)
+            opened = list(parts.parts.values())
+            with_weights = (
+                part for part in opened if any(tensor.role is Role.WEIGHTS for tensor in part.tensors)
+            )
+            first = next(with_weights, opened[0] if opened else None)
             keys = _keys(list(parts.parts))
-            whole: dict[str, Any] = {
+            common: dict[str, Any] = {
                 "path": directory,
-                "variant": RANKS if any(len(found) > 1 for found in ranks.values()) else "directory",
+                "variant": RANKS if any(len(numbers) > 1 for numbers in ranks.values()) else "directory",
                 "files": tuple(file_entry(path) for path in _files(directory) if os.path.isfile(path)),
                 "spans": parts.spans,
                 "training": lambda: _training(parts, _own_name(directory)),
@@ -77,20 +81,20 @@ class StepDirectory(Format):
                 "complete": parts.complete,
                 "close": parts.keep(),
             }
-            if first is not None and len(parts.parts) == 1:
-                return first.but(**whole)
+            if first is not None and len(opened) == 1:
+                return first.but(**common)
             return Checkpoint(
                 format=self.name if first is None else first.format,
                 tensors=tuple(
-                    _below(keys[name], one) for name, part in parts.parts.items() for one in part.tensors
+                    _below(keys[name], tensor)
+                    for name, part in parts.parts.items()
+                    for tensor in part.tensors
                 ),
                 metadata=lambda: {
                     "/".join(keys[name]): dict(part.metadata) for name, part in parts.parts.items()
                 },
-                producer=next(
-                    (one.producer for one in parts.parts.values() if one.producer.framework), Producer()
-                ),
-                **whole,
+                producer=next((part.producer for part in opened if part.producer.framework), Producer()),
+                **common,
             )
 
 
@@ -111,9 +115,7 @@ def is_run(path: str) -> bool:
 def own_count_inside(name: str, paths: Iterable[str]) -> str | None:
     """Return the name of what counts saves of its own in a step's directory, so that it could be a run.
 
-    Args:
-        name: The directory's.
-        paths: Of the files in it, relative to it.
+    ``name`` is the directory's; ``paths`` of the files in it are relative to it.
     """
     return _Counts(name, paths).other
 
@@ -164,14 +166,14 @@ class _Counts:
         format = suffix_format(name)
         if format is None:
             return
-        found = parse_name(name)
-        if found.epoch is not None or found.step is not None:
+        fields = parse_name(name)
+        if fields.epoch is not None or fields.step is not None:
             if format.name not in _DATA:  # of data nobody knows whether they are saves
-                self._steps[directory, found.blank].add((found.epoch, found.step))
-            if self._own.isdisjoint(_numbers(found)):
+                self._steps[directory, fields.blank].add((fields.epoch, fields.step))
+            if self._own.isdisjoint(_numbers(fields)):
                 self.other = self.other or name
-        elif found.number is not None and found.is_ordinal:
-            self._ordinals[directory, found.blank][found.number] = name
+        elif fields.number is not None and fields.is_ordinal:
+            self._ordinals[directory, fields.blank][fields.number] = name
 
     def _are_parts(self, directory: str, named: dict[int, str]) -> bool:
         """Tell whether numbers are those of ranks, of models beside a first without one, or the step."""
@@ -183,8 +185,8 @@ class _Counts:
         return sorted(named) == list(range(first, last + 1))
 
 
-def _numbers(found: NameFields) -> set[object]:
-    return {one for one in (found.epoch, found.step, found.number) if one is not None}
+def _numbers(fields: NameFields) -> set[object]:
+    return {number for number in (fields.epoch, fields.step, fields.number) if number is not None}
 
 
 def _own_name(path: str) -> str:
@@ -200,30 +202,27 @@ def _files(directory: str) -> Iterator[str]:
 
 
 def _add_all(parts: Gathered, directory: str) -> None:
-    """Open all that lies in a directory; what no format knows by its content is told."""
+    """Open all that lies in a directory; what no format knows by its content is a warning."""
+    from ckpttool.formats import open_checkpoint
     from ckpttool.formats.discovery import Walk, inside
 
     def add_unreadable(failure: CheckpointError) -> None:
-        parts.add(os.path.relpath(failure.path, directory), partial(_fail, failure))
+        def fail() -> Checkpoint:
+            raise failure
+
+        parts.add(os.path.relpath(failure.path, directory), fail)
 
     def add_unknown(path: str) -> None:
         message = "no format recognises it, so it was not checked"
         parts.findings.append(warning("part-unrecognised", message, os.path.relpath(path, directory)))
 
     for unit in inside(directory, Walk(on_error=add_unreadable, on_unknown=add_unknown)):
-        parts.add(os.path.relpath(unit.path, directory), _opening(unit))
-
-
-def _fail(failure: CheckpointError) -> Checkpoint:
-    raise failure
-
-
-def _opening(unit: Unit) -> Callable[[], Checkpoint]:
-    from ckpttool.formats import open_checkpoint
-
-    return (
-        partial(open_checkpoint, unit.path) if unit.format is None else partial(unit.format.open_unit, unit)
-    )
+        opening: Callable[[], Checkpoint] = (
+            partial(open_checkpoint, unit.path)
+            if unit.format is None
+            else partial(unit.format.open_unit, unit)
+        )
+        parts.add(os.path.relpath(unit.path, directory), opening)
 
 
 _Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
@@ -231,58 +230,46 @@ _Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
 
 
 def _ranks(parts: Gathered) -> _Ranks:
-    found: _Ranks = defaultdict(dict)
+    ranks: _Ranks = defaultdict(dict)
     for name in parts.parts:
         for match in _RANK.finditer(name):
             numbers = tuple(map(int, match[1].split("_")))
-            found[name[: match.start(1)], name[match.end(1) :], len(numbers)][numbers] = match
-    return found
+            ranks[name[: match.start(1)], name[match.end(1) :], len(numbers)][numbers] = match
+    return ranks
 
 
-def _note_missing(parts: Gathered, found: _Ranks) -> None:
+def _note_missing_ranks(parts: Gathered, ranks: _Ranks) -> None:
     """Note the ranks that are missing between others, and of Megatron those that its settings speak of."""
-    known = {finding.where for finding in parts.findings}  # a damaged one is told already
-    for (before, behind, _), ranks in found.items():
-        spans = [range(min(column), max(column) + 1) for column in zip(*ranks, strict=True)]
-        if before.endswith("mp_rank_"):
-            settings = parts.parts[next(iter(ranks.values())).string].training.hyper_parameters
-            for at, key in enumerate(_MEGATRONS[: len(spans)]):
+    faulty = {finding.where for finding in parts.findings}  # of a damaged one there is a finding already
+    for (prefix, suffix, _), matches in ranks.items():
+        spans = [range(min(column), max(column) + 1) for column in zip(*matches, strict=True)]
+        if prefix.endswith("mp_rank_"):
+            settings = parts.parts[next(iter(matches.values())).string].training.hyper_parameters
+            for index, key in enumerate(_MEGATRONS[: len(spans)]):
                 size = settings.get(key)
                 if isinstance(size, int) and size <= _MAX_RANKS:
-                    spans[at] = range(max(size, spans[at].stop))
+                    spans[index] = range(max(size, spans[index].stop))
         if prod(map(len, spans)) > _MAX_RANKS:
             continue
-        texts = zip(*(match[1].split("_") for match in ranks.values()), strict=True)
+        texts = zip(*(match[1].split("_") for match in matches.values()), strict=True)
         widths = [min(map(len, column)) for column in texts]
-        lacking = [
-            name
-            for numbers in product(*spans)
-            if numbers not in ranks and (name := before + _padded(numbers, widths) + behind) not in known
-        ]
-        for name in lacking[:_MAX_TOLD]:
+        missing = []
+        for numbers in product(*spans):
+            padded = (f"{number:0{width}}" for number, width in zip(numbers, widths, strict=True))
+            if numbers not in matches and (name := f"{prefix}{'_'.join(padded)}{suffix}") not in faulty:
+                missing.append(name)
+        for name in missing[:_MAX_NAMED]:
             parts.fault("missing", "there is no such file", name)
-        if len(lacking) > _MAX_TOLD:
-            parts.fault("missing", f"{len(lacking) - _MAX_TOLD:,} more ranks are not there", None)
-
-
-def _padded(numbers: Iterable[int], widths: Iterable[int]) -> str:
-    return "_".join(f"{number:0{width}}" for number, width in zip(numbers, widths, strict=True))
-
-
-def _first(parts: Gathered) -> Checkpoint | None:
-    """Return the first part with weights, else the first of all."""
-    opened = list(parts.parts.values())
-    holding = (one for one in opened if any(tensor.role is Role.WEIGHTS for tensor in one.tensors))
-    return next(holding, opened[0] if opened else None)
+        if len(missing) > _MAX_NAMED:
+            parts.fault("missing", f"{len(missing) - _MAX_NAMED:,} more ranks are not there", None)
 
 
 def _keys(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return what each part is called in all saves alike: its path, without suffix and without the step."""
     keys = {name: tuple(_key(parse_name(part).blank) or part for part in _split(name)) for name in names}
-    are_apart = len(set(keys.values())) == len(names)
-    plain = {name: (*_split(name)[:-1], _key(_split(name)[-1])) for name in names}
-    if are_apart:
+    if len(set(keys.values())) == len(names):
         return keys
+    plain = {name: (*_split(name)[:-1], _key(_split(name)[-1])) for name in names}
     return plain if len(set(plain.values())) == len(names) else {name: _split(name) for name in names}
 
 
@@ -303,22 +290,22 @@ def _below(key: Collection[str], tensor: Tensor) -> Tensor:
 
 def _training(parts: Gathered, name: str) -> TrainingState:
     """Return what the parts say of the training, the first of each; the directory's name is asked last."""
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     origin: dict[str, str] = {}
-    told = [(f"{part}: ", one.training) for part, one in parts.parts.items()]
-    for prefix, state in (*told, ("", training_state({}, {}, name))):
-        said = {
+    states = [(f"{part_name}: ", part.training) for part_name, part in parts.parts.items()]
+    for prefix, state in (*states, ("", training_state({}, {}, name))):
+        origins = {
             key: where
             for key, where in state.origin.items()
             if not (prefix and state.origin_of(key).kind == "name")
         }
         for field in fields(state):
-            if field.name in said and field.name not in known:
-                known[field.name] = getattr(state, field.name)
-                origin[field.name] = prefix + said[field.name]
+            if field.name in origins and field.name not in values:
+                values[field.name] = getattr(state, field.name)
+                origin[field.name] = prefix + origins[field.name]
         for metric, value in state.metrics.items():
-            if (key := f"metrics.{metric}") in said and metric not in metrics:
+            if (key := f"metrics.{metric}") in origins and metric not in metrics:
                 metrics[metric] = value
-                origin[key] = prefix + said[key]
-    return TrainingState(metrics=metrics, origin=origin, **known)
+                origin[key] = prefix + origins[key]
+    return TrainingState(metrics=metrics, origin=origin, **values)
