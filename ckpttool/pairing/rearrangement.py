@@ -395,7 +395,7 @@ def _read_slabs(values: LibraryValues, low: list[int], high: list[int], item: np
     wanted = tuple(end - start for start, end in zip(low, high, strict=True))
     for start, count in slabs(wanted, item.itemsize, values.dataset.chunk):
         first = tuple(at + inner for at, inner in zip(low, start, strict=True))
-        data = swap_bytes(memoryview(values.read(first, count)), values.swap)
+        data = swap_bytes(memoryview(values.read_block(first, count)), values.swap)
         yield first, np.frombuffer(data, item).reshape(count)
 
 

@@ -55,39 +55,43 @@ class Worker:
 
     def ask(self, path: str, request: dict[str, Any], inline: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the frames that answer a request; hold ``lock`` until the last."""
-        process = self._running(path)
+        process = self._live_process(path)
         assert process.stdin is not None and process.stdout is not None  # both are pipes
-        timer = _Alarm(process)
+        alarm = _Alarm(process)
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.write(inline)
             process.stdin.flush()
             while True:
-                kind, payload = _frame(process.stdout)
-                timer.reset()
+                kind, payload = _read_frame(process.stdout)
+                alarm.reset()
                 if kind == b"E":
                     return
                 yield kind, payload
         except (EOFError, OSError) as failure:
-            how = self._replace(path, timer.has_rung)
-            raise Crashed(how, hangs=timer.has_rung) from failure
+            process.kill()
+            code = process.wait()
+            self._close()
+            self._live_process(path)  # another one, for whoever asks next
+            how = f"silent for {SILENCE:.0f} s" if alarm.has_rung else f"exit status {code}"
+            raise Crashed(how, hangs=alarm.has_rung) from failure
         except BaseException:  # the rest of the answer would be taken for the next one
             self.stop()
             raise
         finally:
-            timer.stop()
+            alarm.stop()
 
     def begin(self, path: str) -> None:
         """Start the child, and don't wait: what is done meanwhile costs nothing."""
         with self.lock:
-            self._running(path)
+            self._live_process(path)
 
     def ready(self, path: str) -> int:
         """Return the generation of a child that runs."""
-        self._running(path)
+        self._live_process(path)
         return self.generation
 
-    def _running(self, path: str) -> subprocess.Popen[bytes]:
+    def _live_process(self, path: str) -> subprocess.Popen[bytes]:
         if self._owner != os.getpid():  # a fork shares no child
             self._process, self._owner = None, os.getpid()
         if self._process is None or self._process.poll() is not None:
@@ -95,15 +99,6 @@ class Worker:
             self._process = _start(path)
             self.generation += 1
         return self._process
-
-    def _replace(self, path: str, hangs: bool) -> str:
-        """Start another child, and return how the last one ended."""
-        assert self._process is not None  # it was asked
-        self._process.kill()
-        code = self._process.wait()
-        self._close()
-        self._running(path)
-        return f"silent for {SILENCE:.0f} s" if hangs else f"exit status {code}"
 
     def _close(self) -> None:
         if self._process is None:
@@ -148,7 +143,7 @@ class _Alarm:
                 return
 
 
-def _frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
+def _read_frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
     header = stream.read(_FRAME.size)
     if len(header) < _FRAME.size:
         raise EOFError
@@ -165,9 +160,10 @@ def _start(path: str) -> subprocess.Popen[bytes]:
 
     if find_spec("h5py") is None:
         raise MissingPackage(path, "HDF5 needs h5py", expected="pip install 'h5py>=3.10,<3.15'")
+    # Nothing is imported from the working directory: what lies there came with the checkpoint, perhaps.
     here = os.getcwd()
-    places = [place for place in sys.path if os.path.isabs(place) and place != here]
-    command = [sys.executable, "-I", str(_CHILD), json.dumps(places)]
+    directories = [directory for directory in sys.path if os.path.isabs(directory) and directory != here]
+    command = [sys.executable, "-I", str(_CHILD), json.dumps(directories)]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

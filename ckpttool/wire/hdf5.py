@@ -82,19 +82,20 @@ class Location:
                 ) from failure
             self.loaded_in = WORKER.generation
         for kind, payload in frames[-1:]:
-            if kind == b"J" and b'"failed"' in payload and (told := json.loads(payload))["k"] == "failed":
-                raise self._failed(told["message"])
+            if kind == b"J" and b'"failed"' in payload and (answer := json.loads(payload))["k"] == "failed":
+                raise self._refusal(answer["message"])
         return frames
 
     def _identity(self) -> Identity:
         """Return what tells these bytes from others, even when somebody opens them anew."""
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:
             return self.number, 0, 0, 0, 0
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self.offset
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, self.offset
 
-    def _failed(self, message: str) -> DamagedCheckpoint:
+    def _refusal(self, message: str) -> DamagedCheckpoint:
+        """Return what libhdf5 says, without what every one of its messages begins with."""
         if cut := _CUT.search(message):
             found = f"truncated: {int(cut['found']):,} bytes"
             return Truncated(self.path, found, expected=f"{int(cut['stored']):,} bytes", where=self.where)
@@ -102,7 +103,10 @@ class Location:
             return Truncated(self.path, message, where=self.where)
         if "MemoryError" in message or "nable to allocate" in message:
             return LimitExceeded(self.path, message, where=self.where)
-        return DamagedCheckpoint(self.path, _in_plain_words(message), where=self.where, code="hdf5-damaged")
+        if refused := _REFUSED.fullmatch(message):
+            message = f"the HDF5 library refuses it: {refused['why']}"
+        message = message or "the HDF5 library refuses it"
+        return DamagedCheckpoint(self.path, message, where=self.where, code="hdf5-damaged")
 
     def close(self) -> None:
         """Let the child close the file."""
@@ -113,14 +117,6 @@ class Location:
                     list(WORKER.ask(self.path, {"op": "forget", "number": self.number}))
                 except Crashed:
                     return
-
-
-def _in_plain_words(message: str) -> str:
-    """Return what libhdf5 says, without what every one of its messages begins with."""
-    refused = _REFUSED.fullmatch(message)
-    if refused is None:
-        return message or "the HDF5 library refuses it"
-    return f"the HDF5 library refuses it: {refused['why']}"
 
 
 class Kind(NamedTuple):
@@ -202,12 +198,8 @@ def _name(raw: str) -> str:
     return raw.encode("latin-1").decode("utf-8", "backslashreplace")
 
 
-def _path(raw: str) -> tuple[str, ...]:
-    return tuple(_name(part) for part in raw.split("/")[1:])
-
-
 def _add(tree: Tree, item: dict[str, Any]) -> None:
-    path = _path(item.get("path", ""))
+    path = tuple(map(_name, item.get("path", "").split("/")[1:]))
     if item["k"] == "group":
         tree.groups[path] = _attributes(item["attrs"])
     elif item["k"] == "dataset":
@@ -222,8 +214,8 @@ def _add(tree: Tree, item: dict[str, Any]) -> None:
         tree.faults.append(Fault("/" + "/".join(path), item["code"], item["message"]))
 
 
-def _attributes(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {_name(key): _plain(value) for key, value in told.items()}
+def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_name(key): _plain(value) for key, value in values.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -235,18 +227,18 @@ def _plain(value: Any) -> Any:
 
 
 def _dataset(path: tuple[str, ...], item: dict[str, Any]) -> Dataset:
-    told = item["dtype"]
-    members = tuple(map(_name, told.get("members", ())))
-    fields = tuple(told.get("fields", ()))
+    dtype = item["dtype"]
+    members = tuple(map(_name, dtype.get("members", ())))
+    fields = tuple(dtype.get("fields", ()))
     kind = Kind(
-        told["class"],
-        told["size"],
-        told["order"],
-        told.get("signed", False),
+        dtype["class"],
+        dtype["size"],
+        dtype["order"],
+        dtype.get("signed", False),
         fields,
-        told["what"],
+        dtype["what"],
         members,
-        told.get("variable", False),
+        dtype.get("variable", False),
     )
     return Dataset(
         path,
@@ -295,9 +287,9 @@ def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
     if dataset.chunk is None or not dataset.stored:
         return ()
     frames = location.ask("chunks", dataset=dataset.raw)
-    told = (one for _, payload in frames for one in json.loads(payload)["chunks"])
-    found = (Chunk(tuple(start), offset, nbytes, mask != 0) for start, offset, nbytes, mask in told)
-    return tuple(sorted(found, key=lambda chunk: chunk.offset))
+    rows = (row for _, payload in frames for row in json.loads(payload)["chunks"])
+    chunks = (Chunk(tuple(start), offset, nbytes, mask != 0) for start, offset, nbytes, mask in rows)
+    return tuple(sorted(chunks, key=lambda chunk: chunk.offset))
 
 
 class DatasetChecksum(NamedTuple):
@@ -317,9 +309,9 @@ def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> Datase
         frames = location.ask("sum", dataset=dataset.raw, limit=limit)
     except DamagedCheckpoint:
         return None
-    for told in (json.loads(payload) for _, payload in frames):
-        if told["k"] == "sum":
-            return DatasetChecksum(told["crc32"], told["nbytes"])
+    for answer in (json.loads(payload) for _, payload in frames):
+        if answer["k"] == "sum":
+            return DatasetChecksum(answer["crc32"], answer["nbytes"])
     return None
 
 
@@ -336,14 +328,14 @@ class LibraryValues(NamedTuple):
     def blocks(self, limit: int) -> Iterator[memoryview]:
         limit = max(16, limit - limit % 16)
         for start, count in slabs(self.dataset.shape or (), self.dataset.kind.size, self.dataset.chunk):
-            data = memoryview(self.read(start, count))
+            data = memoryview(self.read_block(start, count))
             for at in range(0, len(data), limit):
                 yield swap_bytes(data[at : at + limit], self.swap)
 
     def once(self) -> LibraryValues:
         return self
 
-    def read(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
+    def read_block(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
         """Return the elements of a block as they are stored; nothing where ``silent``."""
         request = {"dataset": self.dataset.raw, "start": start, "count": count, "silent": silent}
         try:

@@ -44,7 +44,7 @@ _NATIVE = frozenset(
         *("float16", "float32", "float64", "complex32", "complex64", "complex128"),
     )
 )
-_OPAQUE = frozenset(one.name for one in BY_NAME.values() if one.bits in (8, 16, 32)) - _NATIVE
+_OPAQUE = frozenset(dtype.name for dtype in BY_NAME.values() if dtype.bits in (8, 16, 32)) - _NATIVE
 HELD = _NATIVE | _OPAQUE
 """Names of the types that a dataset can hold so that they are told apart again."""
 
@@ -71,17 +71,17 @@ class Plan:
 def attribute_fault(name: str, value: object) -> str | None:
     """Return why HDF5 can't hold an attribute so that it is read again as it was, or None."""
     values = value if isinstance(value, list | tuple) else [value]
-    texts = [one for one in values if isinstance(one, str)]
+    texts = [value for value in values if isinstance(value, str)]
     if not name or not all(map(_is_text, (name, *texts))):
         return "it is empty, has a NUL, or is no valid text"
-    integers = [one for one in values if isinstance(one, int)]
-    if any(not -1 << 63 <= one < 1 << 64 for one in integers):
+    integers = [value for value in values if isinstance(value, int)]
+    if any(not -1 << 63 <= integer < 1 << 64 for integer in integers):
         return "a number of more than 64 bits"
     if min(integers, default=0) < 0 and max(integers, default=0) >= 1 << 63:
         return "numbers of which 64 bits hold either the lowest or the highest"
     if texts and len(texts) < len(values):
         return "texts and numbers in one list"
-    width = max((len(one.encode()) for one in texts), default=8)
+    width = max((len(text.encode()) for text in texts), default=8)
     nbytes = len(name.encode()) + (len(values) * max(1, width) if isinstance(value, list | tuple) else 0)
     return f"{nbytes:,} bytes, and at most {MAX_ATTRIBUTE:,} fit" if nbytes > MAX_ATTRIBUTE else None
 
@@ -173,7 +173,7 @@ class Drawing:
             else:
                 sink.write(piece)
 
-    def stream_summed(self, sink: Sink) -> Written:
+    def stream_with_crc(self, sink: Sink) -> Written:
         """Append the file as ``stream`` does; return where it lies, with its CRC-32."""
         parts: list[tuple[int, int] | Written] = []
         offset = sink.offset
@@ -183,10 +183,10 @@ class Drawing:
             else:
                 parts.append((isal_zlib.crc32(piece), len(piece)))
                 sink.write(piece)
-        return _Together(offset, self.size, parts)
+        return _JoinedPieces(offset, self.size, parts)
 
 
-class _Together(Written):
+class _JoinedPieces(Written):
     """Pieces that lie one behind the other, each with its checksum and length where it is no tensor."""
 
     __slots__ = ("_nbytes", "_parts")
@@ -219,12 +219,12 @@ def draw(plan: Plan) -> Drawing:
     access.set_meta_block_size(_META_BLOCK)
     handle = h5py.h5f.create(repr(memory).encode("ascii", "replace"), h5py.h5f.ACC_TRUNC, fapl=access)
     with h5py.File(handle) as file:
-        elements = _Drawn(h5py, file).add(plan)
+        elements = _FileBuilder(h5py, file).add(plan)
         file.flush()
-    return Drawing(memory, sorted(elements, key=lambda one: one[0]))
+    return Drawing(memory, sorted(elements, key=lambda element: element[0]))
 
 
-class _Drawn:
+class _FileBuilder:
     """A file that libhdf5 has open."""
 
     def __init__(self, h5py: Any, file: Any) -> None:
@@ -244,25 +244,25 @@ class _Drawn:
         """Make all that is planned; return each tensor with the offset of its first byte."""
         for path, attributes in plan.groups.items():
             group = self._file.require_group(_raw(path)) if path else self._file
-            self._describe(group, attributes)
+            self._set_attributes(group, attributes)
         elements = []
         for path, tensor in plan.tensors.items():
-            dataset = self._dataset(path, tensor)
+            dataset = self._create_dataset(path, tensor)
             if tensor.nbytes:
                 elements.append((int(dataset.get_offset()), tensor))
-            if told := plan.attributes.get(path):
-                self._describe(self._h5.Dataset(dataset), told)
+            if path in plan.attributes:
+                self._set_attributes(self._h5.Dataset(dataset), plan.attributes[path])
         for path, stored in plan.links.items():
             self._root.links.create_hard(_raw(path), self._root, _raw(stored), lcpl=self._links)
         for path, text in plan.texts.items():
-            self._text(path, text)
+            self._create_text(path, text)
         return elements
 
-    def _dataset(self, path: Parts, tensor: Tensor) -> Any:
+    def _create_dataset(self, path: Parts, tensor: Tensor) -> Any:
         space = self._h5.h5s.create_simple(tensor.shape) if tensor.shape else self._scalar()
         kind = self._kinds.get(tensor.dtype.name)
         if kind is None:
-            kind = self._kinds[tensor.dtype.name] = self._kind(tensor.dtype)
+            kind = self._kinds[tensor.dtype.name] = self._element_type(tensor.dtype)
         dataset = self._h5.h5d.create(
             self._root, _raw(path), kind, space, dcpl=self._creation, lcpl=self._links
         )
@@ -273,7 +273,7 @@ class _Drawn:
     def _scalar(self) -> Any:
         return self._h5.h5s.create(self._h5.h5s.SCALAR)
 
-    def _kind(self, dtype: DType) -> Any:
+    def _element_type(self, dtype: DType) -> Any:
         """Return how HDF5 describes elements, little-endian."""
         import numpy as np
 
@@ -288,7 +288,7 @@ class _Drawn:
             return kind
         return h5t.py_create(np.dtype(dtype.numpy).newbyteorder("<"), logical=True)
 
-    def _text(self, path: Parts, text: bytes) -> None:
+    def _create_text(self, path: Parts, text: bytes) -> None:
         import numpy as np
 
         h5t = self._h5.h5t
@@ -304,18 +304,14 @@ class _Drawn:
         every = self._h5.h5s.ALL
         dataset.write(every, every, np.array(text, f"S{max(1, len(text))}"), kind)
 
-    def _describe(self, thing: Any, attributes: Mapping[str, Attribute]) -> None:
-        for name, value in attributes.items():
-            thing.attrs[name] = self._value(value)
-
-    def _value(self, value: Attribute) -> Any:
+    def _set_attributes(self, item: Any, attributes: Mapping[str, Attribute]) -> None:
         import numpy as np
 
-        if value is None:
-            return self._h5.Empty("f4")
-        if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value) and value:
-            return np.array([one.encode("utf-8", "surrogateescape") for one in value])
-        return value
+        for name, value in attributes.items():
+            stored: Any = self._h5.Empty("f4") if value is None else value
+            if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
+                stored = np.array([text.encode("utf-8", "surrogateescape") for text in value])
+            item.attrs[name] = stored
 
 
 def _raw(path: Parts) -> bytes:

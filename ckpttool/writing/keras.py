@@ -95,7 +95,7 @@ class Keras(_KerasWriter):
         archive.add(_METADATA_RECORD, metadata)
         archive.add(_CONFIG_RECORD, config)
         weights = draw(keras_plan(content, places))
-        archive.assemble(_WEIGHTS, weights.size, weights.stream_summed)
+        archive.assemble(_WEIGHTS, weights.size, weights.stream_with_crc)
         for name, data in assets.items():
             archive.add(name, data)
         held = NativeContent(

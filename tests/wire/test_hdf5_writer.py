@@ -119,7 +119,7 @@ def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
         sink = staged.create()
         sink.write(b"before")
         drawing = draw(Plan(tensors=tensors))
-        whole = drawing.stream_summed(sink)
+        whole = drawing.stream_with_crc(sink)
         sink.write(b"behind")
         assert (whole.offset, whole.nbytes) == (6, drawing.size)
         checksum = whole.checksum

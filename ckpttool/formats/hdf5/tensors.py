@@ -159,7 +159,7 @@ def _verdict_reader(
     def read(offset: int, buffer: memoryview) -> None:
         edges = zip(start, dataset.chunk or (), dataset.shape or (), strict=True)
         count = tuple(max(0, min(step, length - first)) for first, step, length in edges)
-        LibraryValues(location, dataset).read(start, count, silent=True)
+        LibraryValues(location, dataset).read_block(start, count, silent=True)
         buffer[:] = bytes(len(buffer))
 
     return read

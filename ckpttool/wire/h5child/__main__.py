@@ -15,12 +15,11 @@ if __name__ == "__main__" and not __package__:  # run by path: the package is wh
 from .frames import flush, reason, send, tell
 from .library import MAX_CHUNK, READABLE, Library
 from .sums import total
-from .walk import Walk
+from .walk import TreeWalk
 
 MAX_CHUNKS = 1_000_000
-EXTRA_MEMORY = (
-    7 << 26
-)  # 448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block
+EXTRA_MEMORY = 7 << 26
+"""448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block."""
 
 
 def block(library: Library, request: dict[str, Any]) -> None:
@@ -56,11 +55,11 @@ def chunks(library: Library, request: dict[str, Any]) -> None:
     count = dataset.get_num_chunks()
     if count > MAX_CHUNKS:
         raise ValueError(f"{count:,} chunks")
-    found: list[Any] = []
+    rows: list[Any] = []
     dataset.chunk_iter(
-        lambda one: found.append((one.chunk_offset, one.byte_offset, one.size, one.filter_mask))
+        lambda chunk: rows.append((chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
     )
-    tell(k="chunks", chunks=[one for one in found if one[1] is not None])
+    tell(k="chunks", chunks=[row for row in rows if row[1] is not None])
 
 
 def limit_memory() -> None:
@@ -82,7 +81,7 @@ def answer(library: Library, request: dict[str, Any]) -> None:
         if request["op"] == "forget":
             library.forget(request["number"])
         elif request["op"] == "walk":
-            Walk(library, library.h5.h5g.open(library.file(request), b"/")).run()
+            TreeWalk(library, library.h5.h5g.open(library.file(request), b"/")).run()
         elif request["op"] == "chunks":
             chunks(library, request)
         elif request["op"] == "sum":

@@ -14,7 +14,7 @@ FLETCHER32 = 3
 READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})  # what libhdf5 and h5py bring along
 
 
-class Window(io.RawIOBase):
+class FileRange(io.RawIOBase):
     """A range of a file, or bytes in memory, as h5py reads it."""
 
     def __init__(self, stream: Any, offset: int, size: int) -> None:
@@ -69,11 +69,11 @@ class Library:
         number = request["number"]
         if number not in self._open:
             access = self.h5.h5p.create(self.h5.h5p.FILE_ACCESS)
-            window, name = self._window(request), os.fsencode(request["path"])
-            if window is not None:
-                access.set_fileobj_driver(self.h5.h5fd.fileobj_driver, window)
-                name = repr(window).encode("ascii", "replace")
-            self._open[number] = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access), window
+            stream, name = self._stream(request), os.fsencode(request["path"])
+            if stream is not None:
+                access.set_fileobj_driver(self.h5.h5fd.fileobj_driver, stream)
+                name = repr(stream).encode("ascii", "replace")
+            self._open[number] = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access), stream
         return self._open[number][0]
 
     def dataset(self, request: dict[str, Any]) -> Any:
@@ -90,51 +90,53 @@ class Library:
             self._read = key, self.h5.h5d.open(self.file(request), name, access)
         return self._read[1]
 
-    def _window(self, request: dict[str, Any]) -> Window | None:
+    def _stream(self, request: dict[str, Any]) -> FileRange | None:
         """Return what a file is read through; None where libhdf5 reads it itself, which is faster."""
         if request["inline"]:
             stream: Any = io.BytesIO(sys.stdin.buffer.read(request["size"]))
         elif request["offset"] == 0 and os.path.getsize(request["path"]) == request["size"]:
             return None
         else:
-            stream = open(request["path"], "rb", buffering=0)  # noqa: SIM115 - closed with the window
-        return Window(stream, request["offset"], request["size"])
+            stream = open(request["path"], "rb", buffering=0)  # noqa: SIM115 - closed with the range
+        return FileRange(stream, request["offset"], request["size"])
 
     def forget(self, number: int) -> None:
         """Close a file."""
         self._read = None, None
-        handle, window = self._open.pop(number, (None, None))
+        handle, stream = self._open.pop(number, (None, None))
         if handle is not None:
             handle.close()
-        if window is not None:
-            window.close()
+        if stream is not None:
+            stream.close()
 
-    def described(self, kind: Any) -> dict[str, Any]:
+    def describe_type(self, kind: Any) -> dict[str, Any]:
         """Return what the elements of a dataset or an attribute are."""
         h5t = self.h5.h5t
-        told: dict[str, Any] = {"class": "other", "size": kind.get_size(), "order": "little"}
+        description: dict[str, Any] = {"class": "other", "size": kind.get_size(), "order": "little"}
         if isinstance(kind, h5t.TypeEnumID):
             names = {kind.get_member_name(at): kind.get_member_value(at) for at in range(kind.get_nmembers())}
-            told = self.described(kind.get_super())
-            told["class"] = "bool" if told["size"] == 1 and names == {b"FALSE": 0, b"TRUE": 1} else "int"
+            description = self.describe_type(kind.get_super())
+            description["class"] = (
+                "bool" if description["size"] == 1 and names == {b"FALSE": 0, b"TRUE": 1} else "int"
+            )
         elif isinstance(kind, h5t.TypeIntegerID):
-            plain = kind.get_precision() == 8 * told["size"] and kind.get_offset() == 0
-            told["class"] = "int" if plain else "other"
-            told["signed"] = kind.get_sign() != h5t.SGN_NONE
-            told["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
+            plain = kind.get_precision() == 8 * description["size"] and kind.get_offset() == 0
+            description["class"] = "int" if plain else "other"
+            description["signed"] = kind.get_sign() != h5t.SGN_NONE
+            description["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
         elif isinstance(kind, h5t.TypeFloatID):
-            told.update({"class": "float", "fields": [*kind.get_fields(), kind.get_ebias()]})
-            told["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
+            description.update({"class": "float", "fields": [*kind.get_fields(), kind.get_ebias()]})
+            description["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
         elif isinstance(kind, h5t.TypeStringID):
-            told["class"] = "string"
+            description["class"] = "string"
         elif isinstance(kind, h5t.TypeOpaqueID):
-            told["class"] = "opaque"
+            description["class"] = "opaque"
         elif isinstance(kind, h5t.TypeCompoundID):
-            told.update(self._compound(kind))
-        if told["class"] in ("string", "other"):
-            told["variable"] = self.is_variable(kind)
-        told["what"] = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
-        return told
+            description.update(self._describe_compound(kind))
+        if description["class"] in ("string", "other"):
+            description["variable"] = self.is_variable(kind)
+        description["what"] = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
+        return description
 
     def is_variable(self, kind: Any) -> bool:
         """Tell whether what elements say lies elsewhere in the file: texts of any length, references."""
@@ -147,10 +149,10 @@ class Library:
             return any(self.is_variable(kind.get_member_type(at)) for at in range(kind.get_nmembers()))
         return isinstance(kind, h5t.TypeArrayID) and self.is_variable(kind.get_super())
 
-    def _compound(self, kind: Any) -> dict[str, Any]:
+    def _describe_compound(self, kind: Any) -> dict[str, Any]:
         names = [kind.get_member_name(at) for at in range(kind.get_nmembers())]
         if names == [b"r", b"i"]:
-            parts = [self.described(kind.get_member_type(at)) for at in range(2)]
+            parts = [self.describe_type(kind.get_member_type(at)) for at in range(2)]
             offsets = [kind.get_member_offset(at) for at in range(2)]
             is_tight = offsets == [0, parts[0]["size"]] and kind.get_size() == 2 * parts[0]["size"]
             if parts[0] == parts[1] and is_tight and parts[0]["class"] == "float":

@@ -37,7 +37,7 @@ class Sum:
             buffer = self._lib.np.zeros(count * kind.get_size(), self._lib.np.uint8)
             if count:
                 dataset.read(self._h5.h5s.ALL, self._h5.h5s.ALL, buffer, kind)
-            self._add(buffer.tobytes())
+            self._add_bytes(buffer.tobytes())
             return
         space = dataset.get_space()
         for start, block in _blocks(shape):
@@ -47,7 +47,7 @@ class Sum:
                 dataset.read(self._h5.h5s.create_simple(block), space, values)
             else:
                 dataset.read(self._h5.h5s.ALL, self._h5.h5s.ALL, values)
-            self._value(values)
+            self._add_value(values)
             stay_alive()
 
     def add_attribute(self, attribute: Any) -> None:
@@ -55,43 +55,43 @@ class Sum:
         values = self._lib.np.empty(attribute.shape, attribute.dtype)
         self._charge(values.nbytes)
         attribute.read(values)
-        self._value(values)
+        self._add_value(values)
 
     def _charge(self, nbytes: int) -> None:
         self.nbytes += nbytes
         if self.nbytes > self._limit or time.monotonic() > self._deadline:
             raise ValueError("too much to be summed")
 
-    def _add(self, data: bytes) -> None:
+    def _add_bytes(self, data: bytes) -> None:
         self.crc = zlib.crc32(data, self.crc)
 
-    def _value(self, value: Any) -> None:
+    def _add_value(self, value: Any) -> None:
         """Add a value: what kind of thing it is, how long, and what."""
         np = self._lib.np
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             data = value.tobytes()
-            self._item(value.dtype.str, data)
+            self._add_item(value.dtype.str, data)
         elif isinstance(value, np.ndarray | list | tuple):
             items = value.tolist() if isinstance(value, np.ndarray) else value
             items = items if isinstance(items, list | tuple) else [items]
-            self._item("list", str(len(items)).encode())
+            self._add_item("list", str(len(items)).encode())
             for item in items:
-                self._value(item)
+                self._add_value(item)
         elif isinstance(value, self._h5.h5r.Reference):
-            self._item("reference", self._led_to(value))
+            self._add_item("reference", self._referent(value))
         elif isinstance(value, bytes | str):
-            self._item(
+            self._add_item(
                 "text", value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
             )
         else:
-            self._item(type(value).__name__, repr(value).encode())
+            self._add_item(type(value).__name__, repr(value).encode())
 
-    def _item(self, kind: str, data: bytes) -> None:
+    def _add_item(self, kind: str, data: bytes) -> None:
         self._charge(len(data))
-        self._add(f"{kind}:{len(data)}:".encode())
-        self._add(data)
+        self._add_bytes(f"{kind}:{len(data)}:".encode())
+        self._add_bytes(data)
 
-    def _led_to(self, reference: Any) -> bytes:
+    def _referent(self, reference: Any) -> bytes:
         """Return the name of what a reference leads to, and the region there."""
         if not reference:
             return b""
@@ -113,9 +113,9 @@ def total(library: Library, request: dict[str, Any]) -> None:
     for at in range(creation.get_nfilters()):
         if creation.get_filter(at)[0] not in READABLE:
             raise ValueError(f"filter {creation.get_filter(at)[0]} is not read")
-    found = Sum(library, handle, request["limit"], time.monotonic() + SECONDS)
-    found.add_dataset(dataset)
-    tell(k="sum", crc32=found.crc, nbytes=found.nbytes)
+    elements = Sum(library, handle, request["limit"], time.monotonic() + SECONDS)
+    elements.add_dataset(dataset)
+    tell(k="sum", crc32=elements.crc, nbytes=elements.nbytes)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -23,7 +23,7 @@ Link = tuple[bytes, int, int]
 Below = tuple[str, Any]
 
 
-class Walk:
+class TreeWalk:
     """One pass over all hard links of a file, telling of each object."""
 
     def __init__(self, library: Library, root: Any) -> None:
@@ -82,7 +82,7 @@ class Walk:
         here = f"{path}/{text(name)}"
         try:
             if kind != self._h5.h5l.TYPE_HARD:
-                self._lead(here, group, name, kind)
+                self._tell_link(here, group, name, kind)
                 return None
             if address in self._seen:
                 first, is_dataset = self._seen[address]
@@ -92,91 +92,91 @@ class Walk:
             if depth > MAX_DEPTH:
                 tell(k="fault", code="hdf5-limit", path=here, message=f"groups nested over {MAX_DEPTH} deep")
                 return None
-            found = self._h5.h5o.open(group, name)
-            self._seen[address] = here, isinstance(found, self._h5.h5d.DatasetID)
-            return self._object(here, found)
+            opened = self._h5.h5o.open(group, name)
+            self._seen[address] = here, isinstance(opened, self._h5.h5d.DatasetID)
+            return self._tell_object(here, opened)
         except self._lib.errors as failure:
             tell(k="fault", code="hdf5-damaged", path=here, message=reason(failure))
             return None
 
-    def _lead(self, path: str, group: Any, name: bytes, kind: int) -> None:
+    def _tell_link(self, path: str, group: Any, name: bytes, kind: int) -> None:
         """Tell of a link that is none to an object in this file."""
         external, soft = kind == self._h5.h5l.TYPE_EXTERNAL, kind == self._h5.h5l.TYPE_SOFT
         value: Any = group.links.get_val(name) if external or soft else b""
         target = ":".join(map(text, value)) if external else text(value)
         tell(k="link", path=path, kind="external" if external else "soft", target=target)
 
-    def _object(self, path: str, found: Any) -> Below | None:
-        if isinstance(found, self._h5.h5g.GroupID):
-            tell(k="group", path=path, attrs=self._attributes(path, found))
-            return path, found
-        if isinstance(found, self._h5.h5d.DatasetID):
-            tell(k="dataset", path=path, attrs=self._attributes(path, found), **self._dataset(found))
+    def _tell_object(self, path: str, opened: Any) -> Below | None:
+        if isinstance(opened, self._h5.h5g.GroupID):
+            tell(k="group", path=path, attrs=self._attributes(path, opened))
+            return path, opened
+        if isinstance(opened, self._h5.h5d.DatasetID):
+            tell(k="dataset", path=path, attrs=self._attributes(path, opened), **self._dataset(opened))
         else:
             tell(k="type", path=path)
         return None
 
-    def _dataset(self, found: Any) -> dict[str, Any]:
-        creation, space, h5d = found.get_create_plist(), found.get_space(), self._h5.h5d
+    def _dataset(self, dataset: Any) -> dict[str, Any]:
+        creation, space, h5d = dataset.get_create_plist(), dataset.get_space(), self._h5.h5d
         shape = (
             space.get_simple_extent_dims() if space.get_simple_extent_type() != self._h5.h5s.NULL else None
         )
-        told: dict[str, Any] = {"dtype": self._lib.described(found.get_type()), "shape": shape}
+        item: dict[str, Any] = {"dtype": self._lib.describe_type(dataset.get_type()), "shape": shape}
         if creation.get_external_count():
             name = creation.get_external(0)[0]
-            return {**told, "layout": "external", "target": text(name)}
+            return {**item, "layout": "external", "target": text(name)}
         layout = creation.get_layout()
         names = {h5d.COMPACT: "compact", h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked"}
-        told["layout"] = names.get(layout, "virtual")
-        if told["layout"] == "virtual":
-            return told
-        told["stored"] = found.get_storage_size()
-        if told["dtype"]["class"] == "string" and self._is_short(found, told):
-            values = self._lib.np.empty(shape, found.dtype)
-            found.read(self._h5.h5s.ALL, self._h5.h5s.ALL, values)
-            told["values"] = _plain(values.tolist())
+        item["layout"] = names.get(layout, "virtual")
+        if item["layout"] == "virtual":
+            return item
+        item["stored"] = dataset.get_storage_size()
+        if item["dtype"]["class"] == "string" and self._has_few_texts(dataset, item):
+            values = self._lib.np.empty(shape, dataset.dtype)
+            dataset.read(self._h5.h5s.ALL, self._h5.h5s.ALL, values)
+            item["values"] = _plain(values.tolist())
         if layout == h5d.CONTIGUOUS:
-            told["offset"] = found.get_offset()
+            item["offset"] = dataset.get_offset()
         if layout == h5d.CHUNKED:
-            told["chunk"] = creation.get_chunk()
-            told["filters"] = [creation.get_filter(at)[0] for at in range(creation.get_nfilters())]
-        return told
+            item["chunk"] = creation.get_chunk()
+            item["filters"] = [creation.get_filter(at)[0] for at in range(creation.get_nfilters())]
+        return item
 
-    def _is_short(self, found: Any, told: dict[str, Any]) -> bool:
+    def _has_few_texts(self, dataset: Any, item: dict[str, Any]) -> bool:
         """Tell whether the texts in a dataset are few."""
-        creation = found.get_create_plist()
+        creation = dataset.get_create_plist()
         filters = {creation.get_filter(at)[0] for at in range(creation.get_nfilters())}
         count = 1
-        for length in told["shape"] or (0,):
+        for length in item["shape"] or (0,):
             count *= length
-        small = count <= MAX_TEXTS and count * told["dtype"]["size"] <= 1 << 16 and filters <= READABLE
-        return small and told["stored"] <= 1 << 16
+        small = count <= MAX_TEXTS and count * item["dtype"]["size"] <= 1 << 16 and filters <= READABLE
+        return small and item["stored"] <= 1 << 16
 
-    def _attributes(self, path: str, found: Any) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+    def _attributes(self, path: str, opened: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         try:
             names: list[bytes] = []
-            self._h5.h5a.iterate(found, names.append)  # opening them by number would take their square
+            self._h5.h5a.iterate(opened, names.append)  # opening them by number would take their square
             for name in names:
-                told[text(name)] = self._value(self._h5.h5a.open(found, name))
+                values[text(name)] = self._attribute_value(self._h5.h5a.open(opened, name))
                 stay_alive()
         except self._lib.errors as failure:
             tell(k="fault", code="hdf5-attribute", path=path, message=f"an attribute: {reason(failure)}")
-        return told
+        return values
 
-    def _value(self, attribute: Any) -> Any:
-        kind = self._lib.described(attribute.get_type())
+    def _attribute_value(self, attribute: Any) -> Any:
+        kind = self._lib.describe_type(attribute.get_type())
         shape = attribute.shape
         self._budget -= ATTRIBUTE_COST
         if shape is None:
             return {"<attribute>": "empty"}
         if kind["class"] == "other":
-            return {"<attribute>": kind["what"], **self._summed(attribute)}
+            return {"<attribute>": kind["what"], **self._checksum(attribute)}
         count = 1
         for length in shape:
             count *= length
         if count > MAX_ELEMENTS:
-            return {"<attribute>": kind["what"], "elements": count, **self._summed(attribute)}
+            return {"<attribute>": kind["what"], "elements": count, **self._checksum(attribute)}
         self._budget -= count * max(kind["size"], 16)
         if count * kind["size"] > MAX_ATTRIBUTE or self._budget < 0:
             raise ValueError(f"{count:,} elements in an attribute")
@@ -184,15 +184,15 @@ class Walk:
         attribute.read(values)
         return _plain(values.tolist())
 
-    def _summed(self, attribute: Any) -> dict[str, str]:
+    def _checksum(self, attribute: Any) -> dict[str, str]:
         """Return the checksum of an attribute, where there is time for it."""
-        found = Sum(self._lib, self._root, min(self._budget, MAX_ATTRIBUTE), self._deadline)
+        elements = Sum(self._lib, self._root, min(self._budget, MAX_ATTRIBUTE), self._deadline)
         try:
-            found.add_attribute(attribute)
+            elements.add_attribute(attribute)
         except self._lib.errors:
             return {}
         self._budget -= attribute.get_storage_size()
-        return {"CRC-32": f"{found.crc:08x}"}
+        return {"CRC-32": f"{elements.crc:08x}"}
 
 
 def _plain(value: Any) -> Any:
