@@ -17,7 +17,6 @@ from ckpttool.series.paths import shown
 from ckpttool.series.pointers.protection import PointerProtections, follow_pointers
 from ckpttool.series.pruning.planning import Depth, PrunePlan, Request, make_plan
 from ckpttool.series.reasons import Problem, true_of_all
-from ckpttool.series.retention.plan import RetentionPlan
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
 from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
@@ -52,21 +51,21 @@ class ListedDirectory:
 class DirectoryPreview:
     """What lies in a directory: who points at it, and what a policy would do with it."""
 
-    found: Survey
-    pointed: PointerProtections
+    survey: Survey
+    protections: PointerProtections
     planned: PrunePlan | None = None
     refused: tuple[Problem, ...] = ()
 
     @property
     def problems(self) -> list[Problem]:
         """Return what could not be looked at, or would not be carried out."""
-        return [*(Problem(shown(error.path), error.reason) for error in self.found.errors), *self.refused]
+        return [*(Problem(shown(error.path), error.reason) for error in self.survey.errors), *self.refused]
 
     @property
     def warnings(self) -> list[str]:
         """Return what is doubtful."""
         planned = () if self.planned is None else self.planned.warnings
-        return list(dict.fromkeys([*self.found.warnings, *self.pointed.warnings, *planned]))
+        return list(dict.fromkeys([*self.survey.warnings, *self.protections.warnings, *planned]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,31 +209,30 @@ def list_checkpoints(
         group_by=group_by,
         metrics=metrics,
     )
-    place = ListedDirectory(os.fspath(directory), scope, retention)
-    looked = preview_directory(place, progress)
+    preview = preview_directory(ListedDirectory(os.fspath(directory), scope, retention), progress)
     return listing_of(
-        [looked], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
+        [preview], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
     )
 
 
-def preview_directory(place: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
+def preview_directory(listed: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
     """Return what lies in a directory; nothing on disk is changed."""
-    found = survey_directory(place.directory, place.scope, enters_root=place.retention is not None)
-    pointed = follow_pointers(found.root, found.groups, recursive=place.scope.recursive)
-    request = place.retention
+    request = listed.retention
+    survey = survey_directory(listed.directory, listed.scope, enters_root=request is not None)
+    protections = follow_pointers(survey.root, survey.groups, recursive=listed.scope.recursive)
     if request is None:
-        return DirectoryPreview(found, pointed)
+        return DirectoryPreview(survey, protections)
     try:
-        return DirectoryPreview(found, pointed, make_plan(request, progress, found))
+        return DirectoryPreview(survey, protections, make_plan(request, progress, survey))
     except UsageError as error:
         if request.max_delete is None:
             raise
-        planned = make_plan(replace(request, max_delete=None), progress, found)
-        return DirectoryPreview(found, pointed, planned, (Problem(place.directory, str(error)),))
+        planned = make_plan(replace(request, max_delete=None), progress, survey)
+        return DirectoryPreview(survey, protections, planned, (Problem(listed.directory, str(error)),))
 
 
 def listing_of(
-    places: Sequence[DirectoryPreview],
+    previews: Sequence[DirectoryPreview],
     *,
     sort: str | None = None,
     reverse: bool = False,
@@ -247,26 +245,35 @@ def listing_of(
     """Return the list of some directories, each checkpoint once; see ``list_checkpoints``."""
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
-    entries = [entry for one in places for entry in one.found.entries]
+    entries = [entry for preview in previews for entry in preview.survey.entries]
     key = sort_key(sort, entries)
     require_metric(best, entries)
     listed, seen = list[ListedSeries](), set[str]()
-    for one in places:
-        kept = {} if one.planned is None else _keep_reasons(one.planned.plan)
-        for group in _unlisted(one.found, seen) if len(places) > 1 else one.found.groups:
-            read = [_read_entry(entry, depth, jobs, progress) for entry in group.entries]
-            rows = _rows(read, one, kept, best, mode, is_read=depth == "full")
+    for preview in previews:
+        kept: dict[str, tuple[str, ...]] = {}  # why a policy keeps each; nothing where it would go
+        if preview.planned is not None:
+            plan = preview.planned.plan
+            kept = {k.entry.path: k.reasons or ("left alone",) for group in plan.groups for k in group.keep}
+            kept |= {entry.path: () for entry in plan.removals}
+        for group in _unlisted(preview.survey, seen) if len(previews) > 1 else preview.survey.groups:
+            read = [
+                entry
+                if depth == "quick" or entry.fault is not None
+                else replace(entry, fault=read_in_full(entry, jobs, progress))
+                for entry in group.entries
+            ]
+            rows = _rows(read, preview, kept, best, mode, is_read=depth == "full")
             listed.append(ListedSeries(group.key, tuple(_sort_rows(rows, key, reverse=reverse))))
     if key is not None:
-        firsts = _sort_rows([one.checkpoints[0] for one in listed], key, reverse=reverse)
-        ranks = {one.entry.path: rank for rank, one in enumerate(firsts)}
-        listed.sort(key=lambda one: ranks[one.checkpoints[0].entry.path])
-    rows = [row for one in listed for row in one.checkpoints]
+        firsts = _sort_rows([series.checkpoints[0] for series in listed], key, reverse=reverse)
+        ranks = {row.entry.path: rank for rank, row in enumerate(firsts)}
+        listed.sort(key=lambda series: ranks[series.checkpoints[0].entry.path])
+    rows = [row for series in listed for row in series.checkpoints]
     return Listing(
         tuple(rows if key is None else _sort_rows(rows, key, reverse=reverse)),
-        tuple(_problems(places, rows)),
-        tuple(_warnings(places)),
-        tuple(path for one in places for path in one.found.journals),
+        tuple(_problems(previews, rows)),
+        tuple(true_of_all([preview.warnings for preview in previews])),
+        tuple(path for preview in previews for path in preview.survey.journals),
         tuple(listed),
         best,
     )
@@ -274,7 +281,7 @@ def listing_of(
 
 def _rows(
     entries: Sequence[Entry],
-    place: DirectoryPreview,
+    preview: DirectoryPreview,
     kept: Mapping[str, tuple[str, ...]],
     best: str | None,
     mode: Mode | None,
@@ -283,13 +290,13 @@ def _rows(
 ) -> list[ListedCheckpoint]:
     """Return what is told of the checkpoints of one series."""
     newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
-    finest = _best(entries, best, mode) if len(entries) > 1 else None
+    best_path = _best(entries, best, mode) if len(entries) > 1 else None
     return [
         ListedCheckpoint(
             entry,
-            tuple(place.pointed.reasons.get(entry.path, ())),
+            tuple(preview.protections.reasons.get(entry.path, ())),
             is_newest=entry.path == newest,
-            is_best=entry.path == finest,
+            is_best=entry.path == best_path,
             is_read=is_read,
             kept=kept.get(entry.path),
         )
@@ -297,61 +304,42 @@ def _rows(
     ]
 
 
-def _keep_reasons(plan: RetentionPlan) -> dict[str, tuple[str, ...]]:
-    """Return why a plan keeps each checkpoint, by its path; nothing where it would go."""
-    kept = {one.entry.path: one.reasons or ("left alone",) for group in plan.groups for one in group.keep}
-    return kept | {entry.path: () for entry in plan.removals}
-
-
 def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
     """Return the path of the best sound one; of equals the newest, or the oldest of what is carried on."""
     if metric is None:
         return None
     sign = 1 if mode == "max" else -1
-    measured = [(entry.metric(metric), entry.path) for entry in entries if entry.is_sound]
-    values = [value for value, _ in measured if value is not None]
-    later = -1 if is_carried_on(metric, values, mode) else 1
-    known = [
-        (sign * value, later * place, path)
-        for place, (value, path) in enumerate(measured)
-        if value is not None
+    measured = [
+        (value, entry.path)
+        for entry in entries
+        if entry.is_sound and (value := entry.metric(metric)) is not None
     ]
-    return max(known)[2] if known else None
+    later = -1 if is_carried_on(metric, [value for value, _ in measured], mode) else 1
+    ranked = [(sign * value, later * number, path) for number, (value, path) in enumerate(measured)]
+    return max(ranked)[2] if ranked else None
 
 
-def _read_entry(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
-    """Return an entry with what reading it in full found wrong, where that is asked for."""
-    if depth == "quick" or entry.fault is not None:
-        return entry
-    return replace(entry, fault=read_in_full(entry, jobs, progress))
-
-
-def _unlisted(found: Survey, seen: set[str]) -> Iterator[Group]:
+def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
     """Yield the series of a directory without what lies in another one, too, that came before."""
-    real = {directory: os.path.realpath(directory) for directory in {one.directory for one in found.entries}}
-    places = {one.path: os.path.join(real[one.directory], one.name) for one in found.entries}
-    for group in found.groups:
-        entries = tuple(one for one in group.entries if places[one.path] not in seen)
+    real = {directory: os.path.realpath(directory) for directory in {e.directory for e in survey.entries}}
+    paths = {entry.path: os.path.join(real[entry.directory], entry.name) for entry in survey.entries}
+    for group in survey.groups:
+        entries = tuple(entry for entry in group.entries if paths[entry.path] not in seen)
         if entries:
             yield replace(group, entries=entries)
-    seen.update(places.values())
+    seen.update(paths.values())
 
 
-def _problems(places: Sequence[DirectoryPreview], rows: Sequence[ListedCheckpoint]) -> Iterator[Problem]:
+def _problems(previews: Sequence[DirectoryPreview], rows: Sequence[ListedCheckpoint]) -> Iterator[Problem]:
     """Yield what must be looked at, of each path what was told of it first."""
-    problems = [problem for one in places for problem in one.problems]
+    problems = [problem for preview in previews for problem in preview.problems]
     problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
     problems += [Problem(row.entry.path, f"unsafe: {row.entry.danger}") for row in rows if row.entry.danger]
     yield from problems
-    told = {one.path for one in problems}
-    for place in places:
-        if place.planned is not None:
-            yield from (one for one in place.planned.problems if one.path not in told)
-
-
-def _warnings(places: Sequence[DirectoryPreview]) -> list[str]:
-    lists = [one.warnings for one in places]
-    return list(true_of_all(lists))
+    paths = {problem.path for problem in problems}
+    for preview in previews:
+        if preview.planned is not None:
+            yield from (problem for problem in preview.planned.problems if problem.path not in paths)
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
@@ -397,8 +385,8 @@ def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", o
     if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
         return
     known = known_metrics(entries)
-    told = f"metrics: {', '.join(known)}" if known else "no checkpoint has any metric"
-    raise UsageError(f"{what or f'no checkpoint has a metric {name!r}'} ({others}{told})")
+    there = f"metrics: {', '.join(known)}" if known else "no checkpoint has any metric"
+    raise UsageError(f"{what or f'no checkpoint has a metric {name!r}'} ({others}{there})")
 
 
 def known_metrics(entries: Iterable[Entry]) -> list[str]:

@@ -139,7 +139,11 @@ class Entry:
         saved = tuple(file for file in self.contents.files if not file.path.endswith(SIDECARS))
         return Contents(saved or self.contents.files)
 
+    def recorded_metric(self, name: str) -> float | None:
+        """Return a metric's value as it is recorded, whatever it is; ``loss`` is one too."""
+        return self.metrics.get(name, self.loss if name == "loss" else None)
+
     def metric(self, name: str) -> float | None:
         """Return a metric's value where it is known and a number; ``loss`` is one too."""
-        value = self.metrics.get(name, self.loss if name == "loss" else None)
+        value = self.recorded_metric(name)
         return value if value is not None and math.isfinite(value) else None

@@ -15,33 +15,34 @@ _PERCENT = 100
 
 def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
     """Yield for each metric how many checkpoints have another one inside than in the name, and the first."""
-    others: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for entry in entries:
-        for name, told in entry.fields.metrics.items():
-            own = entry.metrics.get(name, entry.loss if name == "loss" else None)
-            unit = _last_decimal(told, entry.name)
-            if own is not None and not any(_rounds_to(told, one, unit) for one in (own, own * _PERCENT)):
-                others[name] += 1
-                first.setdefault(name, f"{entry.path} has {own:.6g} inside")
-    for name, count in others.items():
+        for name, named in entry.fields.metrics.items():
+            inside = entry.recorded_metric(name)
+            unit = _last_decimal(named, entry.name)
+            if inside is None or any(_rounds_to(named, one, unit) for one in (inside, inside * _PERCENT)):
+                continue
+            counts[name] += 1
+            first.setdefault(name, f"{entry.path} has {inside:.6g} inside")
+    for name, count in counts.items():
         whose = f"{name} of {counted(count, 'checkpoint')}"
         yield f"{whose} is another inside than in the name, and what is inside counts: {first[name]}"
 
 
-def _last_decimal(told: float, name: str) -> float:
+def _last_decimal(named: float, name: str) -> float:
     """Return what the last decimal in a name stands for: a whole number may have none, as ``acc_93``."""
-    if not math.isfinite(told) or not told.is_integer():
-        return 10.0 ** -decimals(told)
-    written = re.search(rf"(?<![0-9]){abs(int(told))}\.([0-9]+)", name)
+    if not math.isfinite(named) or not named.is_integer():
+        return 10.0 ** -decimals(named)
+    written = re.search(rf"(?<![0-9]){abs(int(named))}\.([0-9]+)", name)
     return 1.0 if written is None else 10.0 ** -len(written[1])
 
 
-def _rounds_to(told: float, own: float, unit: float) -> bool:
+def _rounds_to(named: float, inside: float, unit: float) -> bool:
     """Tell whether a number is another one as far as its decimals go."""
-    if not math.isfinite(told) or not math.isfinite(own):
-        return agree(told, own)
-    return abs(told - own) <= max(0.501 * unit, 1e-6 * abs(told))
+    if not math.isfinite(named) or not math.isfinite(inside):
+        return agree(named, inside)
+    return abs(named - inside) <= max(0.501 * unit, 1e-6 * abs(named))
 
 
 def agree(one: float, other: float) -> bool:

@@ -53,26 +53,21 @@ def event_files(directory: str) -> list[tuple[str, str]]:
     """Return the event files in a directory, the oldest name first, each with what its tags begin with.
 
     Those in directories inside are told apart, such as Keras's ``train`` and ``validation``.
-
-    Raises:
-        LimitExceeded: There are too many.
-        CheckpointError: A directory can't be read.
     """
-    found: list[tuple[str, str]] = []
+    files: list[tuple[str, str]] = []
     pending = [(directory, "", 0)]
     while pending:
-        place, prefix, depth = pending.pop(0)
-        entries = sorted(scan(place).values(), key=lambda entry: entry.name)
-        for entry in entries:
+        parent, prefix, depth = pending.pop(0)
+        for entry in sorted(scan(parent).values(), key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
                 if depth < MAX_DEPTH:
                     pending.append((entry.path, f"{prefix}{entry.name}/", depth + 1))
             elif is_event_file(entry.name):
-                found.append((entry.path, prefix))
-        if len(found) > MAX_FILES:
+                files.append((entry.path, prefix))
+        if len(files) > MAX_FILES:
             raise LimitExceeded(directory, f"it has more than {MAX_FILES:,} event files", expected="fewer")
-    are_told_apart = len({prefix for _, prefix in found}) > 1
-    return found if are_told_apart else [(path, "") for path, _ in found]
+    has_prefixes = len({prefix for _, prefix in files}) > 1
+    return files if has_prefixes else [(path, "") for path, _ in files]
 
 
 def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
@@ -90,7 +85,7 @@ def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
 
 def _add_event(data: bytes, path: str, offset: int, log: Log, prefix: str) -> None:
     step = _usual_step(data)
-    if step is not None and step not in log.places and _EPOCH_TAG.encode() not in data:
+    if step is not None and step not in log.numbers and _EPOCH_TAG.encode() not in data:
         log.steps.add(step)
         return
     step, summaries, where = 0, [], f"byte {offset:,}"
@@ -142,7 +137,7 @@ def _add_value(data: memoryview, path: str, where: str, step: int, log: Log, pre
 def _scalar(data: memoryview, path: str, where: str) -> float | None:
     """Return the number in a tensor without axes, None for any other tensor."""
     kind, content = 0, memoryview(b"")
-    found: dict[int, list[bytes | int]] = {}
+    by_number: dict[int, list[bytes | int]] = {}
     for field in fields(data, path, where):
         if field.number == 1:
             kind = field.integer
@@ -151,7 +146,7 @@ def _scalar(data: memoryview, path: str, where: str) -> float | None:
         elif field.number == 4:
             content = field.data
         else:
-            found.setdefault(field.number, []).append(bytes(field.data) or field.integer)
+            by_number.setdefault(field.number, []).append(bytes(field.data) or field.integer)
     layout = _DTYPES.get(kind)
     if layout is None:
         return None
@@ -159,7 +154,7 @@ def _scalar(data: memoryview, path: str, where: str) -> float | None:
         if len(content) != struct.calcsize(layout):
             raise DamagedCheckpoint(path, f"a scalar of {len(content)} bytes", where=where)
         return _unpack(layout, bytes(content))
-    values = found.get(_FIELDS[kind])
+    values = by_number.get(_FIELDS[kind])
     return 0.0 if not values else _last_value(layout, values[-1], path, where)
 
 
@@ -171,20 +166,19 @@ def _last_value(layout: str, value: bytes | int, path: str, where: str) -> float
         if len(data) < size or len(data) % size:
             raise DamagedCheckpoint(path, f"a scalar of {len(data)} bytes", where=where)
         return _unpack(layout, data[-size:])
-    number = _last_varint(value, path, where) if isinstance(value, bytes) else value
+    number = 0
+    if isinstance(value, int):
+        number = value
+    else:
+        position = 0
+        try:
+            while position < len(value):
+                number, position = varint(value, position)
+        except ValueError as failure:
+            raise DamagedCheckpoint(path, f"no scalar: {failure}", where=where) from failure
     if layout == "<e":
         return _unpack(layout, (number & 0xFFFF).to_bytes(2, "little"))
     return float(number - (1 << _SIGN_BITS) if number >> (_SIGN_BITS - 1) else number)
-
-
-def _last_varint(data: bytes, path: str, where: str) -> int:
-    at = number = 0
-    try:
-        while at < len(data):
-            number, at = varint(data, at)
-    except ValueError as failure:
-        raise DamagedCheckpoint(path, f"no scalar: {failure}", where=where) from failure
-    return number
 
 
 def _unpack(layout: str, data: bytes) -> float:

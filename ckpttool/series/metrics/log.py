@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckpttool.errors import LimitExceeded
@@ -39,6 +39,12 @@ class Range:
     least: Number | None = None
     most: Number | None = None
 
+    @classmethod
+    def of(cls, numbers: Iterable[Number | None]) -> Range:
+        """Return the range of those numbers that are known."""
+        known = [number for number in numbers if number is not None]
+        return cls(min(known, default=None), max(known, default=None))
+
     def add(self, number: Number) -> None:
         """Take a number in."""
         self.least = number if self.least is None else min(self.least, number)
@@ -54,7 +60,7 @@ class Log:
 
     Attributes:
         path: The file or directory.
-        places: The steps and epochs of which values are kept.
+        numbers: The steps and epochs of which values are kept.
         by_step: What was measured at steps.
         by_epoch: What was measured at epochs of which no step is told.
         in_epoch: The last of what was measured at the steps of an epoch.
@@ -66,7 +72,7 @@ class Log:
     """
 
     path: str
-    places: Collection[Number]
+    numbers: Collection[Number]
     by_step: dict[Number, dict[str, float]] = field(default_factory=dict)
     by_epoch: dict[Number, dict[str, float]] = field(default_factory=dict)
     in_epoch: dict[Number, dict[str, float]] = field(default_factory=dict)
@@ -82,20 +88,20 @@ class Log:
         """Take what was measured at a step, at an epoch, or at both."""
         self.counts_both = self.counts_both or (step is not None and epoch is not None)
         by_epoch = self.by_epoch if step is None else self.in_epoch
-        for number, numbers, kept in ((step, self.steps, self.by_step), (epoch, self.epochs, by_epoch)):
+        for number, known, kept in ((step, self.steps, self.by_step), (epoch, self.epochs, by_epoch)):
             if number is None or not math.isfinite(number):
                 continue
-            numbers.add(number)
-            if number in self.places and values:
+            known.add(number)
+            if number in self.numbers and values:
                 self._keep(kept.setdefault(number, {}), values)
-            elif number in self.places:
+            elif number in self.numbers:
                 self.has_bare = True
 
     def _keep(self, kept: dict[str, float], values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            one = self._names.setdefault(name, name)
-            self._kept += one not in kept
-            kept[one] = value
+            shared = self._names.setdefault(name, name)  # of equal names one is kept
+            self._kept += shared not in kept
+            kept[shared] = value
         if len(self._names) > MAX_NAMES:
             found = f"it has more than {MAX_NAMES:,} names of metrics"
             raise LimitExceeded(self.path, found, expected="fewer")

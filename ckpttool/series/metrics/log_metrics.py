@@ -59,10 +59,12 @@ class LogArgument:
         count: Literal["step", "epoch"] = "step" if match["count"] == "step" else "epoch"
         return LogArgument(text, match["name"], count, int(match["shift"] or 0))
 
-    def places(self, entries: Sequence[Entry]) -> frozenset[Number]:
+    def numbers(self, entries: Sequence[Entry]) -> frozenset[Number]:
         """Return all steps and epochs of a log that could be those of checkpoints."""
         numbers = (
-            number for one in entries for number in (one.step, one.logged_as, one.epoch, one.fields.number)
+            number
+            for entry in entries
+            for number in (entry.step, entry.logged_as, entry.epoch, entry.fields.number)
         )
         return frozenset(number - self.shift for number in numbers if number is not None)
 
@@ -83,29 +85,29 @@ def add_log_metrics(
         NotFound: A log is nowhere.
         CheckpointError: A log is damaged, or can't be read.
     """
-    found, warnings = read_number_pairs(entries), list[str]()
-    for given in map(LogArgument.parse, files) if found else ():
+    measured, warnings = read_number_pairs(entries), list[str]()
+    for given in map(LogArgument.parse, files) if measured else ():
         undecided: str | None = None
         has_any = False
-        for path, indexes in _locate_logs(given, found, root, warnings).items():
-            meant = [found[index] for index in indexes]
-            log = read_log(path, given.places(meant))
-            values = list(_match(given, log, meant))
-            doubts = [*log.warnings, *_doubts(given, log, meant, values)]
+        for path, indexes in _locate_logs(given, measured, root, warnings).items():
+            covered = [measured[index] for index in indexes]
+            log = read_log(path, given.numbers(covered))
+            values = list(_match(given, log, covered))
+            doubts = [*log.warnings, *_doubts(given, log, covered, values)]
             warnings += doubts
             has_any = has_any or any(values)
-            if not any(values) and _other_base(given, log, meant):
+            if not any(values) and _other_base(given, log, covered):
                 undecided = undecided or doubts[-1]
-            for index, measured in zip(indexes, values, strict=True):
-                found[index] = replace(found[index], metrics={**found[index].metrics, **measured})
+            for index, new in zip(indexes, values, strict=True):
+                measured[index] = replace(measured[index], metrics={**measured[index].metrics, **new})
         if undecided is not None and not has_any:
             raise UsageError(undecided)
-    return found, warnings
+    return measured, warnings
 
 
-def read_log(path: str, places: frozenset[Number]) -> Log:
+def read_log(path: str, numbers: frozenset[Number]) -> Log:
     """Return what a log has of some steps and epochs."""
-    log = Log(_short_path(path), places)
+    log = Log(_short_path(path), numbers)
     if not os.path.isdir(path):
         with _open_log(path) as file:
             _read_file(file, log)
@@ -113,9 +115,9 @@ def read_log(path: str, places: frozenset[Number]) -> Log:
     files = event_files(path)
     if not files:
         raise Unsupported(path, "a directory without event files", expected="events.out.tfevents…, or a file")
-    for one, prefix in files:
-        with _open_log(one) as file:
-            read_events(file, one, log, prefix)
+    for event_file, prefix in files:
+        with _open_log(event_file) as file:
+            read_events(file, event_file, log, prefix)
     return log
 
 
@@ -153,26 +155,27 @@ def _locate_logs(
     """Return the logs that a name stands for, each with the checkpoints that it is for."""
     if os.path.isabs(given.name) or os.path.lexists(given.name):
         return {given.name: list(range(len(entries)))}
-    places = {
-        directory: _log_beside(directory, given.name, root)
-        for directory in {one.directory for one in entries}
-    }
-    missing = sorted(directory for directory, path in places.items() if path is None)
-    if len(missing) == len(places):
-        found = "no such file or directory, neither here nor beside the checkpoints nor above them"
-        raise NotFound(given.name, found)
+    directories = {entry.directory for entry in entries}
+    paths = {directory: _log_beside(directory, given.name, root) for directory in directories}
+    missing = sorted(directory for directory, path in paths.items() if path is None)
+    if len(missing) == len(paths):
+        problem = "no such file or directory, neither here nor beside the checkpoints nor above them"
+        raise NotFound(given.name, problem)
     if missing:
-        warnings.append(f"{given.name}: there is none beside the checkpoints in {_first_and_others(missing)}")
+        others = len(missing) - 1
+        more = " and 1 other directory" if others == 1 else f" and {others:,} other directories"
+        names = f"{missing[0]}{more if others else ''}"
+        warnings.append(f"{given.name}: there is none beside the checkpoints in {names}")
     logs: dict[str, list[int]] = {}
     for index, entry in enumerate(entries):
-        if (path := places[entry.directory]) is not None:
+        if (path := paths[entry.directory]) is not None:
             logs.setdefault(path, []).append(index)
     return logs
 
 
 def _log_beside(directory: str, name: str, root: str) -> str | None:
-    for place in (directory, os.path.join(directory, os.pardir), root):
-        path = os.path.join(place, name)
+    for parent in (directory, os.path.join(directory, os.pardir), root):
+        path = os.path.join(parent, name)
         if os.path.lexists(path):
             return _short_path(path)
     return None
@@ -185,12 +188,6 @@ def _short_path(path: str) -> str:
         return short if os.path.samefile(short, path) else path
     except (OSError, ValueError):
         return path
-
-
-def _first_and_others(names: Sequence[str]) -> str:
-    others = len(names) - 1
-    more = "1 other directory" if others == 1 else f"{others:,} other directories"
-    return f"{names[0]} and {more}" if others else names[0]
 
 
 # What belongs to what ------------------------------------------------------------------------------
@@ -223,7 +220,9 @@ def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[M
 
 def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, float]:
     """Return what a log says of a checkpoint where it was told what to match, and by how much to shift it."""
-    number = _matched_number(given, entry)
+    number = entry.step if given.count == "step" else entry.epoch
+    if number is None and entry.fields.position.count(None) == 3:
+        number = entry.fields.number  # its name has neither, but a number
     if number is None:
         return {}
     number -= given.shift
@@ -232,15 +231,9 @@ def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, 
     return {**log.in_epoch.get(number, {}), **log.by_epoch.get(number, {})}
 
 
-def _matched_number(given: LogArgument, entry: Entry) -> Number | None:
-    """Return the step or epoch that was asked for; the name's last number, if it has neither."""
-    number = entry.step if given.count == "step" else entry.epoch
-    return entry.fields.number if number is None and entry.fields.position.count(None) == 3 else number
-
-
 def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
     """Tell whether epochs of a log and of checkpoints seem to be counted from different numbers."""
-    epochs = _epochs(entries)
+    epochs = Range.of(entry.epoch for entry in entries)
     if given.count is not None or log.epochs.least is None or epochs.least is None:
         return False
     if log.epochs.most is None or epochs.most is None:
@@ -249,22 +242,6 @@ def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
     if log.epochs.least == 0 and epochs.least > 0:
         return is_keras or epochs.most > log.epochs.most
     return log.epochs.least == 1 and epochs.least == 0
-
-
-def _epochs(entries: Sequence[Entry]) -> Range:
-    found = Range()
-    for entry in entries:
-        if entry.epoch is not None:
-            found.add(entry.epoch)
-    return found
-
-
-def _steps(entries: Sequence[Entry]) -> Range:
-    found = Range()
-    for entry in entries:
-        if entry.step is not None:
-            found.add(entry.step)
-    return found
 
 
 # What is doubtful ----------------------------------------------------------------------------------
@@ -276,11 +253,11 @@ def _doubts(
     if not any(values):
         yield _no_match(given, log, entries)
         return
-    directories = {entry.directory for entry, found in zip(entries, values, strict=True) if found}
+    directories = {entry.directory for entry, measured in zip(entries, values, strict=True) if measured}
     if len(directories) > 1:
         yield f"{log.path}: one log for the checkpoints of {len(directories):,} directories"
     if (log.by_epoch or not log.counts_both) and _other_base(given, log, entries):
-        has, have = log.epochs, _epochs(entries)
+        has, have = log.epochs, Range.of(entry.epoch for entry in entries)
         yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_base_hint(given, log)}"
     yield from _contradictions(log, entries, values)
 
@@ -288,40 +265,44 @@ def _doubts(
 def _base_hint(given: LogArgument, log: Log) -> str:
     """Return what somebody can say where epochs of a log and of checkpoints begin differently."""
     hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
-    told = "it can't be told which epochs are the same"
-    return f"{told} (say {hint}, or {given.name}:epoch where equal numbers are)"
+    problem = "it can't be told which epochs are the same"
+    return f"{problem} (say {hint}, or {given.name}:epoch where equal numbers are)"
 
 
 def _no_match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> str:
     if log.steps.least is None and log.epochs.least is None:
         return f"{log.path}: nothing is in it yet"
-    has, have = _counts(log.steps, log.epochs), _counts(_steps(entries), _epochs(entries))
+    steps, epochs = Range.of(entry.step for entry in entries), Range.of(entry.epoch for entry in entries)
+    both = f"{log.path}: it has {_counts(log.steps, log.epochs)}, the checkpoints {_counts(steps, epochs)}"
     if _other_base(given, log, entries):
-        return f"{log.path}: it has {has}, the checkpoints {have}; {_base_hint(given, log)}"
+        return f"{both}; {_base_hint(given, log)}"
     none = "it has no number at any of them" if log.has_bare else "none of them is in it"
-    told = f"{log.path}: it has {has}, the checkpoints {have}; {none}"
-    if log.epochs.least is None and _steps(entries).least is None and _epochs(entries).least is not None:
-        return f"{told} (if its steps are epochs, say {given.name}:epoch)"
-    return told
+    if log.epochs.least is None and steps.least is None and epochs.least is not None:
+        return f"{both}; {none} (if its steps are epochs, say {given.name}:epoch)"
+    return f"{both}; {none}"
 
 
 def _counts(steps: Range, epochs: Range) -> str:
-    told = [f"{name}s {one}" for name, one in (("step", steps), ("epoch", epochs)) if one.least is not None]
-    return " and ".join(told) or "neither steps nor epochs"
+    known = [
+        f"{name}s {numbers}"
+        for name, numbers in (("step", steps), ("epoch", epochs))
+        if numbers.least is not None
+    ]
+    return " and ".join(known) or "neither steps nor epochs"
 
 
 def _contradictions(
     log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
 ) -> Iterator[str]:
     """Yield for each metric how many checkpoints say something else of themselves than a log does."""
-    others: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for entry, found in zip(entries, values, strict=True):
-        for name, value in found.items():
-            own = entry.metrics.get(name, entry.loss if name == "loss" else None)
-            if own is not None and not agree(own, value):
-                others[name] += 1
-                first.setdefault(name, f"{entry.name} says {own:.6g}, the log {value:.6g}")
-    for name, count in others.items():
+    for entry, measured in zip(entries, values, strict=True):
+        for name, value in measured.items():
+            recorded = entry.recorded_metric(name)
+            if recorded is not None and not agree(recorded, value):
+                counts[name] += 1
+                first.setdefault(name, f"{entry.name} says {recorded:.6g}, the log {value:.6g}")
+    for name, count in counts.items():
         whose = f"{name} of {counted(count, 'checkpoint')}"
         yield f"{log.path}: {whose} is another in the log, which counts: {first[name]}"

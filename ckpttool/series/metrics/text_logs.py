@@ -114,57 +114,79 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
         if not data.strip():
             continue
         try:
-            told = _json_object(log.path, data, line)
+            record = _json_object(log.path, data, line)
         except DamagedCheckpoint:
             if is_whole:
                 raise
             log.warnings.append(f"{log.path}: {_LOST_END}")
             break
         has_any = True
-        add_object(log, told)
+        add_object(log, record)
     if has_any and log.steps.least is None and log.epochs.least is None:
         raise _no_count_error(log.path, "no object in it")
 
 
 def read_json_list(file: BinaryIO, log: Log) -> None:
     """Read a list of JSON objects into a log."""
-    told = _json_document(file, log.path, "list")
-    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+    records = _json_document(file, log.path, "list")
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise DamagedCheckpoint(log.path, "a JSON list of something else", expected="of objects")
-    for one in told:
-        add_object(log, one)
-    if told and log.steps.least is None and log.epochs.least is None:
+    for record in records:
+        add_object(log, record)
+    if records and log.steps.least is None and log.epochs.least is None:
         raise _no_count_error(log.path, "no object in it")
 
 
-def add_object(log: Log, told: Mapping[str, Any]) -> None:
+def read_state(file: BinaryIO, log: Log) -> None:
+    """Read the history in a Trainer's ``trainer_state.json`` into a log."""
+    state = _json_document(file, log.path, "state")
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(history, list):
+        raise DamagedCheckpoint(log.path, "no list of what was logged", expected="log_history")
+    for record in history:
+        if isinstance(record, dict):
+            add_object(log, record)
+
+
+def _json_document(file: BinaryIO, path: str, what: str) -> Any:
+    """Return what a file of JSON holds."""
+    try:
+        data = file.read(MAX_STATE + 1)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if len(data) > MAX_STATE:
+        raise LimitExceeded(path, f"more than {MAX_STATE:,} bytes of JSON", expected="less")
+    return parse_json(path, data.removeprefix(codecs.BOM_UTF8), what, constants=True, surrogates=True)
+
+
+def add_object(log: Log, record: Mapping[str, Any]) -> None:
     """Take a JSON object into a log: its step, its epoch, and its numbers, those under ``metrics`` too."""
     values: dict[str, float] = {}
-    inner = told.get("metrics")
-    for name, value in [*told.items(), *(inner.items() if isinstance(inner, dict) else ())]:
+    inner = record.get("metrics")
+    for name, value in [*record.items(), *(inner.items() if isinstance(inner, dict) else ())]:
         if name not in STEPS and name not in EPOCHS and not name.startswith("_"):
             number = _json_number(value)
             if number is not None:
                 values[name] = number
-    log.add(_first_number(told, STEPS), _first_number(told, EPOCHS), values)
+    log.add(_first_number(record, STEPS), _first_number(record, EPOCHS), values)
 
 
 def _json_object(path: str, data: bytes, line: int) -> dict[str, Any]:
     where = f"line {line:,}"
     try:
-        told = parse_json(path, data, "line", constants=True, surrogates=True)
+        record = parse_json(path, data, "line", constants=True, surrogates=True)
     except DamagedCheckpoint as failure:
         raise type(failure)(path, failure.found, expected=failure.expected, where=where) from failure
-    if not isinstance(told, dict):
-        raise DamagedCheckpoint(path, f"a {type(told).__name__}", expected="an object", where=where)
-    if isinstance(told, Doubled):
-        raise DamagedCheckpoint(path, f"{told.key!r:.60} stands twice", where=where)
-    return told
+    if not isinstance(record, dict):
+        raise DamagedCheckpoint(path, f"a {type(record).__name__}", expected="an object", where=where)
+    if isinstance(record, Doubled):
+        raise DamagedCheckpoint(path, f"{record.key!r:.60} stands twice", where=where)
+    return record
 
 
-def _first_number(told: Mapping[str, Any], names: Iterable[str]) -> Number | None:
-    found = (_json_number(told.get(name)) for name in names)
-    return next((number for number in found if number is not None), None)
+def _first_number(record: Mapping[str, Any], names: Iterable[str]) -> Number | None:
+    numbers = (_json_number(record.get(name)) for name in names)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _json_number(value: object) -> float | None:
@@ -223,25 +245,3 @@ def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool]]:
 def _no_count_error(path: str, what: str) -> CheckpointError:
     names = ", ".join(name for name in (*STEPS[:2], *EPOCHS[:1]))
     return Unsupported(path, f"{what} is a step or an epoch", expected=names)
-
-
-def read_state(file: BinaryIO, log: Log) -> None:
-    """Read the history in a Trainer's ``trainer_state.json`` into a log."""
-    told = _json_document(file, log.path, "state")
-    history = told.get("log_history") if isinstance(told, dict) else None
-    if not isinstance(history, list):
-        raise DamagedCheckpoint(log.path, "no list of what was logged", expected="log_history")
-    for one in history:
-        if isinstance(one, dict):
-            add_object(log, one)
-
-
-def _json_document(file: BinaryIO, path: str, what: str) -> Any:
-    """Return what a file of JSON holds."""
-    try:
-        data = file.read(MAX_STATE + 1)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    if len(data) > MAX_STATE:
-        raise LimitExceeded(path, f"more than {MAX_STATE:,} bytes of JSON", expected="less")
-    return parse_json(path, data.removeprefix(codecs.BOM_UTF8), what, constants=True, surrogates=True)

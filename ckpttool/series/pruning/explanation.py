@@ -23,7 +23,6 @@ from ckpttool.series.retention.rules import (
     RULES,
     History,
     metric_lack,
-    metric_value,
     newest_of_periods,
     number,
     rank_by_metric,
@@ -122,7 +121,7 @@ def _place(policy: Policy | None, entry: Entry, history: History) -> Iterator[st
     if policy is not None and policy.metric is not None and metric_lack(entry, policy.metric) is None:
         order = rank_by_metric(policy, history)
         rank = _ordinal(order.index(entry) + 1, "best")
-        yield f"{rank} of {len(order):,} by {policy.metric} ({metric_value(entry, policy.metric):.6g})"
+        yield f"{rank} of {len(order):,} by {policy.metric} ({entry.recorded_metric(policy.metric):.6g})"
 
 
 def _ordinal(place: int, superlative: str) -> str:
@@ -142,7 +141,7 @@ def _not_best(policy: Policy, history: History, entry: Entry) -> str:
     if metric_lack(entry, policy.metric or "") is not None:
         return f"no {policy.metric} of its own: it goes by that of what belongs with it"
     place = rank_by_metric(policy, history).index(entry) + 1
-    value = metric_value(entry, policy.metric or "")
+    value = entry.recorded_metric(policy.metric or "")
     rank = f"{_ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
     return f"{rank}, not one of the best {policy.keep_best:,}"
 

@@ -34,7 +34,6 @@ from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.retention.companions import doubts_of
 from ckpttool.series.retention.plan import Protections
 from ckpttool.series.retention.policy import Policies, Policy
-from ckpttool.series.retention.rules import metric_value
 from ckpttool.series.surveying.survey import Scope, Survey
 
 _PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
@@ -141,7 +140,7 @@ def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -
     if len({(entry.fields.epoch, entry.fields.step) for entry in intact}) < len(intact):
         return frozenset()
     ranked_by = None if policy is None else policy.metric
-    if ranked_by is not None and all(metric_value(entry, ranked_by) is not None for entry in intact):
+    if ranked_by is not None and all(entry.recorded_metric(ranked_by) is not None for entry in intact):
         return frozenset(entry.path for entry in intact)
     metrics = set.intersection(*(set(entry.fields.metrics) for entry in intact))
     extreme: set[str] = set()

@@ -34,7 +34,7 @@ from ckpttool.series.resuming.writers import (
     written_inside,
 )
 from ckpttool.series.retention.policy import Mode
-from ckpttool.series.retention.rules import is_carried_on, metric_value
+from ckpttool.series.retention.rules import is_carried_on
 from ckpttool.series.surveying.survey import Scope, Survey, nothing_in, survey_directory
 
 NO_STEP = "no step is known of it"
@@ -499,5 +499,5 @@ def _unmeasured_warnings(surveyed: Survey, best: str | None) -> Iterator[str]:
 
 def comparable_value(entry: Entry, metric: str) -> float | None:
     """Return a metric's value where it is known and a number, infinite ones included."""
-    value = metric_value(entry, metric)
+    value = entry.recorded_metric(metric)
     return None if value is None or math.isnan(value) else value

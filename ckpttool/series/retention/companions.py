@@ -11,7 +11,6 @@ from ckpttool.series.members.order import AVERAGED, CONTRADICTION_SECONDS, Group
 from ckpttool.series.members.series_doubts import NOT_COUNTED, doubt_of
 from ckpttool.series.retention.plan import GroupPlan, RetentionPlan
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.retention.rules import metric_value
 
 Position = tuple[float | str | None, ...]
 """The numbers in a checkpoint's name."""
@@ -100,7 +99,7 @@ def metric_followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset
                 continue
             for entry in group.entries:
                 others = measured[policy.metric].get(entry.fields.position, ())
-                is_unmeasured = entry.is_sound and metric_value(entry, policy.metric) is None
+                is_unmeasured = entry.is_sound and entry.recorded_metric(policy.metric) is None
                 if is_unmeasured and _accompanies_model(entry) and any(other != number for other in others):
                     followers.add(entry.path)
     return frozenset(followers)
@@ -112,7 +111,7 @@ def _measured_positions(series: Sequence[tuple[int, Group]], metric: str) -> Map
     for number, group in series:
         for entry in group.entries:
             known = measured[entry.fields.position]
-            if entry.is_sound and len(known) < 2 and metric_value(entry, metric) is not None:
+            if entry.is_sound and len(known) < 2 and entry.recorded_metric(metric) is not None:
                 known.add(number)
     return measured
 

@@ -13,7 +13,7 @@ from ckpttool.series.members.order import Group
 from ckpttool.series.reasons import Code, Reason
 from ckpttool.series.retention.dates import PERIODS, date_doubts
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.retention.rules import metric_lack, metric_value
+from ckpttool.series.retention.rules import metric_lack
 
 Chosen = Sequence[tuple[Group, Policy | None]]
 """Series, each with its policy."""
@@ -22,7 +22,7 @@ Chosen = Sequence[tuple[Group, Policy | None]]
 def require_metrics(chosen: Chosen) -> None:
     """Require that some checkpoint has the metric that a policy names."""
     for metric, sound in _sound_by_metric(chosen).items():
-        if sound and all(metric_value(entry, metric) is None for entry in sound):
+        if sound and all(entry.recorded_metric(metric) is None for entry in sound):
             known = {name for entry in sound for name in entry.metrics}
             known |= {"loss" for entry in sound if entry.loss is not None}
             there = f"there are {', '.join(sorted(known))}" if known else "none has any"

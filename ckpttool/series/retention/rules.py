@@ -98,11 +98,11 @@ def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
     """Keep the best, and what nobody can compare; what follows another stays where that stays."""
     metric, count = policy.metric or "", policy.keep_best
     for entry in rank_by_metric(policy, history)[:count]:
-        yield entry, f"best {count} by {metric} ({metric_value(entry, metric):.6g})"
+        yield entry, f"best {count} by {metric} ({entry.recorded_metric(metric):.6g})"
     for entry in history.intact:
         unmeasured = metric_lack(entry, metric)
         if unmeasured is not None and not (
-            entry.path in history.followers and metric_value(entry, metric) is None
+            entry.path in history.followers and entry.recorded_metric(metric) is None
         ):
             yield entry, unmeasured
 
@@ -117,7 +117,7 @@ def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
     measured = [
         (entry, value)
         for entry in history.intact
-        if (value := metric_value(entry, metric)) is not None and not math.isnan(value)
+        if (value := entry.recorded_metric(metric)) is not None and not math.isnan(value)
     ]
     if is_carried_on(metric, [value for _, value in reversed(measured)], policy.mode):
         measured.reverse()
@@ -143,14 +143,9 @@ def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bo
     return known[-2:-1] == known[-1:] or _BEST_SO_FAR.search(metric) is not None
 
 
-def metric_value(entry: Entry, metric: str) -> float | None:
-    """Return a metric's value as it is recorded, whatever it is; ``loss`` is one too."""
-    return entry.metrics.get(metric, entry.loss if metric == "loss" else None)
-
-
 def metric_lack(entry: Entry, metric: str) -> str | None:
     """Return why a checkpoint can't be compared by a metric, or None where it can."""
-    value = metric_value(entry, metric)
+    value = entry.recorded_metric(metric)
     if value is None:
         return f"no {metric}"
     return f"{metric} is NaN" if math.isnan(value) else None
