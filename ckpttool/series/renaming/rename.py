@@ -84,7 +84,7 @@ def rename(
     root = require_directory(request.directory)
     parse_template(request.template)
     with ExitStack() as stack:
-        locks = _Locks(stack)
+        locks = _RenameLocks(stack)
         if os.access(root, os.W_OK):
             locks.acquire(root)
         planned = plan_rename(request)
@@ -103,7 +103,7 @@ def rename(
             return result
         if not confirm(planned):
             return replace(result, declined=True)
-        return _RenameInProgress(planned).finish(result)
+        return _PlannedRename(planned).finish(result)
 
 
 def _changed_directories(planned: PlannedNames) -> list[str]:
@@ -114,7 +114,7 @@ def _changed_directories(planned: PlannedNames) -> list[str]:
     return list(dict.fromkeys((*names, *updates_for(planned.scene, PathRenames(names)).directories)))
 
 
-class _Locks:
+class _RenameLocks:
     """The directories that are locked, each once by whatever path, and what was interrupted in them."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -138,7 +138,7 @@ class _Locks:
         return [directory for directory, _ in self._recoveries.values()]
 
 
-class _RenameInProgress:
+class _PlannedRename:
     """A plan that is being carried out: what waits, and what became of the rest."""
 
     def __init__(self, planned: PlannedNames) -> None:

@@ -1,4 +1,4 @@
-"""Names that somebody else dictates."""
+"""Names that another program gives or looks for: which stay, and what is said of the others."""
 
 from __future__ import annotations
 
