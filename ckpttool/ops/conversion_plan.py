@@ -147,19 +147,30 @@ def plan_conversion(
         sources: Paths of what the source is made of, where that is not its own alone.
     """
     _require_intact(checkpoint)
-    content, notes = _content(checkpoint, wishes, model)
+    content = content_of(checkpoint)
+    notes: list[str] = []
+    for step in _content_steps(checkpoint, wishes, model):
+        content, step_notes = step(content)
+        notes += step_notes
+    if not content.tensors and checkpoint.tensors:
+        raise UsageError(f"{checkpoint.path}: no tensor is left to write")
     name = target_format(target, wishes, has_architecture=_ARCHITECTURE in content.native)
     writer = writer_of(name)
     if writer.shape == "prefix" and target.endswith(".index"):
         target = target.removesuffix(".index")
     if wishes.shard_size is not None and not writer.takes_shards:
         raise UsageError(f"--shard-size: {name} is written as one whole")
-    content = _without_own_conventions(content, writer)
+    # Conventions are stated only if the target's format doesn't tell them. What a map has turned has those
+    # that the user had in mind: nothing is said of it.
+    is_family = family_of(content.conventions) == family_of(writer.name) and not content.layers
+    if content.conventions == writer.name or is_family or "layout" in content.mapped.values():
+        content = replace(content, conventions="", layers={})
     options = WriteOptions(shard_size=wishes.shard_size, name=os.path.basename(target.rstrip(os.sep)))
     _require_holdable(content, writer, options)
-    gone = [*conversion_losses(checkpoint, content)]
-    if gone and wishes.strict:
-        raise UsageError(f"{gone[0].path} can't be carried: {gone[0].why}{more(len(gone), 1)} (--strict)")
+    dropped = [*conversion_losses(checkpoint, content)]
+    if dropped and wishes.strict:
+        first = dropped[0]
+        raise UsageError(f"{first.path} can't be carried: {first.why}{more(len(dropped), 1)} (--strict)")
     trust: list[str] = []
     if unsafe := writer.unsafe_globals(content, options):
         shown = ", ".join(unsafe[:_NAMED]) + more(len(unsafe), _NAMED)
@@ -179,55 +190,42 @@ def plan_conversion(
         target=target,
         replaces=replaces,
         wishes=wishes,
-        dropped=tuple(gone),
-        notes=(*notes, *_cut_apart(content.tensors), *trust, *stale),
+        dropped=tuple(dropped),
+        notes=(*notes, *_split_view_notes(content.tensors), *trust, *stale),
         sources=tuple(sources),
     )
 
 
-def _without_own_conventions(content: Content, writer: Writer) -> Content:
-    """Return a content that says by whose conventions it goes only if the target's format does not tell it.
-
-    What a map has turned has those that the user had in mind: nothing is said of it.
-    """
-    is_family = family_of(content.conventions) == family_of(writer.name) and not content.layers
-    if content.conventions != writer.name and not is_family and "layout" not in content.mapped.values():
-        return content
-    return replace(content, conventions="", layers={})
-
-
-def _cut_apart(tensors: Sequence[Tensor]) -> Iterator[str]:
+def _split_view_notes(tensors: Sequence[Tensor]) -> Iterator[str]:
     """Yield a note on tensors that were views of shared bytes, and are no more; ties are no such views."""
     views = defaultdict(list)
     for tensor in tensors:
         if tensor.storage is not None and tensor.shares_with is None and tensor.nbytes:
             views[tensor.storage].append(tensor)
-    count = sum(len(_overlapping(own)) for own in views.values() if len(own) > 1)
+    count = sum(_count_overlaps(alike) for alike in views.values() if len(alike) > 1)
     if count:
         yield f"{counted(count, 'tensor')} shared bytes in part; each has its own now"
 
 
-def _overlapping(views: Sequence[Tensor]) -> set[int]:
-    """Return which views of one storage hold bytes of another, as far as their places tell."""
-    reaches = sorted((*_reach(view), at) for at, view in enumerate(views))
-    found, last, widest = set(), -1, -1
-    for start, end, at in reaches:
+def _count_overlaps(views: Sequence[Tensor]) -> int:
+    """Return how many views of one storage hold bytes of another, as far as their places tell."""
+    reaches = []
+    for at, view in enumerate(views):
+        start, nbytes = 0, 0
+        if view.extent is not None:
+            start, nbytes = view.extent.offset, view.extent.nbytes
+        elif isinstance(values := view.values, Strided):  # the bytes between, too
+            start, nbytes = values.offset, reach(values.shape, values.strides) * values.itemsize
+        elif view.storage is not None:
+            start, nbytes = view.storage.offset, view.storage.nbytes
+        reaches.append((start, start + nbytes, at))
+    overlapping, last, widest = set(), -1, -1
+    for start, end, at in sorted(reaches):
         if start < last:
-            found |= {at, widest}
+            overlapping |= {at, widest}
         if end > last:
             last, widest = end, at
-    return found
-
-
-def _reach(view: Tensor) -> tuple[int, int]:
-    """Return where the bytes of a view begin and end in its file; of a strided one, those between too."""
-    if view.extent is not None:
-        return view.extent.offset, view.extent.offset + view.extent.nbytes
-    values = view.values
-    if isinstance(values, Strided):
-        return values.offset, values.offset + reach(values.shape, values.strides) * values.itemsize
-    whole = view.storage
-    return (whole.offset, whole.offset + whole.nbytes) if whole is not None else (0, 0)
+    return len(overlapping)
 
 
 # The source -------------------------------------------------------------------------------------------
@@ -243,20 +241,6 @@ def _require_intact(checkpoint: Checkpoint) -> None:
 
 
 # What is taken, and how -------------------------------------------------------------------------------
-
-
-def _content(
-    checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None
-) -> tuple[Content, list[str]]:
-    """Return what is to be written, and notes on how it came about."""
-    content = content_of(checkpoint)
-    notes: list[str] = []
-    for step in _content_steps(checkpoint, wishes, model):
-        content, told = step(content)
-        notes += told
-    if not content.tensors and checkpoint.tensors:
-        raise UsageError(f"{checkpoint.path}: no tensor is left to write")
-    return content, notes
 
 
 ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
@@ -275,8 +259,8 @@ def _content_steps(
         from ckpttool.converting.map_edits import rename_by_map
         from ckpttool.pairing.map_file import read_map
 
-        told = read_map(wishes.mapping)
-        yield lambda content: rename_by_map(content, told)
+        tensor_map = read_map(wishes.mapping)
+        yield lambda content: rename_by_map(content, tensor_map)
     from ckpttool.converting.content_view import state_conventions
 
     yield lambda content: (state_conventions(content, checkpoint), ())
@@ -347,8 +331,12 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Drop
     if program is not None:
         yield program
     graphs = checkpoint.metadata.get("graph") if format == "savedmodel" else None
-    if isinstance(graphs, Mapping) and any(map(_computes, graphs.values())):
-        yield _GRAPHS
+    for graph in graphs.values() if isinstance(graphs, Mapping) else ():
+        # Nodes, functions or signatures; a graph of variables has none.
+        counts = graph.values() if isinstance(graph, Mapping) else ("unknown",)
+        if any(value and not str(value).startswith("<0 ") for value in counts):
+            yield _GRAPHS
+            break
     for key in _FILES_BESIDE.get(format, ()):
         files = checkpoint.metadata.get(key)
         for name in files if isinstance(files, Mapping) else ():
@@ -360,13 +348,6 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Drop
             yield Dropped(path, finding.message)
     if content.tree is not None:
         yield from (Dropped(*one) for one in opaque_nodes(content.tree))
-
-
-def _computes(graph: object) -> bool:
-    """Tell whether a graph of a SavedModel has nodes, functions or signatures: one of variables has none."""
-    if not isinstance(graph, Mapping):
-        return True
-    return any(value and not str(value).startswith("<0 ") for value in graph.values())
 
 
 def more(count: int, shown: int) -> str:

@@ -16,7 +16,6 @@ from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
 from ckpttool.report import Finding, Severity
-from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, scan
 from ckpttool.wire.sink import Written
 from ckpttool.wire.staged_output import StagedOutput
@@ -66,7 +65,9 @@ def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -
             converted = _read_back(plan, staged, jobs, advance)
             staged.require_in_place()  # else something else was read back
             _require_sums(plan.source, staged.written, jobs, advance)
-            _require_unchanged(plan.source, marks)
+            for path, mark in _marks(plan.source).items():  # else its parts may be of two states
+                if mark != marks[path]:
+                    raise DamagedCheckpoint(path, "it was written to while it was read")
             if converted.verified:
                 staged.commit()
     except OSError as error:
@@ -112,19 +113,18 @@ def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
     return marks
 
 
-def _require_unchanged(checkpoint: Checkpoint, marks: dict[str, tuple[int, int, int]]) -> None:
-    """Require that nobody wrote to the source while it was read: its parts may be of two states."""
-    for path, mark in _marks(checkpoint).items():
-        if mark != marks[path]:
-            raise DamagedCheckpoint(path, "it was written to while it was read")
-
-
 def _require_sums(checkpoint: Checkpoint, written: Sequence[Written], jobs: int, advance: Advance) -> None:
     """Require that all bytes have the checksums that the source states for them.
 
     What was summed while it was written isn't read again.
     """
-    known = {(one.tensor.extent, one.algorithm): one.own for one in written if _is_whole_storage(one.tensor)}
+    known = {}
+    for one in written:
+        # A tensor that is all of the bytes that it lies in, in their own order.
+        tensor = one.tensor
+        is_little = tensor.byteorder == "little" or tensor.dtype.word_bytes == 1
+        if tensor.extent is not None and tensor.extent == tensor.storage and is_little:
+            known[tensor.extent, one.algorithm] = one.own
     summed = (span for span in checkpoint.spans() if span.crc32 is not None)
     found: list[Finding] = []
     while batch := list(islice(summed, _AT_ONCE)):
@@ -137,9 +137,3 @@ def _require_sums(checkpoint: Checkpoint, written: Sequence[Written], jobs: int,
         raise DamagedCheckpoint(
             checkpoint.path, f"{first.message}{more(len(found), 1)}", where=first.where, code=first.code
         )
-
-
-def _is_whole_storage(tensor: Tensor) -> bool:
-    """Tell whether a tensor is all of the bytes that it lies in, in their own order."""
-    is_little = tensor.byteorder == "little" or tensor.dtype.word_bytes == 1
-    return tensor.extent is not None and tensor.extent == tensor.storage and is_little

@@ -94,7 +94,9 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
             current = stack.enter_context(open_checkpoint(path))
             squares = _squares(current)
             advance(current.nbytes)
-            points.append(_point(current, squares))
+            state, total = current.training, math.fsum(squares.values())
+            norm = math.sqrt(total) if squares else None
+            points.append(Point(current.path, state.epoch, state.step, state.loss, norm))
             if before is not None:
                 steps.append(_step(diff_checkpoints(before[0], current, wishes, advance=advance), *before))
                 before[0].close()
@@ -102,36 +104,29 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
     return Drift(tuple(points), tuple(steps))
 
 
-def _point(checkpoint: Checkpoint, squares: Mapping[str, float]) -> Point:
-    state = checkpoint.training
-    norm = math.sqrt(math.fsum(squares.values())) if squares else None
-    return Point(checkpoint.path, state.epoch, state.step, state.loss, norm)
-
-
 def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> DriftStep:
     """Return what happened between two checkpoints."""
     tied = {tensor.name for tensor in before.tensors if tensor.shares_with is not None}
     moved = [
-        one
-        for one in difference.changed
-        if one.a.name not in tied
-        and (one.a.role is Role.WEIGHTS or not squares)
-        and one.a.dtype.kind != "string"
+        change
+        for change in difference.changed
+        if change.a.name not in tied
+        and (change.a.role is Role.WEIGHTS or not squares)
+        and change.a.dtype.kind != "string"
     ]
     l2 = math.sqrt(math.fsum(one.statistics.l2**2 for one in moved if one.statistics is not None))
     largest = max(moved, key=_max_abs, default=None)
-    lengths = _lengths(difference, moved, squares)
-    return DriftStep(
-        difference,
-        l2,
-        _ratio(l2, math.sqrt(lengths[0])) if lengths else None,
-        _cosine(*lengths) if lengths else None,
-        _max_abs(largest) if largest is not None else 0.0,
-        largest.name if largest is not None and _max_abs(largest) > 0 else None,
-    )
+    max_abs = _max_abs(largest) if largest is not None else 0.0
+    relative = cosine = None
+    if products := _products(difference, moved, squares):
+        aa, bb, ab = products
+        relative = l2 / math.sqrt(aa) if aa else math.inf if l2 else 0.0
+        cosine = max(-1.0, min(1.0, ab / math.sqrt(aa) / math.sqrt(bb))) if aa and bb else None
+    name = largest.name if largest is not None and max_abs > 0 else None
+    return DriftStep(difference, l2, relative, cosine, max_abs, name)
 
 
-def _lengths(
+def _products(
     difference: Difference, moved: Sequence[Change], squares: Mapping[str, float]
 ) -> tuple[float, float, float] | None:
     """Return a², b² and a·b over the weights that both have in one shape; None where that can't be told.
@@ -144,28 +139,20 @@ def _lengths(
     if is_renamed or difference.renamed or difference.broken or difference.rules:
         return None
     same = math.fsum(square for name, square in squares.items() if name not in gone)
-    told = [one.statistics for one in moved if one.statistics is not None]
+    measured = [one.statistics for one in moved if one.statistics is not None]
     retyped = (one for one in moved if one.kind == "dtype" and one.statistics is None)
     same += math.fsum(squares[one.a.name] for one in retyped)
-    dots = (one.cosine * one.norm_a * one.norm_b for one in told if one.norm_a and one.norm_b)
+    dots = (one.cosine * one.norm_a * one.norm_b for one in measured if one.norm_a and one.norm_b)
     return (
-        same + math.fsum(one.norm_a**2 for one in told),
-        same + math.fsum(one.norm_b**2 for one in told),
+        same + math.fsum(one.norm_a**2 for one in measured),
+        same + math.fsum(one.norm_b**2 for one in measured),
         same + math.fsum(dots),
     )
 
 
-def _cosine(aa: float, bb: float, ab: float) -> float | None:
-    return max(-1.0, min(1.0, ab / math.sqrt(aa) / math.sqrt(bb))) if aa and bb else None
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.inf if part else 0.0
-
-
 def _max_abs(change: Change) -> float:
-    found = change.statistics
-    return found.max_abs if found is not None and found.max_abs == found.max_abs else 0.0
+    statistics = change.statistics  # NaN where no pair is finite
+    return statistics.max_abs if statistics is not None and not math.isnan(statistics.max_abs) else 0.0
 
 
 # Norms ----------------------------------------------------------------------------------------------
@@ -173,28 +160,36 @@ def _max_abs(change: Change) -> float:
 
 def _squares(checkpoint: Checkpoint) -> dict[str, float]:
     """Return the sum of squares of each weight, what is tied once."""
+    kinds = ("float", "integer", "boolean", "complex")
     return {
         tensor.name: _sum_of_squares(tensor)
         for tensor in checkpoint.tensors
-        if tensor.role is Role.WEIGHTS and tensor.shares_with is None and _is_number(tensor)
+        if tensor.role is Role.WEIGHTS
+        and tensor.shares_with is None
+        and tensor.values is not None
+        and tensor.dtype.numpy is not None
+        and tensor.dtype.kind in kinds
     }
-
-
-def _is_number(tensor: Tensor) -> bool:
-    kinds = ("float", "integer", "boolean", "complex")
-    return tensor.values is not None and tensor.dtype.numpy is not None and tensor.dtype.kind in kinds
 
 
 def _sum_of_squares(tensor: Tensor) -> float:
     """Return the sum over all elements that are finite; an expanded tensor repeats the stored ones."""
+    import numpy as np
+
     sums, stored = [], 0
-    for values in _stored(tensor):
-        sums.append(_square(values))
+    for values in _stored_values(tensor):
         stored += values.size
+        parts = values.view(values.real.dtype) if values.dtype.kind == "c" else values
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = np.square(parts.astype(np.float64))  # a dot product would start threads
+            total = float(np.sum(squares))
+            if not math.isfinite(total):
+                total = float(np.sum(squares[np.isfinite(squares)]))
+        sums.append(total)
     return math.fsum(sums) * (tensor.size // stored) if stored else 0.0
 
 
-def _stored(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
+def _stored_values(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
     import numpy as np
 
     if tensor.dtype.bits < 8:
@@ -204,17 +199,3 @@ def _stored(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
     dtype = numpy_dtype(tensor.dtype).newbyteorder("<")
     for block in tensor.values.once().blocks(_BLOCK_BYTES):
         yield np.frombuffer(block, dtype)
-
-
-def _square(values: np.ndarray[Any, Any]) -> float:
-    """Return the sum of squares of what is finite."""
-    import numpy as np
-
-    if values.dtype.kind == "c":
-        values = values.view(values.real.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        squares = np.square(values.astype(np.float64))  # a dot product would start threads
-        total = float(np.sum(squares))
-        if not math.isfinite(total):
-            total = float(np.sum(squares[np.isfinite(squares)]))
-    return total

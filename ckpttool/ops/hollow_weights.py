@@ -40,7 +40,13 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
         checkpoint: One in whose structure nothing is wrong.
         element_of: Asked for tensors of floating-point numbers that have elements.
     """
-    yield from _nothing_held(checkpoint)
+    is_bare = checkpoint.format == "safetensors" or (checkpoint.format in _PLAIN and not checkpoint.metadata)
+    if not checkpoint.tensors and is_bare:
+        yield warning("no-tensors", "it holds no tensor")
+    for key, value in checkpoint.metadata.items():
+        is_empty = isinstance(value, Mapping) and not value
+        if is_empty and _STATE_DICT.fullmatch(key) and role_below((key,)) is Role.WEIGHTS:
+            yield warning("no-tensors", "a state dict that holds no tensor", key)
     weights = [one for one in checkpoint.tensors if one.role is Role.WEIGHTS and one.dtype.float_code]
     needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
     empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
@@ -53,7 +59,7 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
     filled = [one for one in weights if one.size and one.values is not None and one.shares_with is None]
     repeated = {one.name: element for one in filled if (element := element_of(one)) is not None}
     zero = {name for name, element in repeated.items() if not any(element)}
-    if len(zero) == len(filled) and any(map(_is_telling, filled)):
+    if len(zero) == len(filled) and any(map(_must_vary, filled)):
         yield warning("weights-zero", f"all {counted(len(filled), 'weight')} hold nothing but zeros")
         return
     starts = [one.name for one in filled if _ADAPTER.search(one.name)]
@@ -65,58 +71,33 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
     yield from _constant_matrices(checkpoint, filled, repeated, set(starts))
 
 
-def _nothing_held(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield what says that there are no tensors where a file of this kind, or a key, announces some."""
-    told = checkpoint.metadata
-    is_bare = checkpoint.format == "safetensors" or (checkpoint.format in _PLAIN and not told)
-    if not checkpoint.tensors and is_bare:
-        yield warning("no-tensors", "it holds no tensor")
-    for key, value in told.items():
-        if not isinstance(value, Mapping) or value or not _STATE_DICT.fullmatch(key):
-            continue
-        if role_below((key,)) is Role.WEIGHTS:
-            yield warning("no-tensors", "a state dict that holds no tensor", key)
-
-
 def _constant_matrices(
     checkpoint: Checkpoint, weights: Sequence[Tensor], repeated: Mapping[str, bytes], adapters: set[str]
 ) -> Iterator[Finding]:
+    """Yield a warning for each matrix that repeats one value, which no honest model begins with."""
     shapes = {one.name: one.shape for one in weights}
     for one in weights:
-        if one.name not in repeated or one.name in adapters or not _is_matrix(one) or not _is_telling(one):
+        is_matrix = sum(length > 1 for length in one.shape) > 1
+        if one.name not in repeated or one.name in adapters or not is_matrix or not _must_vary(one):
             continue
-        if str(one.path[-1]).isdecimal() and not _is_kernel(one, checkpoint.layers):
-            continue
-        value = _number(one, repeated[one.name])
-        if value != value or (value and _is_norm(one, shapes)):  # of NaN the check of values tells
+        if str(one.path[-1]).isdecimal():  # Keras has numbers for names: is it the kernel of its layer?
+            is_first = one.path[-1] in (0, "0") and "activation" not in one.path  # a layer's own PReLU
+            kind = checkpoint.layers.get(one.name, "").partition(" ")[0]
+            if not is_first or kind not in _HAVE_KERNELS:
+                continue
+        import numpy as np
+
+        number = np.frombuffer(repeated[one.name], numpy_dtype(one.dtype))[0]
+        value = complex(number) if one.dtype.kind == "complex" else float(number)
+        # A norm scales each element by itself: by its name, or since its bias has its shape.
+        bias = f"{one.name.rpartition('.')[0]}.bias"
+        is_norm = _NORM.search(one.name) is not None or shapes.get(bias) == one.shape
+        if value != value or (value and is_norm):  # of NaN the check of values tells
             continue
         yield warning("weights-constant", f"all {one.size:,} values are {value:g}", one.name)
 
 
-def _is_matrix(tensor: Tensor) -> bool:
-    return sum(length > 1 for length in tensor.shape) > 1
-
-
-def _is_telling(tensor: Tensor) -> bool:
+def _must_vary(tensor: Tensor) -> bool:
     """Tell whether a weight that repeats one value can't do its work, as far as its name says."""
     last = str(tensor.path[-1]).rpartition(".")[2].rpartition("/")[2]
     return tensor.size > 1 and _MAY_REPEAT.search(last.lower()) is None
-
-
-def _is_kernel(tensor: Tensor, layers: Mapping[str, str]) -> bool:
-    """Tell of a weight that has a number for a name, as Keras's, whether it is the kernel of its layer."""
-    is_first = tensor.path[-1] in (0, "0") and "activation" not in tensor.path  # a layer's own PReLU
-    return is_first and layers.get(tensor.name, "").partition(" ")[0] in _HAVE_KERNELS
-
-
-def _is_norm(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell whether a tensor scales each element by itself: by its name, or since its bias has its shape."""
-    bias = f"{tensor.name.rpartition('.')[0]}.bias"
-    return _NORM.search(tensor.name) is not None or shapes.get(bias) == tensor.shape
-
-
-def _number(tensor: Tensor, element: bytes) -> complex:
-    import numpy as np
-
-    data = np.frombuffer(element, numpy_dtype(tensor.dtype))
-    return complex(data[0]) if tensor.dtype.kind == "complex" else float(data[0])

@@ -49,15 +49,20 @@ def apply_ignores(
         ignores: The first that means a finding gives the reason.
         strict: Whether warnings failed their check.
     """
-    findings = tuple(_with_reason(finding, verification, ignores) for finding in verification.findings)
-    if findings == verification.findings:
+    findings = []
+    for finding in verification.findings:
+        ignore = next((ignore for ignore in ignores if ignore.matches(finding)), None)
+        if ignore is not None and _refusal(finding, verification) is None:
+            finding = replace(finding, ignored=ignore.reason)
+        findings.append(finding)
+    if tuple(findings) == verification.findings:
         return verification
     failing = fatal(strict=strict)
     checks = tuple(
-        _reassessed(check, [finding for finding in findings if finding.check == check.name], failing)
+        _reassess(check, [finding for finding in findings if finding.check == check.name], failing)
         for check in verification.checks
     )
-    return replace(verification, checks=checks, findings=findings)
+    return replace(verification, checks=checks, findings=tuple(findings))
 
 
 def refusals(verification: Verification, ignores: Iterable[Ignore]) -> tuple[str, ...]:
@@ -75,13 +80,6 @@ def is_used(ignore: Ignore, verification: Verification) -> bool:
     return any(ignore.matches(finding) for finding in verification.findings)
 
 
-def _with_reason(finding: Finding, verification: Verification, ignores: Iterable[Ignore]) -> Finding:
-    meant = next((ignore for ignore in ignores if ignore.matches(finding)), None)
-    if meant is None or _refusal(finding, verification) is not None:
-        return finding
-    return replace(finding, ignored=meant.reason)
-
-
 def _refusal(finding: Finding, verification: Verification) -> str | None:
     """Return why a finding may not be ignored, or None."""
     if finding.check == "safety" and finding.severity is Severity.ERROR:
@@ -95,18 +93,18 @@ def _refusal(finding: Finding, verification: Verification) -> str | None:
     return None
 
 
-def _reassessed(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
+def _reassess(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
     """Return a failed check with what its findings come to now that some are ignored."""
     ignored = sum(finding.ignored is not None and finding.severity in failing for finding in own)
     if check.status is not Status.FAILED or not ignored:
         return check
-    left = sum(finding.ignored is None and finding.severity in failing for finding in own)
+    failures = sum(finding.ignored is None and finding.severity in failing for finding in own)
     scope = None if check.scope is None else f"{check.scope}, {ignored:,} ignored"
-    if left:
+    if failures:
         detail = (
             f"{check.detail}, {ignored:,} ignored"
             if scope is None
-            else f"{counted(left, 'finding')} in {scope}"
+            else f"{counted(failures, 'finding')} in {scope}"
         )
         return replace(check, detail=detail, scope=scope)
     if check.name == "safety" and (parts := sum(finding.code == "not-scanned" for finding in own)):

@@ -97,15 +97,25 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
     """
     ours, theirs = _training_values(a), _training_values(b)
     single: list[ValueChange] = []
-    if _is_comparable(a, b):
-        differing = _in_training_words([*tree_changes(a.metadata, b.metadata)], ours, theirs)
+    # A model's bare state dict can't say what the other side holds beside one.
+    is_partial = (_is_bare(a) and _is_nested(b)) or (_is_bare(b) and _is_nested(a))
+    if _dialect(a) == _dialect(b) and not is_partial:
+        differing = _merge_training([*tree_changes(a.metadata, b.metadata)], ours, theirs)
     else:
-        both = [*_training_changes(ours, theirs), *_shared_key_changes(a, b, ours, theirs)]
+        both = [
+            change
+            for name, said in ours.items()
+            if name in theirs and not _agree(said, theirs[name], spelled=True)
+            for change in tree_changes(said.value, theirs[name].value, name, spelled=True)
+        ]
+        both += _shared_key_changes(a, b, ours, theirs)
         differing = [one for one in both if _has_both(one)]
-        single = [*_only_on_one_side(ours, theirs), *_keys_on_one_side(a, b, ours, theirs)]
-        single += [one for one in both if not _has_both(one)]
+        single = [*_one_sided_changes(a, b, ours, theirs), *(one for one in both if not _has_both(one))]
     formats = (a.format, b.format)
-    counts = [not (_is_bookkeeping(one, formats) or _is_of_an_index(one, a, b)) for one in differing]
+    is_sharded = "sharded" in (a.variant, b.variant)
+    counts = [
+        not (_is_bookkeeping(one, formats) or (is_sharded and one.path in _INDEX_KEYS)) for one in differing
+    ]
     return [*compress(differing, counts)], [
         *_checkpoint_changes(a, b),
         *(one for one in single if not _is_bookkeeping(one, formats)),
@@ -123,15 +133,6 @@ def partly_known(a: Checkpoint, b: Checkpoint) -> list[str]:
     return notes + [f"{path}: known only in part" for path in described_in_part(a.metadata, b.metadata)]
 
 
-def _is_comparable(a: Checkpoint, b: Checkpoint) -> bool:
-    """Tell whether both sides could say the same things under the same keys.
-
-    A model's bare state dict could not, where the other side holds one among other things.
-    """
-    is_partial = (_is_bare(a) and _is_wrapped(b)) or (_is_bare(b) and _is_wrapped(a))
-    return _dialect(a) == _dialect(b) and not is_partial
-
-
 def _dialect(checkpoint: Checkpoint) -> str:
     if checkpoint.format in _BY_VARIANT:
         return f"{checkpoint.format} {checkpoint.variant}"
@@ -141,13 +142,13 @@ def _dialect(checkpoint: Checkpoint) -> str:
 def _is_bare(checkpoint: Checkpoint) -> bool:
     """Tell whether it is a state dict and nothing else."""
     says_nothing = all(
-        _is_bookkeeping(ValueChange(key, value, value), (checkpoint.format,) * 2)
+        _is_bookkeeping(ValueChange(key, value, value), (checkpoint.format, checkpoint.format))
         for key, value in checkpoint.metadata.items()
     )
-    return says_nothing and bool(checkpoint.tensors) and not _is_wrapped(checkpoint)
+    return says_nothing and bool(checkpoint.tensors) and not _is_nested(checkpoint)
 
 
-def _is_wrapped(checkpoint: Checkpoint) -> bool:
+def _is_nested(checkpoint: Checkpoint) -> bool:
     """Tell whether its tensors lie in a dict inside the outermost one."""
     return any(len(tensor.path) > 1 for tensor in checkpoint.tensors)
 
@@ -181,10 +182,6 @@ def _is_bookkeeping(change: ValueChange, formats: tuple[str, str]) -> bool:
     )
 
 
-def _is_of_an_index(change: ValueChange, a: Checkpoint, b: Checkpoint) -> bool:
-    return change.path in _INDEX_KEYS and "sharded" in (a.variant, b.variant)
-
-
 def _has_both(change: ValueChange) -> bool:
     return change.a is not ABSENT and change.b is not ABSENT
 
@@ -210,15 +207,6 @@ def _training_values(checkpoint: Checkpoint) -> dict[str, _TrainingValue]:
     return {name: said for name, said in values.items() if said.origin.kind != "name"}
 
 
-def _training_changes(
-    ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
-) -> Iterator[ValueChange]:
-    """Yield where both know a thing and say it differently."""
-    for name, said in ours.items():
-        if name in theirs and not _agree(said, theirs[name], spelled=True):
-            yield from tree_changes(said.value, theirs[name].value, name, spelled=True)
-
-
 def _shared_key_changes(
     a: Checkpoint, b: Checkpoint, ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> Iterator[ValueChange]:
@@ -237,19 +225,16 @@ def _shared_key_changes(
                     yield change
 
 
-def _only_on_one_side(
-    ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
-) -> Iterator[ValueChange]:
-    yield from (ValueChange(name, summarize(ours[name].value), ABSENT) for name in ours if name not in theirs)
-    yield from (
-        ValueChange(name, ABSENT, summarize(theirs[name].value)) for name in theirs if name not in ours
-    )
-
-
-def _keys_on_one_side(
+def _one_sided_changes(
     a: Checkpoint, b: Checkpoint, ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> Iterator[ValueChange]:
-    """Yield the outermost keys that only one side has, except for what is told already."""
+    """Yield what only one side knows of its training, and the outermost keys that only one side has."""
+    for name in ours:
+        if name not in theirs:
+            yield ValueChange(name, summarize(ours[name].value), ABSENT)
+    for name in theirs:
+        if name not in ours:
+            yield ValueChange(name, ABSENT, summarize(theirs[name].value))
     known = {said.origin.key for said in (*ours.values(), *theirs.values())}
     for key, value in a.metadata.items():
         if key not in b.metadata and key not in known:
@@ -259,11 +244,11 @@ def _keys_on_one_side(
             yield ValueChange(key, ABSENT, summarize(value))
 
 
-def _in_training_words(
-    tree: list[ValueChange], ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
+def _merge_training(
+    changes: list[ValueChange], ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> list[ValueChange]:
     """Return the changes with epoch, step and the like once, first, and under these names."""
-    named: dict[str, ValueChange] = {}
+    named: list[ValueChange] = []
     covered: set[str | None] = set()
     for name in _FIELDS:
         one, other = ours.get(name), theirs.get(name)
@@ -271,21 +256,18 @@ def _in_training_words(
             continue
         is_changed = not _agree(one, other)
         if is_changed:
-            named[name] = ValueChange(name, one.value, other.value)
+            named.append(ValueChange(name, one.value, other.value))
         covered |= {said.origin.key for said in (one, other) if is_changed or not said.origin.is_last}
-    rest = (one for one in tree if one.path not in covered)
-    return [
-        *named.values(),
-        *(_in_training_words_alone(one, ours if one.b is ABSENT else theirs) for one in rest),
-    ]
-
-
-def _in_training_words_alone(change: ValueChange, said: Mapping[str, _TrainingValue]) -> ValueChange:
-    """Return what one side alone has under the training state's word for it, where it has one."""
-    if _has_both(change):
-        return change
-    names = (name for name in _FIELDS if name in said and said[name].origin.key == change.path)
-    return replace(change, path=next(names, change.path))
+    rest = []
+    for change in changes:
+        if change.path in covered:
+            continue
+        if not _has_both(change):  # one side alone has it: under the training state's word, if there is one
+            said = ours if change.b is ABSENT else theirs
+            words = (name for name in _FIELDS if name in said and said[name].origin.key == change.path)
+            change = replace(change, path=next(words, change.path))
+        rest.append(change)
+    return [*named, *rest]
 
 
 def _agree(one: _TrainingValue, other: _TrainingValue, *, spelled: bool = False) -> bool:
@@ -326,7 +308,7 @@ def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False)
             if not spelled:
                 yield from _key_type_changes(here, x, y)
             keys = [*x, *(key for key in y if key not in x)]
-            below = [(dotted(here, key), x.get(key, ABSENT), y.get(key, ABSENT)) for key in keys]
+            below = [(path_below(here, key), x.get(key, ABSENT), y.get(key, ABSENT)) for key in keys]
             pending += reversed(below)
         elif isinstance(x, list) and isinstance(y, list):
             if _is_flat(x) and _is_flat(y):
@@ -335,7 +317,7 @@ def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False)
             if len(x) != len(y):
                 yield ValueChange(here, _item_count(x), _item_count(y))
             pending += reversed(
-                [(dotted(here, at), *pair) for at, pair in enumerate(zip(x, y, strict=False))]
+                [(path_below(here, at), *pair) for at, pair in enumerate(zip(x, y, strict=False))]
             )
         elif not same_value(x, y, spelled=spelled):
             yield ValueChange(here, summarize(x), summarize(y))
@@ -347,8 +329,8 @@ def _key_type_changes(path: str, x: Mapping[Any, Any], y: Mapping[Any, Any]) -> 
     others = sides[0] ^ sides[1]
     for key in x if others else ():
         if key in others and key in y:
-            told_as = [f"key {key}, no text" if key in side else f"key '{key}'" for side in sides]
-            yield ValueChange(dotted(path, key), *told_as)
+            one, other = (f"key {key}, no text" if key in side else f"key '{key}'" for side in sides)
+            yield ValueChange(path_below(path, key), one, other)
 
 
 def _list_changes(path: str, x: list[Any], y: list[Any], *, spelled: bool) -> Iterator[ValueChange]:
@@ -395,10 +377,10 @@ def _json_tree(value: object, other: object) -> object:
     if not isinstance(value, str) or not isinstance(other, Mapping | list):
         return value
     try:
-        found = json.loads(value)
+        tree = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    return found if isinstance(found, Mapping | list) else value
+    return tree if isinstance(tree, Mapping | list) else value
 
 
 def _is_flat(values: list[Any]) -> bool:
@@ -419,7 +401,7 @@ def _item_count(values: list[Any]) -> str:
     return counted(len(values), "item")
 
 
-def dotted(path: str, key: object) -> str:
+def path_below(path: str, key: object) -> str:
     """Return the dotted path of what lies under a key."""
     return f"{path}.{key}" if path else str(key)
 
@@ -430,22 +412,19 @@ def described_in_part(a: object, b: object, path: str = "") -> Iterator[str]:
     while pending:
         here, x, y = pending.pop()
         if isinstance(x, Mapping) and isinstance(y, Mapping):
-            if _is_array(x) and x == y:
+            # An array that holds something, described without a checksum of it.
+            is_array = x.get("<class>") == "numpy.ndarray" or "<dataset>" in x
+            shape = x.get("shape")
+            has_elements = isinstance(shape, list) and 0 not in shape
+            if is_array and has_elements and "CRC-32" not in x and x == y:
                 yield here
-            pending += reversed([(dotted(here, key), x[key], y[key]) for key in x if key in y])
+            pending += reversed([(path_below(here, key), x[key], y[key]) for key in x if key in y])
         elif isinstance(x, list) and isinstance(y, list):
             pending += reversed(
-                [(dotted(here, at), *pair) for at, pair in enumerate(zip(x, y, strict=False))]
+                [(path_below(here, at), *pair) for at, pair in enumerate(zip(x, y, strict=False))]
             )
         elif isinstance(x, str) and x == y and (_UNREAD.search(x) or _CUT.fullmatch(x)):
             yield here
-
-
-def _is_array(node: Mapping[Any, Any]) -> bool:
-    """Tell whether a mapping describes an array that holds something, without a checksum of it."""
-    is_array = node.get("<class>") == "numpy.ndarray" or "<dataset>" in node
-    shape = node.get("shape")
-    return is_array and "CRC-32" not in node and isinstance(shape, list) and 0 not in shape
 
 
 def has_digest(tree: object) -> bool:

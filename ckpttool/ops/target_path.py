@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError, from_os_error
@@ -99,17 +99,30 @@ def check_target(
         beside = _writable_names(parent)
     for path in also:
         _check_outside(target, path)
+    place = os.path.realpath(target)
     for source in opened:
-        _check_apart(target, source)
-    found = _existing_names(name, beside, is_prefix=is_prefix)
-    if not found:
+        files = {os.path.realpath(entry.path) for entry in source.files}
+        read = files | {os.path.realpath(source.path)}
+        # By another name, too: a hard link, or another spelling.
+        is_link = os.path.lexists(target) and any(
+            os.path.exists(one) and os.path.exists(target) and os.path.samefile(one, target) for one in read
+        )
+        if place in files or is_link:
+            raise UsageError(f"{target} is what is read")
+        _check_outside(target, source.path)
+        if any(one.startswith(place + os.sep) for one in files):
+            raise UsageError(f"{target} holds what is read")
+    # What stands in its place: itself, or the files behind the prefix.
+    of_prefix = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
+    existing = sorted(one for one in beside if one == name or (is_prefix and of_prefix.fullmatch(one)))
+    if not existing:
         return None
     if not wishes.force:
-        raise UsageError(f"{os.path.join(parent, found[0])} is there already (--force replaces it)")
-    for one in found:
+        raise UsageError(f"{os.path.join(parent, existing[0])} is there already (--force replaces it)")
+    for one in existing:
         check_replaceable(os.path.join(parent, one))
-    manifests = {one + ending for one in (name, *found) for ending in SIDECARS} & beside - {*found}
-    return [*found, *sorted(one for one in manifests if os.path.isfile(os.path.join(parent, one)))]
+    manifests = {one + ending for one in (name, *existing) for ending in SIDECARS} & beside - {*existing}
+    return [*existing, *sorted(one for one in manifests if os.path.isfile(os.path.join(parent, one)))]
 
 
 def _writable_names(parent: str) -> frozenset[str]:
@@ -123,17 +136,6 @@ def _writable_names(parent: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _check_apart(target: str, source: Checkpoint) -> None:
-    place = os.path.realpath(target)
-    files = {os.path.realpath(entry.path) for entry in source.files}
-    whole = os.path.realpath(source.path)
-    if place in files or (os.path.lexists(target) and _is_same(target, files | {whole})):
-        raise UsageError(f"{target} is what is read")
-    _check_outside(target, source.path)
-    if any(one.startswith(place + os.sep) for one in files):
-        raise UsageError(f"{target} holds what is read")
-
-
 def _check_outside(target: str, source: str) -> None:
     """Require that a target is not a path that is read, and does not lie in it."""
     place, whole = os.path.realpath(target), os.path.realpath(source)
@@ -141,19 +143,6 @@ def _check_outside(target: str, source: str) -> None:
         raise UsageError(f"{target} is what is read")
     if os.path.isdir(whole) and place.startswith(whole + os.sep):
         raise UsageError(f"{target} lies inside {source}, which is read")
-
-
-def _is_same(target: str, others: set[str]) -> bool:
-    """Tell whether a path is one of others by another name: a hard link, or another spelling."""
-    return any(
-        os.path.exists(one) and os.path.exists(target) and os.path.samefile(one, target) for one in others
-    )
-
-
-def _existing_names(name: str, beside: Iterable[str], *, is_prefix: bool) -> list[str]:
-    """Return the names of what stands in the place of a target: itself, or the files behind the prefix."""
-    behind = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
-    return sorted(one for one in beside if one == name or (is_prefix and behind.fullmatch(one)))
 
 
 def check_space(target: str, nbytes: int) -> None:
@@ -177,33 +166,34 @@ def target_error(error: OSError, target: str) -> CheckpointError:
 
 
 def check_replaceable(path: str) -> None:
-    """Require that a path may be replaced: a file, a link, or a directory of one checkpoint."""
+    """Require that a path may be replaced: a file, a link, or a directory of one checkpoint alone."""
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:
         raise from_os_error(error, path) from error
-    if stat.S_ISDIR(mode):
-        _check_own(path)
-    elif not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+    if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+        return
+    if not stat.S_ISDIR(mode):
         raise UsageError(f"{path} is neither a file nor a directory: it is not replaced")
-
-
-def _check_own(directory: str) -> None:
-    """Require that nothing lies in a directory but one checkpoint, and the manifests about it."""
-    whole = directory if unit_at(directory) is not None else only_serial(directory)
+    whole = path if unit_at(path) is not None else only_serial(path)
     if whole is None:
-        raise UsageError(f"{directory} is a directory, and no checkpoint: it is not replaced")
+        raise UsageError(f"{path} is a directory, and no checkpoint: it is not replaced")
     try:
         with open_checkpoint(whole) as standing:
             is_own = _ownership(standing)
     except CheckpointError as error:
         raise UsageError(
-            f"{directory}: which files belong to the checkpoint can't be told ({error.reason}): "
-            "it is not replaced"
+            f"{path}: which files belong to the checkpoint can't be told ({error.reason}): it is not replaced"
         ) from error
-    for path in _files_in(directory):
-        if not is_own(path):
-            raise UsageError(f"{path} is no part of the checkpoint in {directory}, which is not replaced")
+    pending = [path]
+    while pending:
+        for entry in scan(pending.pop()).values():
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+            elif not is_own(entry.path):
+                raise UsageError(
+                    f"{entry.path} is no part of the checkpoint in {path}, which is not replaced"
+                )
 
 
 def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
@@ -225,14 +215,3 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
         return os.path.realpath(about) in own and not is_strange
 
     return is_own
-
-
-def _files_in(directory: str) -> Iterator[str]:
-    """Yield the paths of all files and links in a directory and those below."""
-    pending = [directory]
-    while pending:
-        for entry in scan(pending.pop()).values():
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
-            else:
-                yield entry.path
