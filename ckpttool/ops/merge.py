@@ -101,45 +101,37 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
 def _open_sources(sources: Sequence[str]) -> Checkpoint:
     """Return what sources make together, with its own faults."""
     if all(os.path.isdir(path) for path in sources):
-        return _open_directories(sources)
+        if len(sources) == 1:
+            return open_checkpoint(sources[0])
+        require_one_serial(sources)
+        if all(map(_is_whole, sources)):
+            return _open_several(sources)
+        return open_spread(sources) or _open_several(sources)
     if any(os.path.isdir(path) for path in sources):
         return _open_several(sources)
     if (path := enclosing_checkpoint(sources)) is not None:
         return open_checkpoint(path)
     if (shards := shards_of(sources)) is not None:
-        return _open_joined(shards, variant="sharded")
+        return _open_parts(shards, variant="sharded")
     return _open_several(sources)
 
 
-def _open_directories(sources: Sequence[str]) -> Checkpoint:
-    if len(sources) == 1:
-        return open_checkpoint(sources[0])
-    require_one_serial(sources)
-    if all(map(_stands_alone, sources)):
-        return _open_several(sources)
-    return open_spread(sources) or _open_several(sources)
-
-
-def _stands_alone(path: str) -> bool:
+def _is_whole(path: str) -> bool:
     """Tell whether a directory is a whole checkpoint by itself."""
     try:
         with open_checkpoint(path) as checkpoint:
             # The chunks of one rank may look like a whole: only their number tells how large it is.
-            return is_intact(checkpoint) and (checkpoint.format, checkpoint.variant) != (
-                "torch-dcp",
-                "safetensors",
-            )
+            is_of_rank = (checkpoint.format, checkpoint.variant) == ("torch-dcp", "safetensors")
+            return is_intact(checkpoint) and not is_of_rank
     except CheckpointError:
         return False
 
 
 def _open_several(sources: Sequence[str]) -> Checkpoint:
-    if len(sources) == 1:
-        return open_checkpoint(sources[0])
-    return _open_joined(sources, variant=None)
+    return open_checkpoint(sources[0]) if len(sources) == 1 else _open_parts(sources, variant=None)
 
 
-def _open_joined(sources: Sequence[str], *, variant: str | None) -> Checkpoint:
+def _open_parts(sources: Sequence[str], *, variant: str | None) -> Checkpoint:
     """Return checkpoints with tensors of their own as one; those of ``variant`` are shards of one."""
     with ExitStack() as opened:
         parts = []

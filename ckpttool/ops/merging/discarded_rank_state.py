@@ -54,7 +54,7 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropp
             yield Dropped(f"{stem(path)}.{key}", _DIFFERS)
     ranks = [rank for stage in job.stages for rank in stage.ranks]
     for rank in ranks[1:]:
-        states, wanted = rank.told.get(STATES), ranks[0].told.get(STATES)
+        states, wanted = rank.metadata.get(STATES), ranks[0].metadata.get(STATES)
         if isinstance(states, Mapping) and isinstance(wanted, Mapping):
             yield from _differing_keys(f"{stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
     for entry in checkpoint.files:
@@ -67,13 +67,8 @@ def _differing_keys(
     stem: str, first: Mapping[str, Any], other: Mapping[str, Any], known: frozenset[str]
 ) -> Iterator[Dropped]:
     for key, value in other.items():
-        if key not in known and (key not in first or not _are_equal(first[key], value)):
+        if key not in known and (key not in first or repr(first[key]) != repr(value)):  # NaN is NaN
             yield Dropped(f"{stem}.{key}", _DIFFERS)
-
-
-def _are_equal(one: object, two: object) -> bool:
-    """Tell whether plain data are equal, NaN to NaN."""
-    return repr(one) == repr(two)
 
 
 def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:

@@ -23,7 +23,6 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<su
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)
 _NUMBER = re.compile(r"\d+")
 _STAGES = ("epoch", "step")
-_SHOWN = 3
 _MAX_DEPTH = 100
 _SHOWN_CHARACTERS = 60
 
@@ -48,7 +47,7 @@ def shards_of(paths: Sequence[str]) -> list[str] | None:
         raise UsageError(f"{other} is no shard, and {found[0][0]} is one of a set")
     sets = {(match["stem"], int(match["total"]), match["suffix"]) for _, match in found}
     if len(sets) > 1:
-        names = " and ".join(_set_name(*one) for one in sorted(sets)[:2])
+        names = " and ".join(f"{stem}-*-of-{total}{suffix}" for stem, total, suffix in sorted(sets)[:2])
         raise UsageError(f"shards of {counted(len(sets), 'set')}: {names}")
     numbered: dict[int, str] = {}
     for path, match in found:
@@ -59,10 +58,6 @@ def shards_of(paths: Sequence[str]) -> list[str] | None:
             )
     _require_all(numbered, found[0][1])
     return [numbered[at] for at in sorted(numbered)]
-
-
-def _set_name(stem: str, total: int, suffix: str) -> str:
-    return f"{stem}-*-of-{total}{suffix}"
 
 
 def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
@@ -83,6 +78,61 @@ def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
         raise DamagedCheckpoint(os.path.join(directory, name), found, code="shard-missing")
 
 
+# One of them ----------------------------------------------------------------------------------------------
+
+
+def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
+    """Return parts as one checkpoint, which does not close them.
+
+    Args:
+        parts: Opened and whole.
+        variant: ``sharded`` where they are the shards of one set.
+    """
+    first = parts[0].checkpoint
+    for part in parts[1:]:
+        if part.checkpoint.format != first.format:
+            found = f"{part.checkpoint.format}, and {parts[0].path} is {first.format}"
+            raise DamagedCheckpoint(part.path, found, expected="parts of one format", code="shard-format")
+    _require_disjoint(parts)
+    _require_one_save(parts)
+    if variant is not None:
+        _require_types(parts)
+    metadata = _unite(parts, lambda one: one.metadata, "values")
+    native = _unite(parts, lambda one: one.native, "native parts")
+    tree = None
+    if any(part.checkpoint.tree is not None for part in parts):
+        tree = _unite(parts, _tree_or_tensors, "content")
+    staged = [
+        part.checkpoint.training
+        for part in parts
+        if any(getattr(part.checkpoint.training, stage) is not None for stage in _STAGES)
+    ]
+
+    def spans() -> Iterator[Span]:
+        for part in parts:
+            for span in part.checkpoint.spans():
+                yield replace(span, where=f"{os.path.basename(part.path)}: {span.where}")
+
+    return Checkpoint(
+        path=parts[0].path,
+        format=first.format,
+        variant=variant or first.variant,
+        conventions=first.conventions,
+        tensors=tuple(tensor for part in parts for tensor in part.checkpoint.tensors),
+        files=tuple(entry for part in parts for entry in part.checkpoint.files),
+        spans=spans,
+        metadata=lambda: metadata,
+        training=lambda: staged[0] if staged else first.training,
+        layers=lambda: {name: kind for part in parts for name, kind in part.checkpoint.layers.items()},
+        own_names=lambda: {name: own for part in parts for name, own in part.checkpoint.own_names.items()},
+        tree=lambda: tree,
+        native=lambda: native,
+        producer=first.producer,
+        findings=tuple(with_part_name(one, part.path) for part in parts for one in part.checkpoint.findings),
+        safety=tuple(with_part_name(one, part.path) for part in parts for one in part.checkpoint.safety),
+    )
+
+
 # Whether they fit together --------------------------------------------------------------------------------
 
 
@@ -91,25 +141,17 @@ def _require_one_save(parts: Sequence[MergePart]) -> None:
     for stage in _STAGES:
         seen: list[tuple[object, str]] = []
         for part in parts:
-            told = getattr(part.checkpoint.training, stage)
-            if told is not None:
-                seen.append((told, part.path))
-        for told, path in seen[1:]:
+            number = getattr(part.checkpoint.training, stage)
+            if number is not None:
+                seen.append((number, part.path))
+        for number, path in seen[1:]:
             first, where = seen[0]
-            if told != first:
-                found = f"saved at {stage} {told}, and {where} at {first}"
+            if number != first:
+                found = f"saved at {stage} {number}, and {where} at {first}"
                 raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
 
 
-def _require_one_format(parts: Sequence[MergePart]) -> None:
-    first = parts[0]
-    for part in parts[1:]:
-        if part.checkpoint.format != first.checkpoint.format:
-            found = f"{part.checkpoint.format}, and {first.path} is {first.checkpoint.format}"
-            raise DamagedCheckpoint(part.path, found, expected="parts of one format", code="shard-format")
-
-
-def _require_own_tensors(parts: Sequence[MergePart]) -> None:
+def _require_disjoint(parts: Sequence[MergePart]) -> None:
     """Require that no two parts have a tensor of the same name, equal or not."""
     owners: dict[str, tuple[MergePart, Tensor]] = {}
     for part in parts:
@@ -154,56 +196,7 @@ def _require_types(parts: Sequence[MergePart]) -> None:
                 )
 
 
-# One of them ----------------------------------------------------------------------------------------------
-
-
-def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
-    """Return parts as one checkpoint, which does not close them.
-
-    Args:
-        parts: Opened and whole.
-        variant: ``sharded`` where they are the shards of one set.
-    """
-    _require_one_format(parts)
-    _require_own_tensors(parts)
-    _require_one_save(parts)
-    if variant is not None:
-        _require_types(parts)
-    metadata = _unite(parts, lambda one: one.metadata, "values")
-    native = _unite(parts, lambda one: one.native, "native parts")
-    tree = (
-        _unite(parts, _tree_of, "content") if any(one.checkpoint.tree is not None for one in parts) else None
-    )
-    tensors = tuple(tensor for part in parts for tensor in part.checkpoint.tensors)
-    first = parts[0].checkpoint
-    return Checkpoint(
-        path=parts[0].path,
-        format=first.format,
-        variant=variant or first.variant,
-        conventions=first.conventions,
-        tensors=tensors,
-        files=tuple(entry for part in parts for entry in part.checkpoint.files),
-        spans=lambda: _spans(parts),
-        metadata=lambda: metadata,
-        training=lambda: next((one.checkpoint.training for one in parts if _has_stage(one)), first.training),
-        layers=lambda: {name: kind for part in parts for name, kind in part.checkpoint.layers.items()},
-        own_names=lambda: {name: own for part in parts for name, own in part.checkpoint.own_names.items()},
-        tree=lambda: tree,
-        native=lambda: native,
-        producer=first.producer,
-        findings=tuple(with_part_name(one, part.path) for part in parts for one in part.checkpoint.findings),
-        safety=tuple(with_part_name(one, part.path) for part in parts for one in part.checkpoint.safety),
-    )
-
-
-def _has_stage(part: MergePart) -> bool:
-    return any(getattr(part.checkpoint.training, stage) is not None for stage in _STAGES)
-
-
-def _tree_of(checkpoint: Checkpoint) -> object:
-    """Return all that a checkpoint holds as nested objects, also where that is tensors by name alone."""
-    tree = checkpoint.tree
-    return {tensor.name: tensor for tensor in checkpoint.tensors} if tree is None else tree
+# What they say together -------------------------------------------------------------------------------
 
 
 def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], what: str) -> Any:
@@ -218,10 +211,10 @@ def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], wha
     return whole
 
 
-def _spans(parts: Sequence[MergePart]) -> Iterator[Span]:
-    for part in parts:
-        for span in part.checkpoint.spans():
-            yield replace(span, where=f"{os.path.basename(part.path)}: {span.where}")
+def _tree_or_tensors(checkpoint: Checkpoint) -> object:
+    """Return all that a checkpoint holds as nested objects, also where that is tensors by name alone."""
+    tree = checkpoint.tree
+    return {tensor.name: tensor for tensor in checkpoint.tensors} if tree is None else tree
 
 
 class TreeConflict(ValueError):
@@ -234,46 +227,30 @@ class TreeConflict(ValueError):
 
 def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
     """Return a tree that holds all that two hold; dictionaries come together key by key."""
-    if (
-        isinstance(one, dict)
-        and isinstance(two, dict)
-        and _are_one_class(one, two)
-        and len(path) < _MAX_DEPTH
-    ):
+    if isinstance(one, Mapped) and isinstance(two, Mapped):
+        is_one_class = one.kind == two.kind and _are_equal(one.factory, two.factory)
+    else:
+        is_one_class = type(one) is type(two)
+    if isinstance(one, dict) and isinstance(two, dict) and is_one_class and len(path) < _MAX_DEPTH:
         pairs = {**one}
         for key, value in two.items():
             pairs[key] = unite_trees(one[key], value, (*path, str(key))) if key in one else value
         if isinstance(one, Mapped) and isinstance(two, Mapped):
-            state = _unite_states(one.state, two.state, (*path, "<state>"))
+            state = two.state if one.state is None else one.state
+            if one.state is not None and two.state is not None:
+                state = unite_trees(one.state, two.state, (*path, "<state>"))
             return make_mapped(one.kind, pairs, state, one.factory)
         return pairs
     if not _are_equal(one, two):
-        where = ".".join(path)
-        raise TreeConflict(where, f"{_excerpt(two)}, and {_excerpt(one)} in a part before")
+        raise TreeConflict(".".join(path), f"{_excerpt(two)}, and {_excerpt(one)} in a part before")
     return one
-
-
-def _are_one_class(one: dict[object, object], two: dict[object, object]) -> bool:
-    """Tell whether two dictionaries are of one class."""
-    if isinstance(one, Mapped) and isinstance(two, Mapped):
-        return one.kind == two.kind and _are_equal(one.factory, two.factory)
-    return type(one) is type(two)
-
-
-def _unite_states(one: object, two: object, path: tuple[str, ...]) -> object:
-    """Return what is set on a dictionary, of two of which only one may have something."""
-    if one is None or two is None:
-        return two if one is None else one
-    return unite_trees(one, two, path)
 
 
 def _are_equal(one: object, two: object) -> bool:
     """Tell whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
-    return one is two or trees_equal(one, two) or (type(one) is type(two) and _encoded(one) == _encoded(two))
-
-
-def _encoded(tree: object) -> str:
-    return json.dumps(encode_tree(tree))
+    if one is two or trees_equal(one, two):
+        return True
+    return type(one) is type(two) and json.dumps(encode_tree(one)) == json.dumps(encode_tree(two))
 
 
 def _excerpt(value: object) -> str:

@@ -13,7 +13,7 @@ from ckpttool.ops.conversion import Dropped
 from ckpttool.report import Finding, Severity
 from ckpttool.tensor import Tensor
 
-_TOLD_BY_WARNINGS = frozenset({"cut-not-said", "shard-total-size", "trainer-missing"})
+_FATAL_WARNINGS = frozenset({"cut-not-said", "shard-total-size", "trainer-missing"})
 """Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""
 
 
@@ -59,7 +59,7 @@ def is_intact(checkpoint: Checkpoint) -> bool:
 
 
 def _is_wrong(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR or finding.code in _TOLD_BY_WARNINGS
+    return finding.severity is Severity.ERROR or finding.code in _FATAL_WARNINGS
 
 
 def require_intact(checkpoint: Checkpoint) -> None:

@@ -43,9 +43,9 @@ _MAX_TEXT = 1 << 20
 
 def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
     """Return the path of the checkpoint that files are parts of; None if nothing beside them says so."""
-    prefix = _tensorflow_prefix(paths)
-    if prefix is not None:
-        return prefix
+    prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}  # of the files of a TensorFlow checkpoint
+    if len(prefixes) == 1 and prefixes != set(paths):
+        return prefixes.pop()
     places = {os.path.dirname(os.path.abspath(path)) for path in paths}
     if len(places) != 1 or not all(map(os.path.isfile, paths)):
         return None
@@ -56,15 +56,6 @@ def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
         or _rank_file_prefix(paths)
         or _enclosing_directory(directory, names)
     )
-
-
-def _tensorflow_prefix(paths: Sequence[str]) -> str | None:
-    """Return the prefix that the files of one TensorFlow checkpoint share."""
-    prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}
-    if len(prefixes) != 1 or prefixes == set(paths):
-        return None
-    (prefix,) = prefixes
-    return prefix
 
 
 def _enclosing_index(directory: str, names: Collection[str]) -> str | None:
@@ -184,8 +175,8 @@ def require_one_serial(paths: Sequence[str]) -> None:
     for path in paths:
         name = os.path.basename(os.path.abspath(path))
         serial, fields = SERIAL.fullmatch(name), parse_name(name)
-        told = {"serial": int(serial[1]) if serial else None, "epoch": fields.epoch, "step": fields.step}
-        for kind, number in told.items():
+        numbers = {"serial": int(serial[1]) if serial else None, "epoch": fields.epoch, "step": fields.step}
+        for kind, number in numbers.items():
             first, where = seen.setdefault(kind, (number, path)) if number is not None else (None, path)
             if first != number:
                 found = f"{kind} {number}, and {where} is {kind} {first}"

@@ -41,21 +41,21 @@ class Rank:
     Attributes:
         number: Among those that hold the same model together.
         path: The file.
-        told: What is not a tensor in it.
+        metadata: What is not a tensor in it.
         masters: Weights in full precision, flat, by group.
         states: What the optimizer keeps of each group, tensors and plain values by their keys.
     """
 
     number: int
     path: str
-    told: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     masters: dict[int, Tensor] = field(default_factory=dict)
     states: dict[int, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
 
-    def of_optimizer(self, key: str) -> Any:
-        """Return what it tells of the optimizer under a key; None where it tells nothing."""
-        told = self.told.get(STATES)
-        return told.get(key) if isinstance(told, Mapping) else None
+    def optimizer_entry(self, key: str) -> Any:
+        """Return what it says of the optimizer under a key; None where it says nothing."""
+        states = self.metadata.get(STATES)
+        return states.get(key) if isinstance(states, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,18 @@ def job_of(checkpoint: Checkpoint) -> ZeroJob:
             below[str(tensor.path[0])][tensor.path[1:]] = tensor
     stages: dict[int, PipelineStage] = {}
     for mp, dp in sorted(models):
-        told = checkpoint.metadata if models[mp, dp] == first else rank_metadata(checkpoint, models[mp, dp])
-        stages.setdefault(mp, PipelineStage(shapes_of(told.get("param_shapes")), []))
+        path = models[mp, dp]
+        metadata = checkpoint.metadata if path == first else rank_metadata(checkpoint, path)
+        stages.setdefault(mp, PipelineStage(shapes_of(metadata.get("param_shapes")), []))
     for (mp, dp), path in sorted(optimizers.items()):
         if mp in stages:
-            stages[mp].ranks.append(_rank(dp, path, rank_metadata(checkpoint, path), below[stem(path)]))
+            stages[mp].ranks.append(_rank_of(dp, path, rank_metadata(checkpoint, path), below[stem(path)]))
     ranks = [rank for stage in stages.values() for rank in stage.ranks]
-    told_stage = next((stage_in_states(rank.told) for rank in ranks), None)
+    zero = next((stage_in_states(rank.metadata) for rank in ranks), None)
     world = checkpoint.metadata.get("dp_world_size")
     return ZeroJob(
         # An optimizer that keeps weights in full precision by itself cuts them as the first stage does.
-        told_stage or int(any(rank.masters for rank in ranks)),
+        zero or int(any(rank.masters for rank in ranks)),
         world if isinstance(world, int) else 0,
         [stages[mp] for mp in sorted(stages)],
         first,
@@ -131,32 +132,29 @@ def stem(path: str) -> str:
 
 def rank_metadata(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
     """Return what a file says beside its tensors; the first model states say it at the root instead."""
-    told = checkpoint.metadata.get(stem(path))
-    return told if isinstance(told, Mapping) else {}
+    metadata = checkpoint.metadata.get(stem(path))
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _rank(number: int, path: str, told: Mapping[str, Any], tensors: Mapping[Path, Tensor]) -> Rank:
-    rank = Rank(number, path, told)
+def _rank_of(number: int, path: str, metadata: Mapping[str, Any], tensors: Mapping[Path, Tensor]) -> Rank:
+    """Return what a rank's file holds, by groups of parameters."""
+    rank = Rank(number, path, metadata)
     for place, tensor in tensors.items():
         if len(place) == 3 and place[:1] == (STATES,) and place[1] in (MASTERS, FLAT):
             if (group := _number(place[2])) is not None:
                 rank.masters[group] = tensor
-        elif (found := _group_and_key(place)) is not None:
-            rank.states[found[0]][found[1]] = tensor
+            continue
+        group = None
+        if len(place) == 5 and place[0] == STATES and place[1] in (BASE, INNER) and place[2] == "state":
+            group = _number(place[3])
+        # Where a job may go on with another number of ranks, the states of the groups are a list.
+        elif len(place) == 4 and place[:2] == (STATES, BASE):
+            group = _number(place[2])
+        if group is not None:
+            rank.states[group][str(place[-1])] = tensor
     for at, key, value in _plain_states(rank):
         rank.states[at].setdefault(key, value)
     return rank
-
-
-def _group_and_key(place: Path) -> tuple[int, str] | None:
-    """Return of which group of parameters the optimizer keeps what lies at a path, and as what."""
-    number = None
-    if len(place) == 5 and place[0] == STATES and place[1] in (BASE, INNER) and place[2] == "state":
-        number = _number(place[3])
-    # Where a job may go on with another number of ranks, the states of the groups are a list.
-    elif len(place) == 4 and place[:2] == (STATES, BASE):
-        number = _number(place[2])
-    return None if number is None else (number, str(place[-1]))
 
 
 def _number(key: object) -> int | None:
@@ -168,8 +166,9 @@ def _number(key: object) -> int | None:
 
 
 def _plain_states(rank: Rank) -> Iterator[tuple[int, str, object]]:
+    """Yield what the optimizer keeps beside tensors: the group, the key and the value."""
     for name in (BASE, INNER):
-        inner = rank.of_optimizer(name)
+        inner = rank.optimizer_entry(name)
         states = inner.get("state") if isinstance(inner, Mapping) else inner
         states = dict(enumerate(states)) if isinstance(states, list) else states
         for group, state in states.items() if isinstance(states, Mapping) else ():
@@ -180,7 +179,7 @@ def _plain_states(rank: Rank) -> Iterator[tuple[int, str, object]]:
 def param_groups_of(rank: Rank) -> list[Mapping[str, Any]]:
     """Return the optimizer's groups of parameters, as a rank tells them."""
     for name in (BASE, INNER):
-        inner = rank.of_optimizer(name)
+        inner = rank.optimizer_entry(name)
         groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
         if isinstance(groups, list):
             return [group if isinstance(group, Mapping) else {} for group in groups]
@@ -212,41 +211,38 @@ class ParameterCut(NamedTuple):
 
     def weights(self, path: Path) -> Tensor | None:
         """Return the parameter in full precision; None where its elements do not lie in one piece each."""
-        return self._taken(path, Role.WEIGHTS, [run.rank.masters for run in self.runs])
+        return self._join(path, Role.WEIGHTS, [run.rank.masters for run in self.runs])
 
     def state(self, path: Path, key: str) -> Tensor | None:
         """Return what the optimizer keeps of each element; None where it does not keep all of it so."""
-        places = []
+        by_run = []
         for run in self.runs:
-            found = {at: state[key] for at, state in run.rank.states.items() if key in state}
-            if not all(
-                _is_flat(found.get(at), run.rank.masters.get(at), at == run.groups[-1]) for at in run.groups
-            ):
-                return None
-            places.append(found)
-        return self._taken(path, Role.OPTIMIZER, places)
+            by_group = {at: state[key] for at, state in run.rank.states.items() if key in state}
+            for at in run.groups:
+                state, masters = by_group.get(at), run.rank.masters.get(at)
+                if masters is None or not isinstance(state, Tensor) or len(state.shape) != 1:
+                    return None
+                # An element for each of the group; behind the last one there may be padding.
+                is_padded = at == run.groups[-1] and state.size > masters.size
+                if state.size != masters.size and not is_padded:
+                    return None
+            by_run.append(by_group)
+        return self._join(path, Role.OPTIMIZER, by_run)
 
-    def _taken(self, path: Path, role: Role, places: Sequence[Mapping[int, Any]]) -> Tensor | None:
+    def _join(self, path: Path, role: Role, by_run: Sequence[Mapping[int, Any]]) -> Tensor | None:
         pieces, storages, dtypes = [], [], set()
-        for run, by_group in zip(self.runs, places, strict=True):
+        for run, by_group in zip(self.runs, by_run, strict=True):
             tensors = [by_group[at] for at in run.groups if at in by_group]
-            found = run_of(tensors, run.start, run.size)
-            if found is None:
+            values = run_of(tensors, run.start, run.size)
+            if values is None:
                 return None
-            pieces += found
+            pieces += values
             storages += [one.storage for one in tensors if one.storage is not None]
             dtypes |= {one.dtype for one in tensors}
         if len(dtypes) != 1:
             return None
-        values = pieces[0] if len(pieces) == 1 else JoinedRuns(tuple(pieces), tuple(storages))
-        return Tensor(path, dtypes.pop(), self.shape, role, values)
-
-
-def _is_flat(state: object, masters: Tensor | None, is_last: bool) -> bool:
-    """Tell whether a state has an element for each of a group; behind the last one there may be padding."""
-    if masters is None or not isinstance(state, Tensor) or len(state.shape) != 1:
-        return False
-    return state.size == masters.size or (is_last and state.size > masters.size)
+        joined = pieces[0] if len(pieces) == 1 else JoinedRuns(tuple(pieces), tuple(storages))
+        return Tensor(path, dtypes.pop(), self.shape, role, joined)
 
 
 def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
@@ -263,9 +259,9 @@ def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
                     f"{first} has it, too: slices of a tensor-parallel model; how they were cut is not said"
                 )
                 raise DamagedCheckpoint(path, found, where=cut.name, code="tensor-twice")
-            found_count = sum(run.size for run in cut.runs)
-            if found_count != math.prod(cut.shape):
-                found = f"the ranks have {found_count:,} of its {math.prod(cut.shape):,} elements"
+            count, size = sum(run.size for run in cut.runs), math.prod(cut.shape)
+            if count != size:
+                found = f"the ranks have {count:,} of its {size:,} elements"
                 raise DamagedCheckpoint(path, found, where=cut.name, code="partition-sum")
             yield cut
 
@@ -283,59 +279,42 @@ def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCu
             part = -(-count // len(stage.ranks))
             runs = []
             for at, rank in enumerate(stage.ranks):
-                take = min(part, count - at * part)
-                if take > 0:
-                    runs.append(_run_across_groups(rank, ends[at], offset, take))
+                size = min(part, count - at * part)
+                if size > 0:  # a range of all that the rank keeps, in the groups where it lies
+                    first, last = bisect_right(ends[at], offset), bisect_left(ends[at], offset + size)
+                    groups = sorted(rank.masters)[first : last + 1]
+                    start = offset - (ends[at][first - 1] if first else 0)
+                    runs.append(ParameterRun(rank, tuple(groups), start, size))
             yield ParameterCut(name, shape, group, tuple(runs))
             offset += part
-
-
-def _run_across_groups(rank: Rank, ends: Sequence[int], offset: int, size: int) -> ParameterRun:
-    """Return a range of all that a rank keeps, in the groups where it lies, which end at ``ends``."""
-    first, last = bisect_right(ends, offset), bisect_left(ends, offset + size)
-    groups = sorted(rank.masters)[first : last + 1]
-    return ParameterRun(rank, tuple(groups), offset - (ends[first - 1] if first else 0), size)
 
 
 def _cuts_of_groups(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
     """Yield the parameters of stages 1 and 2, whose groups are cut into one partition a rank."""
     for group, shapes in enumerate(stage.shapes):
-        for number, ranks in enumerate(_teams(job, stage, group)):
-            local = _local_experts(shapes)
+        # The ranks that share a group; those that have other experts share another one.
+        stated = stage.ranks[0].optimizer_entry("partition_count")
+        count = stated[group] if isinstance(stated, list) and group < len(stated) else job.world
+        teams = len(stage.ranks) // count if type(count) is int and 0 < count <= len(stage.ranks) else 1
+        experts = {match[2] for name in shapes if (match := _EXPERT.fullmatch(name))}
+        for team in range(teams):
+            ranks = stage.ranks[team::teams]
             for name, shape in shapes.items():
                 runs = _mapped_runs(ranks, group, name) or _counted_runs(ranks, group, shapes, name)
-                yield ParameterCut(_whole_name(name, number, local), shape, group, tuple(runs))
-
-
-def _teams(job: ZeroJob, stage: PipelineStage, group: int) -> list[list[Rank]]:
-    """Return the ranks that share a group; those that have other experts share another one."""
-    told = stage.ranks[0].of_optimizer("partition_count")
-    count = told[group] if isinstance(told, list) and group < len(told) else job.world
-    teams = len(stage.ranks) // count if type(count) is int and 0 < count <= len(stage.ranks) else 1
-    return [stage.ranks[at::teams] for at in range(teams)]
-
-
-def _local_experts(shapes: Mapping[str, object]) -> int:
-    """Return how many experts of a layer a rank has."""
-    return len({match[2] for name in shapes if (match := _EXPERT.fullmatch(name))})
-
-
-def _whole_name(name: str, team: int, local: int) -> str:
-    """Return a parameter's name in the whole model, where the experts are numbered through all ranks."""
-    match = _EXPERT.fullmatch(name)
-    return name if match is None else f"{match[1]}{int(match[2]) + team * local}{match[3]}"
+                whole_name = name
+                if match := _EXPERT.fullmatch(name):  # the whole model numbers experts through all ranks
+                    whole_name = f"{match[1]}{int(match[2]) + team * len(experts)}{match[3]}"
+                yield ParameterCut(whole_name, shape, group, tuple(runs))
 
 
 def _mapped_runs(ranks: Sequence[Rank], group: int, name: str) -> list[ParameterRun]:
     """Return where the ranks themselves say that a parameter lies; nothing where they don't."""
     runs = []
     for rank in ranks:
-        told = rank.of_optimizer("param_slice_mappings")
-        own = told[group] if isinstance(told, list) and group < len(told) else None
-        place = own.get(name) if isinstance(own, Mapping) else None
-        start, count = (
-            (place.get(key) for key in ("start", "numel")) if isinstance(place, Mapping) else (0, 0)
-        )
+        mappings = rank.optimizer_entry("param_slice_mappings")
+        mapping = mappings[group] if isinstance(mappings, list) and group < len(mappings) else None
+        place = mapping.get(name) if isinstance(mapping, Mapping) else None
+        start, count = (place.get("start"), place.get("numel")) if isinstance(place, Mapping) else (0, 0)
         if type(start) is int and type(count) is int and start >= 0 and count > 0 and group in rank.masters:
             runs.append(ParameterRun(rank, (group,), start, count))
     return runs
