@@ -91,9 +91,9 @@ class PaddlePickle(Format):
         return any(name in tail for name in _PADDLE_KEYS)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.paddle.pickles import open_saved
+        from ckpttool.formats.paddle.pickles import open_saved_pickle
 
-        return open_saved(probe, self.name)
+        return open_saved_pickle(probe, self.name)
 
 
 def _has_legacy_magic(head: bytes) -> bool:

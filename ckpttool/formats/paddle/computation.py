@@ -20,8 +20,8 @@ from ckpttool.report import counted
 from ckpttool.wire.protobuf import BYTES, Field, fields
 from ckpttool.wire.readable import Readable
 
-_AROUND = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
-_PIR_AROUND = frozenset({"op_callstack", "struct_name", "name"})
+_NOT_COMPUTED = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
+_PIR_NOT_COMPUTED = frozenset({"op_callstack", "struct_name", "name"})
 """Attributes of operators that say nothing of what they compute."""
 _PARAMETER = "p"
 _NAMING = frozenset({"feed", "data"})
@@ -42,34 +42,34 @@ class ComputationStep(NamedTuple):
 def describe_program(
     source: Readable,
     steps: Callable[[], Iterable[ComputationStep]],
-    kept: Iterable[str],
-    typed: Callable[[str], str] = lambda name: "",
+    saved: Iterable[str],
+    type_of: Callable[[str], str] = lambda name: "",
 ) -> object:
     """Return what a program computes; where its operators can't be read, the checksum of the file.
 
     Args:
         source: The program's file.
         steps: Yields its operators.
-        kept: Variables whose names matter: those whose values are saved.
-        typed: Returns the type of a variable, where an operator doesn't say it.
+        saved: Variables whose names matter: those whose values are saved.
+        type_of: Returns the type of a variable, where an operator doesn't say it.
     """
     try:
-        return _description([*steps()], kept, typed)
+        return _describe_steps([*steps()], saved, type_of)
     except (CheckpointError, KeyError, IndexError, TypeError, AttributeError):
         return describe_content(source.size, crc32(source.read(0, source.size)))
 
 
-def _description(
-    steps: list[ComputationStep], kept: Iterable[str], typed: Callable[[str], str]
+def _describe_steps(
+    steps: list[ComputationStep], saved: Iterable[str], type_of: Callable[[str], str]
 ) -> dict[str, object]:
-    named = {*kept, *(name for step in steps if step.kind in _NAMING for name in step.gives)}
+    named = {*saved, *(name for step in steps if step.kind in _NAMING for name in step.gives)}
     numbers: dict[str, int] = {}
 
     def label_of(name: str) -> str:
         if name.startswith(_SLOT):
             return name
         known = f"={name}" if name in named else f"%{numbers.setdefault(name, len(numbers))}"
-        return f"{known} {typed(name)}"
+        return f"{known} {type_of(name)}"
 
     def wiring_lines() -> Iterator[bytes]:
         for step in steps:
@@ -93,34 +93,28 @@ def program_steps(source: Readable) -> Iterator[ComputationStep]:
         if (block.number, block.kind) == (1, BYTES):
             for operator in fields(block.data, path):
                 if (operator.number, operator.kind) == (4, BYTES):
-                    yield _step(operator, path)
+                    yield _read_step(operator, path)
 
 
-def _step(operator: Field, path: str) -> ComputationStep:
+def _read_step(operator: Field, path: str) -> ComputationStep:
     kind, settings = "", []
     sides: dict[int, list[str]] = {1: [], 2: []}
     for field in fields(operator.data, path):
         if field.kind != BYTES:
             continue
-        if field.number in sides:
-            sides[field.number] += _variables(field, path)
+        if field.number in sides:  # the slot, as a name that no variable has, and the variables in it
+            texts = [inner for inner in fields(field.data, path) if inner.kind == BYTES]
+            slot = next((inner.text for inner in texts if inner.number == 1), "")
+            sides[field.number] += f"{_SLOT}{slot}", *(inner.text for inner in texts if inner.number == 2)
         elif field.number == 3:
             kind = field.text
-        elif field.number == 4 and _name(field, path) not in _AROUND:
+        elif field.number == 4 and _attribute_name(field, path) not in _NOT_COMPUTED:
             settings.append(bytes(field.data))
-    return ComputationStep(
-        kind, digest(sorted(settings)).to_bytes(4, "little"), tuple(sides[1]), tuple(sides[2])
-    )
+    settings_digest = digest(sorted(settings)).to_bytes(4, "little")
+    return ComputationStep(kind, settings_digest, tuple(sides[1]), tuple(sides[2]))
 
 
-def _variables(side: Field, path: str) -> list[str]:
-    """Return the slot, as a name that no variable has, and the variables in it."""
-    told = [field for field in fields(side.data, path) if field.kind == BYTES]
-    slot = next((field.text for field in told if field.number == 1), "")
-    return [f"{_SLOT}{slot}", *(field.text for field in told if field.number == 2)]
-
-
-def _name(attribute: Field, path: str) -> str:
+def _attribute_name(attribute: Field, path: str) -> str:
     data = attribute.data
     if len(data) > 2 and data[0] == 0x0A and data[1] < 0x80:  # the name comes first, and is short
         return bytes(data[2 : 2 + data[1]]).decode("utf-8", "backslashreplace")
@@ -133,19 +127,19 @@ def _name(attribute: Field, path: str) -> str:
 def pir_steps(operators: Iterable[Any]) -> Iterator[ComputationStep]:
     """Yield the operators of a program in JSON, parameters and what a caller gives by their names."""
     names: dict[object, str] = {}
-    for one in operators:
-        kind = str(one["#"]).partition(".")[2] or str(one["#"])
-        gives = [value.get("%") for value in _as_list(one.get("O"))]
-        if one["#"] == _PARAMETER:
-            names[gives[0]] = str(one["A"][3])
+    for operator in operators:
+        kind = str(operator["#"]).partition(".")[2] or str(operator["#"])
+        gives = [value.get("%") for value in _as_list(operator.get("O"))]
+        if operator["#"] == _PARAMETER:
+            names[gives[0]] = str(operator["A"][3])
             continue
-        attributes = {setting["N"]: setting["AT"] for setting in _as_list(one.get("A"))}
+        attributes = {setting["N"]: setting["AT"] for setting in _as_list(operator.get("A"))}
         if kind in _NAMING and gives:
             names[gives[0]] = str(attributes.get("name", {}).get("D", ""))
-        settings = {name: value for name, value in attributes.items() if name not in _PIR_AROUND}
-        types = [value.get("TT") for value in _as_list(one.get("O"))]
+        settings = {name: value for name, value in attributes.items() if name not in _PIR_NOT_COMPUTED}
+        types = [value.get("TT") for value in _as_list(operator.get("O"))]
         text = json.dumps([sorted(settings.items()), types], sort_keys=True).encode()
-        takes = [value.get("%") for value in _as_list(one.get("I"))]
+        takes = [value.get("%") for value in _as_list(operator.get("I"))]
         yield ComputationStep(kind, text, _value_names(takes, names), _value_names(gives, names))
 
 

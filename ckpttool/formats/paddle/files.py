@@ -51,7 +51,11 @@ class PaddleFiles(SetFormat):
         files = scan(directory or os.curdir)
         stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
         parameters = files.get(stem + PARAMETERS if is_program else name)
-        program = files.get(name) if is_program else _program_of(stem, files)
+        if is_program:
+            program = files.get(name)
+        else:  # any kind of JSON may have the name of Paddle 3's program
+            json = files.get(stem + PIR_PROGRAM)
+            program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
         if stem == name:  # no pair: a name that says nothing of another file
             parameters, program = (None, program) if is_program else (parameters, None)
         parts = FluidParts(directory or os.curdir)
@@ -65,7 +69,9 @@ class PaddleFiles(SetFormat):
                 parts.fault("parameters-missing", f"the program has {len(read.stored):,} variables", name)
             if read is not None:
                 check_program(parts, read)
-                _add_information(parts, files.get(stem + INFORMATION))
+                information = files.get(stem + INFORMATION)
+                if information is not None and parts.is_inside(information):
+                    _judge_information(parts, information)
             return _checkpoint_of(probe, parts, read)
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
@@ -96,12 +102,6 @@ def _stem(name: str) -> str:
     return name.removesuffix(PROGRAM) if name.endswith(PROGRAM) else name.removesuffix(PIR_PROGRAM)
 
 
-def _program_of(stem: str, files: Mapping[str, os.DirEntry[str]]) -> os.DirEntry[str] | None:
-    """Return the program beside parameters; any kind of JSON may have the name of Paddle 3's."""
-    told = files.get(stem + PIR_PROGRAM)
-    return files.get(stem + PROGRAM) or (told if told is not None and _is_program(told) else None)
-
-
 def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> Program | None:
     """Read a program; a damaged one leaves the parameters without names."""
     if not parts.is_inside(entry):
@@ -129,9 +129,9 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program
                 rows = read_file(source).rows
             except DamagedCheckpoint:
                 rows = None
-        if rows is not None and (found := parts.read(entry)) is not None:
-            parts.add_rows(("rows",), *found)
-            parts.add(("values",), role_of("values"), *found)
+        if rows is not None and (stream := parts.read(entry)) is not None:
+            parts.add_rows(("rows",), *stream)
+            parts.add(("values",), role_of("values"), *stream)
             return
     add_combined(parts, entry, program)
     if program is None and (len(parts.tensors) != 1 or entry.name.endswith(PARAMETERS)):
@@ -147,28 +147,27 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program
         if not parts.is_inside(entry):
             continue
         try:
-            held = parts.opened.enter_context(open_pickle(entry.path))
+            pickled = parts.opened.enter_context(open_pickle(entry.path))
         except DamagedCheckpoint as failure:
             parts.fault(failure.code, failure.reason, entry.name)
             message = "it could not be read, so what loading it would run is not known"
             parts.safety += (*failure.safety, warning("not-scanned", message, entry.name))
             continue
-        parts.tensors += held.tensors
-        parts.files += held.files
-        parts.spans += (replace(span, where=f"{entry.name}: {span.where}") for span in held.spans())
-        parts.findings += (with_part_name(finding, entry.name) for finding in held.findings)
-        parts.safety += (with_part_name(finding, entry.name) for finding in held.safety)
-    found = {tensor.name for tensor in parts.tensors}
-    lacking = [one.name for one in program.stored if one.name not in found] if program is not None else []
+        parts.tensors += pickled.tensors
+        parts.files += pickled.files
+        parts.spans += (replace(span, where=f"{entry.name}: {span.where}") for span in pickled.spans())
+        parts.findings += (with_part_name(finding, entry.name) for finding in pickled.findings)
+        parts.safety += (with_part_name(finding, entry.name) for finding in pickled.safety)
+    names = {tensor.name for tensor in parts.tensors}
+    stored = [variable.name for variable in program.stored] if program is not None else []
+    lacking = [name for name in stored if name not in names]
     if lacking and parts.complete:
         message = f"{len(lacking):,} variables of the program are not here, like {lacking[0]!r}"
         parts.fault("variable-missing", message)
 
 
-def _add_information(parts: FluidParts, entry: os.DirEntry[str] | None) -> None:
+def _judge_information(parts: FluidParts, entry: os.DirEntry[str]) -> None:
     """Judge what loading the pickle beside the parameters could run."""
-    if entry is None or not parts.is_inside(entry):
-        return
     source = parts.source(entry)
     try:
         parts.safety += read_pickles(source, 0, source.size, entry.name).safety
@@ -179,33 +178,32 @@ def _add_information(parts: FluidParts, entry: os.DirEntry[str] | None) -> None:
         parts.safety.append(warning("not-scanned", message, entry.name))
 
 
-def _variant(parts: FluidParts, program: Program | None) -> str:
-    if any(file.path.endswith(PICKLES) for file in parts.files):
-        return "training"
-    return "tensors" if program is None else "inference"
-
-
-def _training_of_name(name: str) -> TrainingState:
-    from ckpttool.training import training_state
-
-    return training_state({}, {}, name)
-
-
 def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> Checkpoint:
     is_single = program is None and len(parts.tensors) == 1
     tensors = tuple(
-        replace(one, path=("tensor",)) if is_single and one.path == ("#0",) else one for one in parts.tensors
+        replace(tensor, path=("tensor",)) if is_single and tensor.path == ("#0",) else tensor
+        for tensor in parts.tensors
     )
+    if any(file.path.endswith(PICKLES) for file in parts.files):
+        variant = "training"
+    else:
+        variant = "tensors" if program is None else "inference"
+
+    def training() -> TrainingState:
+        from ckpttool.training import training_state
+
+        # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
+        return training_state({}, {}, "" if is_single else probe.name)
+
     return Checkpoint(
         path=probe.path,
         format=PaddleFiles.name,
-        variant=_variant(parts, program),
+        variant=variant,
         tensors=tensors,
         files=tuple(parts.files),
         spans=lambda: spans_in_order(parts.spans),
-        metadata=cache(lambda: {} if program is None else {"program": program.told()}),
-        # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
-        training=lambda: _training_of_name("" if is_single else probe.name),
+        metadata=cache(lambda: {} if program is None else {"program": program.computation()}),
+        training=training,
         layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
         producer=Producer("paddle", program.release if program is not None else None),
         findings=tuple(parts.findings),

@@ -85,11 +85,26 @@ def kind_of(path: str, entries: Entries) -> str | None:
         return None
     model = entries.get(MODEL)
     if model is not None and os.path.isfile(model.path):
-        return "inference" if looks_like_program(_head(model.path)) else None
+        try:
+            with Source(model.path) as source:
+                head = source.read(0, min(64, source.size))
+        except CheckpointError:
+            return None
+        return "inference" if looks_like_program(head) else None
     if is_serial(entries, name):
         return "checkpoint"
     files = [entry for key, entry in entries.items() if key != MARKER and not key.startswith(".")]
-    if not files or not all(os.path.isfile(entry.path) for entry in files) or not _are_streams(files):
+    if not files or not all(os.path.isfile(entry.path) for entry in files):
+        return None
+    # They are variables if one of them surely is, and none of them surely isn't.
+    has_stream = False
+    for entry in files:
+        is_program = entry.name.lower().endswith((".pdiparams", ".pdmodel"))
+        is_stream = False if is_program else is_stream_file(entry)
+        if is_stream is False:
+            return None
+        has_stream |= is_stream is True
+    if not has_stream:
         return None
     return "checkpoint" if MARKER in entries or SERIAL.fullmatch(name) else "variables"
 
@@ -109,27 +124,6 @@ def is_serial(entries: Entries, name: str) -> bool:
     return any(os.path.isfile(os.path.join(path, counter)) for path in trainers for counter in COUNTERS)
 
 
-def _head(path: str) -> bytes:
-    try:
-        with Source(path) as source:
-            return source.read(0, min(64, source.size))
-    except CheckpointError:
-        return b""
-
-
-def _are_streams(files: list[os.DirEntry[str]]) -> bool:
-    """Return whether files are variables: one of them surely, and none of them surely not."""
-    surely = False
-    for entry in files:
-        if entry.name.lower().endswith((".pdiparams", ".pdmodel")):
-            return False
-        found = is_stream_file(entry)
-        if found is False:
-            return False
-        surely |= found is True
-    return surely
-
-
 def has_marker(entries: Entries) -> bool:
     """Return whether a serial's variables were all written, as Paddle's loader asks it."""
     model = entries.get(MODEL)
@@ -140,18 +134,26 @@ def has_marker(entries: Entries) -> bool:
 
 def _add_serial(parts: FluidParts, entries: Entries) -> None:
     """Read all of one serial."""
-    named = is_serial(entries, os.path.basename(os.path.abspath(parts.root)))
+    is_named = is_serial(entries, os.path.basename(os.path.abspath(parts.root)))
     model = entries.get(MODEL)
     if model is not None:
         add_directory_of_variables(parts, model)
-    elif not named:
-        own = _manifest_names(parts.root)
-        add_variables(parts, entries, lambda name: name in own)
+    elif not is_named:
+        manifests = _manifest_names(parts.root)
+        add_variables(parts, entries, lambda name: name in manifests)
         parts.add_marker(entries)
-    has_variables = model is not None or not named
-    _check_marker(parts, entries, has_variables=has_variables)
+    has_variables = model is not None or not is_named
     is_marked = has_variables and has_marker(entries)
-    if named:
+    if not has_variables:
+        parts.fault("no-model", f"no {MODEL}: only the trainer that wrote it holds the variables")
+    elif not is_marked:
+        marker = f"{MODEL}/{MARKER}" if model is not None else MARKER
+        if siblings_have_marker(parts.root):
+            parts.fault("no-marker", f"no {marker}: its save did not finish, and Paddle does not load it")
+        else:
+            message = f"no {marker}, nor in any serial beside it: judged by its content alone"
+            parts.findings.append(note("no-marker-anywhere", message))
+    if is_named:
         _add_trainers_and_tables(parts, entries, is_marked=is_marked)
     if has_variables:
         check_neighbour(parts, entries, is_marked=is_marked)
@@ -161,15 +163,19 @@ def _add_serial(parts: FluidParts, entries: Entries) -> None:
 
 def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: bool) -> None:
     """Read the trainers and lookup tables of a serial, and tell what is neither."""
-    own = _manifest_names(parts.root)
+    manifests = _manifest_names(parts.root)
     for name, entry in entries.items():
         match = TRAINER.fullmatch(name)
-        if name in (MODEL, MARKER) or name in own:
+        if name in (MODEL, MARKER) or name in manifests:
             continue
         if name == ENTRY and entry.is_file(follow_symlinks=False):
-            _add_entry(parts, entry)
-            continue
-        if match and entry.is_dir(follow_symlinks=False):
+            source = parts.source(entry)
+            if source.size <= MAX_DOCUMENT:
+                parts.sidecar = source.read(0, source.size)
+            else:
+                message = f"{source.size:,} bytes, and at most {MAX_DOCUMENT:,} are read"
+                parts.findings.append(warning("content-entry", message, ENTRY))
+        elif match and entry.is_dir(follow_symlinks=False):
             add_trainer(parts, str(int(match[1])), scan(entry.path), is_marked=is_marked)
         elif name in TABLES and entry.is_dir(follow_symlinks=False):
             add_tables(parts, parts.shards(name, entry))
@@ -178,16 +184,6 @@ def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: 
     check_trainers(parts)
     if all(name in entries for name in TABLES):
         parts.findings.append(note("tables-twice", "lookup tables under both spellings", TABLES[1]))
-
-
-def _add_entry(parts: FluidParts, entry: os.DirEntry[str]) -> None:
-    """Read what the files of a serial have no place for."""
-    source = parts.source(entry)
-    if source.size > MAX_DOCUMENT:
-        message = f"{source.size:,} bytes, and at most {MAX_DOCUMENT:,} are read"
-        parts.findings.append(warning("content-entry", message, ENTRY))
-    else:
-        parts.entry = source.read(0, source.size)
 
 
 def _manifest_names(root: str) -> frozenset[str]:
@@ -205,23 +201,21 @@ def add_directory_of_variables(parts: FluidParts, model: os.DirEntry[str]) -> No
     parts.add_marker(inner)
 
 
-def _check_marker(parts: FluidParts, entries: Entries, *, has_variables: bool) -> None:
-    if not has_variables:
-        message = f"no {MODEL}: only the trainer that wrote it holds the variables"
-        parts.fault("no-model", message)
-    elif not has_marker(entries):
-        marker = f"{MODEL}/{MARKER}" if MODEL in entries else MARKER
-        if siblings_have_marker(parts.root):
-            parts.fault("no-marker", f"no {marker}: its save did not finish, and Paddle does not load it")
-        else:
-            message = f"no {marker}, nor in any serial beside it: judged by its content alone"
-            parts.findings.append(note("no-marker-anywhere", message))
-
-
 def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Producer) -> Checkpoint:
     tensors = tuple(parts.tensors)
     match = SERIAL.fullmatch(os.path.basename(os.path.abspath(probe.path)))
     serial = int(match[1]) if match and kind == "checkpoint" else None
+
+    @cache
+    def metadata() -> dict[str, object]:
+        known = {
+            "serial": serial,
+            "trainers": parts.trainers or None,
+            "lookup_tables": parts.tables or None,
+            "program": parts.program(),
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
     checkpoint = Checkpoint(
         path=probe.path,
         format=Fluid.name,
@@ -229,8 +223,8 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         tensors=tensors,
         files=tuple(parts.files),
         spans=lambda: spans_in_order(parts.spans),
-        metadata=cache(lambda: _metadata(parts, serial)),
-        training=lambda: _training(parts.trainers, tensors),
+        metadata=metadata,
+        training=lambda: _training_of(parts.trainers, tensors),
         layers=lambda: layers_of(tensors, parts.kinds()),
         native=lambda: native_of(parts),
         producer=producer,
@@ -239,20 +233,10 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         complete=parts.complete,
         close=parts.opened.pop_all().close,
     )
-    return checkpoint if parts.entry is None else apply_sidecar(checkpoint, parts.entry, ENTRY)
+    return checkpoint if parts.sidecar is None else apply_sidecar(checkpoint, parts.sidecar, ENTRY)
 
 
-def _metadata(parts: FluidParts, serial: int | None) -> dict[str, object]:
-    told = {
-        "serial": serial,
-        "trainers": parts.trainers or None,
-        "lookup_tables": parts.tables or None,
-        "program": parts.program(),
-    }
-    return {key: value for key, value in told.items() if value is not None}
-
-
-def _training(trainers: Mapping[str, Mapping[str, object]], tensors: tuple[Tensor, ...]) -> TrainingState:
+def _training_of(trainers: Mapping[str, Mapping[str, object]], tensors: tuple[Tensor, ...]) -> TrainingState:
     """Return epoch and step of the first trainer, and the learning rate among the variables."""
     state, origin = TrainingState(), {}
     if trainers:
@@ -262,7 +246,7 @@ def _training(trainers: Mapping[str, Mapping[str, object]], tensors: tuple[Tenso
             state, origin["epoch"] = replace(state, epoch=epoch), f"file trainer_{first}/epoch_id"
         if isinstance(step, int):
             state, origin["step"] = replace(state, step=step), f"file trainer_{first}/step_id"
-    rate = next((one for one in tensors if one.name == _RATE and one.size == 1), None)
+    rate = next((tensor for tensor in tensors if tensor.name == _RATE and tensor.size == 1), None)
     if rate is not None:
         state = replace(state, learning_rate=lazy_scalar(rate)())
         origin["learning_rate"] = f"tensor {_RATE}"

@@ -61,7 +61,7 @@ class FluidParts:
         program: Returns what the program computes.
         heights: How many rows there are in all, by the name of the SelectedRows that holds some of them.
         levels: The streams that have sequences, by the name of the tensor.
-        entry: What no other file has a place for.
+        sidecar: What no other file has a place for.
     """
 
     root: str
@@ -75,7 +75,7 @@ class FluidParts:
     safety: list[Finding] = field(default_factory=list)
     heights: dict[str, int] = field(default_factory=dict)
     levels: dict[str, tuple[Source, Stream]] = field(default_factory=dict)
-    entry: bytes | None = None
+    sidecar: bytes | None = None
     complete: bool = True
     kinds: Callable[[], Mapping[str, str]] = dict
     program: Callable[[], object] = lambda: None
@@ -160,16 +160,16 @@ class FluidParts:
         return True
 
 
-def add_variables(parts: FluidParts, entries: Entries, passed_over: Callable[[str], bool]) -> None:
+def add_variables(parts: FluidParts, entries: Entries, is_skipped: Callable[[str], bool]) -> None:
     """Read every variable of a directory: one file each, named like it."""
     for name, entry in files_by_variable(entries):
-        if name == MARKER or passed_over(name):
+        if name == MARKER or is_skipped(name):
             continue
         if entry.name.startswith("."):
             where = parts.name_of(entry.path)
             parts.findings.append(note("not-part", "a hidden file; it was not looked at", where))
-        elif (found := parts.read(entry)) is not None:
-            source, stream = found
+        elif (variable := parts.read(entry)) is not None:
+            source, stream = variable
             if stream.rows is not None:
                 parts.add_rows((name, "rows"), source, stream)
                 parts.add((name, "values"), role_of(name), source, stream)
@@ -233,17 +233,17 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
 
 def native_of(parts: FluidParts) -> dict[str, bytes]:
     """Return what a checkpoint's tensors don't tell, by name; see ``Checkpoint.native``."""
-    told = {LEVELS + name: lod_bytes(*found) for name, found in parts.levels.items()}
+    native = {LEVELS + name: lod_bytes(source, stream) for name, (source, stream) in parts.levels.items()}
     if parts.heights:
-        told[HEIGHTS] = json.dumps(parts.heights).encode()
-    return told
+        native[HEIGHTS] = json.dumps(parts.heights).encode()
+    return native
 
 
 def heights_of(native: Mapping[str, bytes]) -> dict[str, int]:
-    """Return the heights that were told; none where they are no such thing."""
+    """Return the heights that a checkpoint's native parts state; none where they are no such thing."""
     try:
-        told = parse_json("", native.get(HEIGHTS, b"{}"), HEIGHTS)
+        heights = parse_json("", native.get(HEIGHTS, b"{}"), HEIGHTS)
     except CheckpointError:
         return {}
-    pairs = told.items() if isinstance(told, dict) else ()
+    pairs = heights.items() if isinstance(heights, dict) else ()
     return {name: height for name, height in pairs if type(height) is int and 0 <= height < 1 << 63}

@@ -35,14 +35,19 @@ def add_inference(parts: FluidParts, entries: Entries) -> Producer:
     source = parts.source(entries[MODEL])
     program = read_program(source, MODEL)
     parts.safety += (with_part_name(finding, MODEL) for finding in program.safety)
-    names = frozenset(one.name for one in program.stored)
-    combined = _combined_file(entries, names)
+    stored = [variable.name for variable in program.stored]
+    combined = _combined_file(entries, frozenset(stored))
     if combined is None:
-        strays = _stray_files(entries, names)
+        # Files that are no variables, of the program or otherwise; hidden ones are told elsewhere.
+        known = {*stored, MODEL}
+        strays = {
+            name: entry
+            for name, entry in files_by_variable(entries)
+            if name not in known and not entry.name.startswith(".") and not is_stream_file(entry)
+        }
         add_variables(parts, entries, lambda name: name == MODEL or name in strays)
-        found = {tensor.path[0] for tensor in parts.tensors}
-        lacking = [one.name for one in program.stored if one.name not in found]
-        if lacking:
+        names = {tensor.path[0] for tensor in parts.tensors}
+        if lacking := [name for name in stored if name not in names]:
             message = f"no file of {counted(len(lacking), 'variable')} of the program, like {lacking[0]!r}"
             parts.fault("variable-missing", message)
     else:
@@ -52,7 +57,7 @@ def add_inference(parts: FluidParts, entries: Entries) -> Producer:
     for name in strays:
         parts.findings.append(note("not-part", "no variable of the program; it was not looked at", name))
     check_program(parts, program)
-    parts.kinds, parts.program = program.kinds, program.told
+    parts.kinds, parts.program = program.kinds, program.computation
     return Producer("paddle", program.release)
 
 
@@ -65,18 +70,6 @@ def add_loose(parts: FluidParts, entries: Entries) -> None:
         add_combined(parts, combined, None)
         message = "no program that names the tensors: whether all of them are here is not known"
         parts.findings.append(warning("no-program", message, combined.name))
-
-
-def _stray_files(entries: Entries, names: Collection[str]) -> dict[str, os.DirEntry[str]]:
-    """Return the files that are no variables, of the program or otherwise; hidden ones are told elsewhere."""
-    return {
-        name: entry
-        for name, entry in files_by_variable(entries)
-        if name not in names
-        and name != MODEL
-        and not entry.name.startswith(".")
-        and not is_stream_file(entry)
-    }
 
 
 def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry[str] | None:
@@ -92,34 +85,32 @@ def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry
         others = [entry for entry in others if entry.name in names or is_stream_file(entry)]
     if len(others) != 1 or others[0].is_symlink() or not others[0].is_file():
         return None
-    is_whole = names and others[0].name not in names
-    return others[0] if is_whole or _holds_several(others[0]) else None
-
-
-def _holds_several(entry: os.DirEntry[str]) -> bool:
+    if names and others[0].name not in names:
+        return others[0]
     try:
-        with Source(entry.path) as source:
-            return len(list(islice(read_all(source), 2))) > 1
+        with Source(others[0].path) as source:
+            holds_several = len(list(islice(read_all(source), 2))) > 1
     except DamagedCheckpoint:
-        return False
+        return None
+    return others[0] if holds_several else None
 
 
 def add_combined(parts: FluidParts, entry: os.DirEntry[str], program: Program | None) -> None:
     """Read a file of several tensors; the program, where there is one, tells their names."""
     source, where = parts.source(entry), parts.name_of(entry.path)
-    found: list[Stream] = []
+    streams: list[Stream] = []
     try:
-        found.extend(read_all(source))
+        streams.extend(read_all(source))
     except DamagedCheckpoint as failure:
         # Those before the damage are kept.
         place = "" if failure.where is None else f"{failure.where}: "
         parts.fault(failure.code, f"{place}{failure.reason}", where)
-    names = [one.name for one in program.stored] if program is not None else []
-    if program is not None and parts.complete and len(names) != len(found):
-        message = f"{len(found):,} tensors, and the program has {len(names):,} variables"
+    names = [variable.name for variable in program.stored] if program is not None else []
+    if program is not None and parts.complete and len(names) != len(streams):
+        message = f"{len(streams):,} tensors, and the program has {len(names):,} variables"
         parts.fault("program-mismatch", message, where)
         names = []
-    for number, stream in enumerate(found):
+    for number, stream in enumerate(streams):
         name = names[number] if number < len(names) else f"#{number}"
         if (fault := lod_fault(source, stream)) is not None:
             parts.findings.append(warning("lod-inconsistent", fault, name))
@@ -130,13 +121,13 @@ def add_combined(parts: FluidParts, entry: os.DirEntry[str], program: Program | 
 def check_program(parts: FluidParts, program: Program) -> None:
     """Compare each tensor with what the program declares; an axis of -1 has any length."""
     for tensor in parts.tensors:
-        told = program.variables.get(str(tensor.path[0]))
-        if told is None or told.shape is None or len(tensor.path) > 1:
+        declared = program.variables.get(str(tensor.path[0]))
+        if declared is None or declared.shape is None or len(tensor.path) > 1:
             continue
-        fits = len(told.shape) == len(tensor.shape) and all(
-            want in (-1, have) for want, have in zip(told.shape, tensor.shape, strict=True)
+        fits = len(declared.shape) == len(tensor.shape) and all(
+            want in (-1, have) for want, have in zip(declared.shape, tensor.shape, strict=True)
         )
-        if not fits or told.dtype not in (None, tensor.dtype):
+        if not fits or declared.dtype not in (None, tensor.dtype):
             have = f"{tensor.dtype.name} {list(tensor.shape)}"
-            want = f"{told.dtype.name if told.dtype else '?'} {list(told.shape)}"
+            want = f"{declared.dtype.name if declared.dtype else '?'} {list(declared.shape)}"
             parts.fault("program-mismatch", f"{have}, and the program declares {want}", tensor.name)

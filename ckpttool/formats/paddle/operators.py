@@ -71,20 +71,20 @@ class Operator(NamedTuple):
 
 def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
     """Return the kinds of layers that take variables, by the names of these; the first operator decides."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     origins: dict[str, str] = {}
-    for one in operators:
-        taken = [name for names in one.takes.values() for name in names]
-        if one.kind in _SAME and len(taken) == len(one.gives) == 1:
-            origins[one.gives[0]] = origins.get(taken[0], taken[0])
-        kind, slots = _PARAMETER_SLOTS.get(one.kind, ("", ()))
-        if kind == LINEAR and one.is_transposing:
+    for operator in operators:
+        taken = [name for names in operator.takes.values() for name in names]
+        if operator.kind in _SAME and len(taken) == len(operator.gives) == 1:
+            origins[operator.gives[0]] = origins.get(taken[0], taken[0])
+        kind, slots = _PARAMETER_SLOTS.get(operator.kind, ("", ()))
+        if kind == LINEAR and operator.is_transposing:
             kind = TRANSPOSED
         elif kind == "rnn":
-            kind = _CELLS.get(one.mode, "")
-        for name in (name for slot in slots if kind for name in one.takes.get(slot, ())):
-            found.setdefault(origins.get(name, name), kind)
-    return found
+            kind = _CELLS.get(operator.mode, "")
+        for name in (name for slot in slots if kind for name in operator.takes.get(slot, ())):
+            kinds.setdefault(origins.get(name, name), kind)
+    return kinds
 
 
 def kind_by_name(name: str) -> str | None:
@@ -93,21 +93,21 @@ def kind_by_name(name: str) -> str | None:
     return None if match is None else _MADE_UP_KINDS.get(match["kind"], match["kind"])
 
 
-def layers_of(tensors: Iterable[Tensor], told: Kinds, names: Mapping[str, str] | None = None) -> Kinds:
+def layers_of(tensors: Iterable[Tensor], kinds: Kinds, names: Mapping[str, str] | None = None) -> Kinds:
     """Return the kinds of the layers of weights.
 
     Args:
         tensors: All tensors.
-        told: The kinds that operators tell, by the names of parameters.
+        kinds: The kinds that operators tell, by the names of parameters.
         names: The names of parameters, by those of tensors, where these have others.
     """
-    found: dict[str, str] = {}
+    layers: dict[str, str] = {}
     for tensor in tensors:
         parameter = (names or {}).get(tensor.name, tensor.name)
-        kind = told.get(parameter) or kind_by_name(parameter)
+        kind = kinds.get(parameter) or kind_by_name(parameter)
         if kind is not None and tensor.role is Role.WEIGHTS:
-            found.setdefault(tensor.name, kind)
-    return found
+            layers.setdefault(tensor.name, kind)
+    return layers
 
 
 # Programs -------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def layers_of(tensors: Iterable[Tensor], told: Kinds, names: Mapping[str, str] |
 def operators_in(source: Readable) -> Iterator[Operator]:
     """Yield the operators of a program, block after block."""
     reader = _OperatorReader(source.path)
-    for block in reader.within(source.read(0, source.size), 1):
-        for operator in reader.within(block.data, 4):
+    for block in reader.messages_in(source.read(0, source.size), 1):
+        for operator in reader.messages_in(block.data, 4):
             yield reader.operator(operator)
 
 
@@ -126,16 +126,16 @@ class _OperatorReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._left = MAX_FIELDS
+        self._allowed = MAX_FIELDS
 
-    def within(self, message: bytes | memoryview, number: int) -> Iterator[Field]:
+    def messages_in(self, message: bytes | memoryview, number: int) -> Iterator[Field]:
         """Yield the messages and texts in the fields of a number."""
         return (field for field in self._fields(message) if (field.number, field.kind) == (number, BYTES))
 
     def _fields(self, message: bytes | memoryview) -> Iterator[Field]:
         for field in fields(message, self._path, "a program"):
-            self._left -= 1
-            if self._left < 0:
+            self._allowed -= 1
+            if self._allowed < 0:
                 return
             yield field
 
@@ -154,24 +154,20 @@ class _OperatorReader:
             elif field.number == 2:
                 gives += self._variables(field)[1]
             elif field.number == 4:
-                name, text, flag = self._attribute(field)
+                name, text, flag = "", "", False
+                for inner in self._fields(field.data):
+                    if inner.number == 1:
+                        name = inner.text
+                    elif inner.number == 5:
+                        text = inner.text
+                    elif inner.number == 10:
+                        flag = bool(inner.integer)
                 mode = text if name == "mode" else mode
                 is_transposing |= flag and name in _TRANSPOSING
         return Operator(kind, takes, tuple(gives), is_transposing, mode)
 
     def _variables(self, message: Field) -> tuple[str, tuple[str, ...]]:
         """Return the slot and the variables in it."""
-        told = [field for field in self._fields(message.data) if field.kind == BYTES]
-        slot = next((field.text for field in told if field.number == 1), "")
-        return slot, tuple(field.text for field in told if field.number == 2)
-
-    def _attribute(self, message: Field) -> tuple[str, str, bool]:
-        name, text, flag = "", "", False
-        for field in self._fields(message.data):
-            if field.number == 1:
-                name = field.text
-            elif field.number == 5:
-                text = field.text
-            elif field.number == 10:
-                flag = bool(field.integer)
-        return name, text, flag
+        texts = [field for field in self._fields(message.data) if field.kind == BYTES]
+        slot = next((field.text for field in texts if field.number == 1), "")
+        return slot, tuple(field.text for field in texts if field.number == 2)

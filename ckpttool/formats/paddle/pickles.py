@@ -22,7 +22,7 @@ from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.torch.objects import TensorParts
-from ckpttool.report import Finding, error, note, warning
+from ckpttool.report import error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.wire.pickle_nodes import Call
 from ckpttool.wire.pickle_safety import read_pickles
@@ -35,24 +35,36 @@ PIECES = "UnpackBigParamInfor@@"
 _UINT16, _BFLOAT16 = BY_NAME["uint16"], BY_NAME["bfloat16"]
 
 
-def open_saved(probe: Probe, name: str) -> Checkpoint:
+def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file that ``paddle.save`` pickled; ``name`` is its format's."""
     source = probe.source
     judged = read_pickles(source, 0, source.size)
     objects = _ArrayReader(probe.path)
     root = judged.pickles[0].root
     try:
-        flat = flatten(root, objects.leaf, probe.path, unwrapped)
+        flat = flatten(root, objects.leaf, probe.path, unwrap)
         stored = list(flat.tensors)
-        _rejoin(flat, probe.path)
+        _join_pieces(flat, probe.path)
     except DamagedCheckpoint as failure:
         failure.safety = judged.safety
         raise
-    findings = list(_trailing_findings(judged.trailing, len(judged.pickles)))
+    findings = []
+    if judged.trailing:
+        message = f"{judged.trailing:,} bytes behind the pickle are no pickle"
+        findings.append(error("trailing-bytes", message))
+    if (others := len(judged.pickles) - 1) > 0:
+        message = f"{others:,} pickles behind the first, which Paddle does not read"
+        findings.append(warning("more-pickles", message))
     if objects.bfloats:
         message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
         findings.append(note("uint16-is-bfloat16", message))
-    flat.tensors[:] = [(path or ("tensor",), _with_role(path, parts)) for path, parts in flat.tensors]
+    for number, (path, parts) in enumerate(flat.tensors):
+        # A name tells the role at the top of a state dict or of an optimizer's.
+        is_master = path[:1] == ("master_weights",)
+        role = Role.OPTIMIZER if is_master else role_of(str(path[-1]) if path else "")
+        if len(path) <= 1 or role is Role.OPTIMIZER:
+            parts = replace(parts, role=role)
+        flat.tensors[number] = path or ("tensor",), parts
     tensors = name_tensors(flat.tensors, flat.plain)
     metadata = flat.plain if isinstance(flat.plain, dict) else {}
     return Checkpoint(
@@ -64,7 +76,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
         spans=lambda: _spans(source, stored),
         metadata=lambda: metadata,
         training=lambda: _with_scheduler_rate(training_of(metadata, tensors, probe.name), metadata),
-        layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
+        layers=lambda: layers_of(tensors, {}, _parameter_names(metadata)),
         tree=lambda: mark_none(_tree(root, objects, tensors, probe.path)),
         producer=Producer("paddle"),
         findings=tuple(findings),
@@ -75,7 +87,8 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
 
 def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingState:
     """Return a training state with the learning rate that a scheduler set last, where no other is known."""
-    levels = {"": metadata, **{f"{key}.": one for key, one in metadata.items() if isinstance(one, Mapping)}}
+    levels = {"": metadata}
+    levels |= {f"{key}.": value for key, value in metadata.items() if isinstance(value, Mapping)}
     for place, level in levels.items():
         scheduler = level.get(_SCHEDULER)
         rate = scheduler.get("last_lr") if isinstance(scheduler, Mapping) else None
@@ -85,48 +98,49 @@ def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> T
     return state
 
 
-def _parameters(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the names that Paddle made up for parameters, by those of tensors; at any level of a dict."""
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     pending: list[tuple[str, Mapping[str, Any]]] = [("", metadata)]
     while pending:
-        place, level = pending.pop()
-        for key, one in level.items():
-            if not isinstance(one, Mapping):
-                continue
-            if key == NAMES:
-                found |= {f"{place}{name}": own for name, own in one.items() if isinstance(own, str)}
-            else:
-                pending.append((f"{place}{key}.", one))
-    return found
+        prefix, level = pending.pop()
+        for key, value in level.items():
+            if key == NAMES and isinstance(value, Mapping):
+                names = {name: parameter for name, parameter in value.items() if isinstance(parameter, str)}
+                parameters |= {f"{prefix}{name}": parameter for name, parameter in names.items()}
+            elif isinstance(value, Mapping):
+                pending.append((f"{prefix}{key}.", value))
+    return parameters
 
 
 def names_in(path: str) -> dict[Path, str]:
     """Return the names that Paddle made up for the tensors of one pickle, which stand beside each of them."""
     with Source(path) as source:
-        (root, *_) = (one.root for one in read_pickles(source, 0, source.size).pickles)
-        found: dict[Path, str] = {}
+        (root, *_) = (pickle.root for pickle in read_pickles(source, 0, source.size).pickles)
+        names: dict[Path, str] = {}
         pending: list[tuple[Path, object]] = [((), root)]
         seen: set[int] = set()
         while pending:
-            place, node = pending.pop()
-            if isinstance(node, Call) and unwrapped(node) is not node and len(node.args) == 1:
-                found[place] = node.args[0][0]
+            path_in_tree, node = pending.pop()
+            if isinstance(node, Call) and unwrap(node) is not node and len(node.args) == 1:
+                names[path_in_tree] = node.args[0][0]
             elif isinstance(node, dict) and id(node) not in seen:
                 seen.add(id(node))
-                pending += [((*place, key), one) for key, one in node.items() if isinstance(key, str)]
-        return found
+                pending += [
+                    ((*path_in_tree, key), child) for key, child in node.items() if isinstance(key, str)
+                ]
+        return names
 
 
 def open_pickle(path: str) -> Checkpoint:
     """Return the checkpoint that one pickle of Paddle's is."""
-    return open_with(path, _format_of_pickle)
 
+    def format_of(probe: Probe) -> Format:
+        if not PlainPickle().matches(probe):
+            raise DamagedCheckpoint(probe.path, "no pickle", expected="one of paddle.save")
+        return PaddlePickle()
 
-def _format_of_pickle(probe: Probe) -> Format:
-    if not PlainPickle().matches(probe):
-        raise DamagedCheckpoint(probe.path, "no pickle", expected="one of paddle.save")
-    return PaddlePickle()
+    return open_with(path, format_of)
 
 
 class _ArrayReader:
@@ -150,7 +164,7 @@ class _ArrayReader:
         return TensorParts(_BFLOAT16 if dtype is _UINT16 else dtype, shape, values, *place)
 
 
-def unwrapped(node: object) -> object:
+def unwrap(node: object) -> object:
     """Return the array that Paddle wraps in ``tuple((name, array))`` or ``eval("data", {"data": array})``."""
     if not isinstance(node, Call) or node.kwargs or node.state is not None:
         return node
@@ -162,22 +176,6 @@ def unwrapped(node: object) -> object:
         names = args[1] if len(args) == 2 and args[0] == "data" else None
         return names["data"] if isinstance(names, dict) and list(names) == ["data"] else node
     return node
-
-
-def _with_role(path: Path, parts: TensorParts) -> TensorParts:
-    """Return a tensor with the role that its name tells, at the top of a state dict or of an optimizer's."""
-    name = str(path[-1]) if path else ""
-    guessed = role_of(name)
-    is_told = len(path) <= 1 or guessed is Role.OPTIMIZER or path[0] == "master_weights"
-    role = Role.OPTIMIZER if path[:1] == ("master_weights",) else guessed
-    return replace(parts, role=role) if is_told else parts
-
-
-def _trailing_findings(trailing: int, count: int) -> Iterator[Finding]:
-    if trailing:
-        yield error("trailing-bytes", f"{trailing:,} bytes behind the pickle are no pickle")
-    if count > 1:
-        yield warning("more-pickles", f"{count - 1:,} pickles behind the first, which Paddle does not read")
 
 
 class _JoinedPieces(NamedTuple):
@@ -193,16 +191,16 @@ class _JoinedPieces(NamedTuple):
         return self
 
 
-def _rejoin(flat: Flat[TensorParts], path: str) -> None:
+def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
     """Put together the tensors that were saved in pieces, for protocols that hold no large ones."""
-    told = flat.plain.pop(PIECES, None) if isinstance(flat.plain, dict) else None
-    if not isinstance(told, dict):
+    split = flat.plain.pop(PIECES, None) if isinstance(flat.plain, dict) else None
+    if not isinstance(split, dict):
         return
-    found = dict(flat.tensors)
-    for name, one in told.items():
+    tensors = dict(flat.tensors)
+    for name, entry in split.items():
         try:
-            shape, names = tuple(one["OriginShape"]), [str(piece) for piece in one["slices"]]
-            pieces = [found.pop((piece,)) for piece in names]
+            shape, names = tuple(entry["OriginShape"]), [str(piece) for piece in entry["slices"]]
+            pieces = [tensors.pop((piece,)) for piece in names]
         except (KeyError, TypeError) as failure:
             what = f"a piece is missing or not told of: {failure}"
             raise DamagedCheckpoint(path, what, where=name, code="piece-missing") from failure
@@ -212,20 +210,20 @@ def _rejoin(flat: Flat[TensorParts], path: str) -> None:
             what = f"{len(pieces)} pieces that make no tensor of shape {list(shape)}"
             raise DamagedCheckpoint(path, what, where=name, code="piece-missing")
         values = tuple(piece.values for piece in pieces if piece.values is not None)
-        found[name,] = TensorParts(dtypes.pop(), shape, _JoinedPieces(values))
-    flat.tensors[:] = list(found.items())
+        tensors[name,] = TensorParts(dtypes.pop(), shape, _JoinedPieces(values))
+    flat.tensors[:] = list(tensors.items())
 
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
-    tree = build_tree(root, objects.leaf, tensors, path, unwrap=unwrapped, arrays=False)
-    told = tree.pop(PIECES, None) if isinstance(tree, dict) else None
-    if not isinstance(tree, dict) or not isinstance(told, dict):
+    tree = build_tree(root, objects.leaf, tensors, path, unwrap=unwrap, arrays=False)
+    split = tree.pop(PIECES, None) if isinstance(tree, dict) else None
+    if not isinstance(tree, dict) or not isinstance(split, dict):
         return tree
-    pieces = {str(piece) for one in told.values() for piece in one["slices"]}
-    whole = {tensor.path: tensor for tensor in tensors}
-    left: dict[object, object] = {key: part for key, part in tree.items() if key not in pieces}
-    return left | {name: whole[name,] for name in told}
+    pieces = {str(piece) for entry in split.values() for piece in entry["slices"]}
+    by_path = {tensor.path: tensor for tensor in tensors}
+    rest: dict[object, object] = {key: part for key, part in tree.items() if key not in pieces}
+    return rest | {name: by_path[name,] for name in split}
 
 
 def _spans(source: Readable, stored: list[tuple[Path, TensorParts]]) -> Iterator[Span]:

@@ -77,56 +77,62 @@ def read_pir(source: Readable) -> Program:
     if source.size > MAX_BYTES:
         found = f"a program of {source.size:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_BYTES:,}")
-    told = parse_json(source.path, source.read(0, source.size), "program")
-    if (key := _doubled(told)) is not None:
+    tree = _parse(source)
+    if (key := _doubled_key(tree)) is not None:
         raise DamagedCheckpoint(source.path, f"the key {key!r} twice in one object", expected="a program")
     variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}
     operators = 0
     try:
-        for operator in _operators(told["program"]):
+        for operator in _operators(tree["program"]):
             operators += 1
             if operator["#"] == _PARAMETER:
-                one = _variable(operator)
-                variables.setdefault(one.name, one)
-            else:
-                kind = _kind(operator["#"])
-                kinds[kind] = kinds.get(kind) or _file(operator)
+                parameter = _read_parameter(operator)
+                variables.setdefault(parameter.name, parameter)
+                continue
+            # Another library's operator keeps its dialect in its name.
+            dialect, _, bare = operator["#"].rpartition(".")
+            kind = bare.removesuffix("_") if dialect in _DIALECTS else operator["#"]
+            if not kinds.get(kind):
+                files = (one["AT"].get("D") for one in operator.get("A", ()) if one["N"] in FILE_SETTINGS)
+                kinds[kind] = next((str(file) for file in files), None)
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         what = f"operator {operators:,} is malformed"
         raise DamagedCheckpoint(source.path, what, expected="a program") from failure
-    computed = partial(describe_program, source, partial(_steps, source), list(variables))
-    return Program(variables, 0, operators, operator_findings(kinds), partial(_kinds, source), computed)
+
+    def steps() -> Iterator[ComputationStep]:
+        return pir_steps(_operators(_parse(source)["program"]))
+
+    computation = partial(describe_program, source, steps, list(variables))
+    safety = operator_findings(kinds)
+    return Program(variables, 0, operators, safety, partial(_layer_kinds, source), computation)
 
 
-def _steps(source: Readable) -> Iterator[ComputationStep]:
-    told = parse_json(source.path, source.read(0, source.size), "program")
-    return pir_steps(_operators(told["program"]))
+def _parse(source: Readable) -> Any:
+    """Return the program's JSON; kept, it would take many times its bytes, so that it is read each time."""
+    return parse_json(source.path, source.read(0, source.size), "program")
 
 
-def _kinds(source: Readable) -> Mapping[str, str]:
-    """Return the kinds of layers that take parameters; operators that are malformed tell nothing.
-
-    The program is read once more: kept, it would take many times its bytes.
-    """
-    told = parse_json(source.path, source.read(0, source.size), "program")
+def _layer_kinds(source: Readable) -> Mapping[str, str]:
+    """Return the kinds of layers that take parameters; operators that are malformed tell nothing."""
+    tree = _parse(source)
     try:
-        return kinds_by_operator(_with_names(_operators(told["program"])))
+        return kinds_by_operator(_name_values(_operators(tree["program"])))
     except (KeyError, IndexError, TypeError, AttributeError):
         return {}
 
 
-def _with_names(operators: Iterable[Any]) -> Iterator[Operator]:
+def _name_values(operators: Iterable[Any]) -> Iterator[Operator]:
     """Yield operators as older programs describe them: with names in place of numbers, by slots."""
     names: dict[object, str] = {}
-    for one in operators:
-        kind = _bare(one["#"]).removesuffix("_")
+    for operator in operators:
+        kind = _bare(operator["#"]).removesuffix("_")
         if kind == _PARAMETER:
-            names[one["O"]["%"]] = _variable(one).name
+            names[operator["O"]["%"]] = _read_parameter(operator).name
             continue
-        taken = [names.get(value.get("%"), f"%{value.get('%')}") for value in one.get("I", ())]
-        given = [f"%{value.get('%')}" for value in one.get("O", ())]
-        settings = {setting["N"]: setting["AT"].get("D") for setting in one["A"]}
+        taken = [names.get(value.get("%"), f"%{value.get('%')}") for value in operator.get("I", ())]
+        given = [f"%{value.get('%')}" for value in operator.get("O", ())]
+        settings = {setting["N"]: setting["AT"].get("D") for setting in operator["A"]}
         kind, slots = _SLOTS.get(kind, (kind, ()))
         slots = slots or tuple(str(at) for at in range(len(taken)))
         takes: dict[str, tuple[str, ...]] = {slot: (name,) for slot, name in zip(slots, taken, strict=False)}
@@ -137,7 +143,7 @@ def _with_names(operators: Iterable[Any]) -> Iterator[Operator]:
         )
 
 
-def _doubled(tree: Any) -> str | None:
+def _doubled_key(tree: Any) -> str | None:
     """Return a key that an object has twice: readers would disagree on which counts."""
     pending = [tree]
     while pending:
@@ -158,7 +164,7 @@ def _operators(program: Any) -> Iterator[Any]:
                 pending += operator.get("regions", ())
 
 
-def _variable(operator: Any) -> ProgramVariable:
+def _read_parameter(operator: Any) -> ProgramVariable:
     name, result = operator["A"][3], operator["O"]["TT"]
     if not isinstance(name, str):
         raise TypeError("no name")
@@ -167,18 +173,6 @@ def _variable(operator: Any) -> ProgramVariable:
         raise TypeError("no shape")
     dtype = ELEMENTS.get(_bare(element))
     return ProgramVariable(name, LOD_TENSOR, True, True, dtype, tuple(lengths))
-
-
-def _kind(name: str) -> str:
-    """Return the name of an operator as the list has it: another library's with its dialect."""
-    dialect, _, bare = name.rpartition(".")
-    return bare.removesuffix("_") if dialect in _DIALECTS else name
-
-
-def _file(operator: Any) -> str | None:
-    """Return the file that an operator touches, where its attributes name one."""
-    texts = (one["AT"].get("D") for one in operator.get("A", ()) if one["N"] in FILE_SETTINGS)
-    return next((str(text) for text in texts), None)
 
 
 def _bare(name: str) -> str:

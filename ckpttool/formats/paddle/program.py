@@ -45,12 +45,17 @@ class ProgramVariable(NamedTuple):
     dtype: DType | None
     shape: tuple[int, ...] | None
 
+    @property
+    def is_stored(self) -> bool:
+        """Return whether its values are saved."""
+        return self.is_persistable and self.kind == LOD_TENSOR
+
 
 class Program(NamedTuple):
     """A program: its variables by name, its version, and what running it could do.
 
-    ``kinds`` reads it once more, for the kinds of layers that take its variables, and ``told`` for what
-    it computes.
+    ``kinds`` reads it once more, for the kinds of layers that take its variables, and ``computation`` for
+    what it computes.
     """
 
     variables: dict[str, ProgramVariable]
@@ -58,13 +63,15 @@ class Program(NamedTuple):
     operators: int
     safety: tuple[Finding, ...]
     kinds: Callable[[], Mapping[str, str]] = dict
-    told: Callable[[], object] = lambda: None
+    computation: Callable[[], object] = lambda: None
 
     @property
     def stored(self) -> list[ProgramVariable]:
         """Return the variables whose values are saved, in the order of a combined file."""
-        kept = (one for one in self.variables.values() if one.is_persistable and one.kind == LOD_TENSOR)
-        return sorted(kept, key=lambda one: one.name)
+        return sorted(
+            (variable for variable in self.variables.values() if variable.is_stored),
+            key=lambda variable: variable.name,
+        )
 
     @property
     def release(self) -> str | None:
@@ -138,19 +145,15 @@ class _ProgramReader:
         """Return the file that an operator's attributes name."""
         for field in self.fields(message.data, "an operator"):
             if (field.number, field.kind) == (4, BYTES):
-                name, text = self._attribute(field)
+                name = text = ""
+                for inner in self.fields(field.data, "an attribute"):
+                    if (inner.number, inner.kind) == (1, BYTES):
+                        name = inner.text
+                    elif (inner.number, inner.kind) == (5, BYTES):
+                        text = inner.text
                 if name in FILE_SETTINGS:
                     return text
         return None
-
-    def _attribute(self, message: Field) -> tuple[str, str]:
-        name = text = ""
-        for field in self.fields(message.data, "an attribute"):
-            if (field.number, field.kind) == (1, BYTES):
-                name = field.text
-            elif (field.number, field.kind) == (5, BYTES):
-                text = field.text
-        return name, text
 
 
 def read_program(source: Readable, where: str | None = None) -> Program:
@@ -163,8 +166,8 @@ def read_program(source: Readable, where: str | None = None) -> Program:
         if (outer.number, outer.kind) == (1, BYTES):
             for field in reader.fields(outer.data, "a block"):
                 if (field.number, field.kind) == (3, BYTES):
-                    one = reader.variable(field)
-                    variables.setdefault(one.name, one)
+                    variable = reader.variable(field)
+                    variables.setdefault(variable.name, variable)
                 elif (field.number, field.kind) == (4, BYTES):
                     operators += 1
                     kind = reader.kind(field)
@@ -173,15 +176,19 @@ def read_program(source: Readable, where: str | None = None) -> Program:
                 if len(variables) > MAX_VARIABLES:
                     raise LimitExceeded(source.path, f"more than {MAX_VARIABLES:,} variables")
         elif (outer.number, outer.kind) == (4, BYTES):
-            told = (one.integer for one in reader.fields(outer.data, "version") if one.number == 1)
-            version = next(told, 0)
+            versions = (field.integer for field in reader.fields(outer.data, "version") if field.number == 1)
+            version = next(versions, 0)
         elif outer.number not in (2, 3, 5):
             raise DamagedCheckpoint(source.path, f"field {outer.number}", expected="a program", where=where)
-    kept = [one.name for one in variables.values() if one.is_persistable and one.kind == LOD_TENSOR]
-    computed = partial(
-        describe_program, source, partial(program_steps, source), kept, partial(_described_type, variables)
-    )
-    return Program(variables, version, operators, operator_findings(kinds), partial(_kinds, source), computed)
+    stored = [variable.name for variable in variables.values() if variable.is_stored]
+
+    def type_of(name: str) -> str:
+        one = variables.get(name)
+        return "" if one is None else f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
+
+    computation = partial(describe_program, source, partial(program_steps, source), stored, type_of)
+    safety = operator_findings(kinds)
+    return Program(variables, version, operators, safety, partial(_layer_kinds, source), computation)
 
 
 def operator_findings(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
@@ -190,12 +197,7 @@ def operator_findings(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
     return tuple(OPERATORS.judge(kinds, "operator", "running it calls", files))
 
 
-def _described_type(variables: Mapping[str, ProgramVariable], name: str) -> str:
-    one = variables.get(name)
-    return "" if one is None else f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
-
-
-def _kinds(source: Readable) -> Mapping[str, str]:
+def _layer_kinds(source: Readable) -> Mapping[str, str]:
     """Return the kinds of layers that take parameters; operators that can't be read tell nothing."""
     try:
         return kinds_by_operator(operators_in(source))
