@@ -372,6 +372,6 @@ def test_items_that_are_compared_are_judged_like_those_that_are_looked_through(
         path.write_bytes(data)
         compared = told()
         with monkeypatch.context() as patch:
-            patch.setattr("ckpttool.formats.torch.dcp_items._Template.matches", lambda *place: False)
+            patch.setattr("ckpttool.formats.torch.dcp_items._ItemTemplate.matches", lambda *place: False)
             assert told() == compared, at
         data[at] ^= 0x40

@@ -122,7 +122,7 @@ class Items:
 
     def __init__(self) -> None:
         self._pickles = KnownPickles()
-        self._templates: dict[Hashable, _Template] = {}
+        self._templates: dict[Hashable, _ItemTemplate] = {}
 
     def open(self, source: Source, place: ItemPlace, fqn: str, kind: Hashable) -> Item:
         """Return what lies at a place; ``kind`` is what it should be."""
@@ -137,7 +137,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class _Template:
+class _ItemTemplate:
     """What the bytes of all items of a kind have in common.
 
     Attributes:
@@ -196,7 +196,7 @@ def _read_except(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> 
     return source.read(place.offset, start) + source.read(place.offset + end, place.nbytes - end)
 
 
-def _make_template(source: Source, place: ItemPlace, item: Item) -> _Template | None:
+def _make_template(source: Source, place: ItemPlace, item: Item) -> _ItemTemplate | None:
     """Return what items that are like this one have in common, or None where it is not a plain tensor's."""
     if item.findings or item.safety or [path for path, _ in item.stored] != [()]:
         return None
@@ -236,7 +236,7 @@ def _make_template(source: Source, place: ItemPlace, item: Item) -> _Template | 
     others = [member for member in varying if member is not values[0]]
     ranges = [(start, start + 4) for starts in checksums for start in starts]
     ranges += [(index(member.payload), index(member.end)) for member in others]
-    template = _Template(
+    template = _ItemTemplate(
         item,
         skipped,
         tuple(_between(data, sorted(ranges))),

@@ -29,7 +29,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.jsontext import Doubled, parse_json
 
-_PART = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")
+_RANK_FILE = re.compile(r"shard-(?P<rank>\d{5,9})-model-(?P<part>\d{5,9})-of-(?P<total>\d{5,9})\.safetensors")
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
 _SHARDED = "sharded"
 """Where the chunks lie that were put together at the end."""
@@ -42,22 +42,28 @@ class DcpSafetensors(Format):
     name: ClassVar[str] = "torch-dcp"
 
     def matches(self, probe: Probe) -> bool:
-        return any(_is_part(entry) for entry in probe.entries.values())
+        return any(_is_rank_file(entry) for entry in probe.entries.values())
 
     def open(self, probe: Probe) -> Checkpoint:
-        names = [name for name, entry in probe.entries.items() if _is_part(entry)]
+        names = [name for name, entry in probe.entries.items() if _is_rank_file(entry)]
         with Gathered("part") as parts:
-            made = _Tensors(probe.path, parts)
+            merger = _ChunkMerger(probe.path, parts)
             for name in names:
                 part = parts.add(name, partial(open_file, probe.entries[name].path))
                 if part is not None and part.format == DcpConsolidated.name:
-                    made.add(name, part)
+                    merger.add(name, part)
                 elif part is not None:
                     parts.fault("damaged", f"a {part.format} file, not safetensors", name)
-            tensors = tuple(made.tensors())
+            tensors = tuple(merger.tensors())
             _check_names(parts, names)
-            _note_others(parts, probe)
-            metadata = _common_metadata(parts)
+            # Other weights PyTorch's reader would take for chunks.
+            for name, entry in probe.entries.items():
+                if name.endswith(".safetensors") and not _is_rank_file(entry):
+                    parts.findings.append(
+                        warning("part-extra", "it is not named like a file of a rank", name)
+                    )
+            pairs = (pair for part in parts.parts.values() for pair in part.metadata.items())
+            metadata = {key: value for key, value in pairs if key not in (_SHARDING, _VERSION)}
             return Checkpoint(
                 path=probe.path,
                 format=self.name,
@@ -83,68 +89,57 @@ class DcpConsolidated(Format):
     takes_in = True
 
     def matches(self, probe: Probe) -> bool:
-        below = probe.entries.get(_SHARDED)
-        if below is None or not below.is_dir(follow_symlinks=False) or len(_indexes(probe)) != 1:
+        chunks = probe.entries.get(_SHARDED)
+        if chunks is None or not chunks.is_dir(follow_symlinks=False) or len(_indexes(probe)) != 1:
             return False
-        return any(_is_part(entry) for entry in scan(below.path).values())
+        return any(_is_rank_file(entry) for entry in scan(chunks.path).values())
 
     def open(self, probe: Probe) -> Checkpoint:
         (name,) = _indexes(probe)
-        opened = open_set(self.name, probe, read_index(os.path.join(probe.path, name)))
+        checkpoint = open_set(self.name, probe, read_index(os.path.join(probe.path, name)))
         message = "the chunks that it was put together from; they were not looked at"
-        opened.findings = (*opened.findings, note("not-part", message, _SHARDED))
-        return opened
+        checkpoint.findings = (*checkpoint.findings, note("not-part", message, _SHARDED))
+        return checkpoint
 
 
-def _is_part(entry: os.DirEntry[str]) -> bool:
-    return _PART.fullmatch(entry.name) is not None and entry.is_file()
+def _is_rank_file(entry: os.DirEntry[str]) -> bool:
+    return _RANK_FILE.fullmatch(entry.name) is not None and entry.is_file()
 
 
 def _indexes(probe: Probe) -> list[str]:
-    found = indexes(probe.path, probe.entries)
-    return [name for name, kind in found.items() if kind == DcpConsolidated.name]
+    formats = indexes(probe.path, probe.entries)
+    return [name for name, format in formats.items() if format == DcpConsolidated.name]
 
 
 def _check_names(parts: Gathered, names: list[str]) -> None:
     """Compare what the names ``shard-00002-model-00001-of-00003`` say of each other, and of the holes."""
-    found = [match for name in names if (match := _PART.fullmatch(name))]
-    totals = {int(match["total"]) for match in found}
+    matches = [match for name in names if (match := _RANK_FILE.fullmatch(name))]
+    totals = {int(match["total"]) for match in matches}
     if len(totals) > 1:
-        told = " and ".join(map(str, sorted(totals)[:4]))
-        parts.fault("count", f"the names of the files speak of sets of {told}", None)
+        sizes = " and ".join(map(str, sorted(totals)[:4]))
+        parts.fault("count", f"the names of the files speak of sets of {sizes}", None)
         return
-    lacking = _first_lacking({int(match["part"]) for match in found}, max(totals))
-    if lacking is not None:
-        parts.fault("missing", f"no rank has file {lacking:,} of {max(totals):,}", None)
-    ranks = {int(match["rank"]) for match in found}
-    lacking = _first_lacking(ranks, max(ranks))
-    if lacking is not None and any(finding.code == "chunks-wrong" for finding in parts.findings):
-        parts.fault("missing", f"no file of rank {lacking:,}", None)
-    elif lacking is not None:
-        message = f"no file of rank {lacking:,}; unless it had nothing to save, its file is lost"
+    missing = _first_missing({int(match["part"]) for match in matches}, max(totals))
+    if missing is not None:
+        parts.fault("missing", f"no rank has file {missing:,} of {max(totals):,}", None)
+    ranks = {int(match["rank"]) for match in matches}
+    missing = _first_missing(ranks, max(ranks))
+    if missing is not None and any(finding.code == "chunks-wrong" for finding in parts.findings):
+        parts.fault("missing", f"no file of rank {missing:,}", None)
+    elif missing is not None:
+        message = f"no file of rank {missing:,}; unless it had nothing to save, its file is lost"
         parts.findings.append(warning("part-missing", message))
-    told = f"{counted(max(ranks), 'rank')}; the files do not tell how many there were, so more may be lost"
-    parts.findings.append(note("ranks-unknown", told))
+    count = counted(max(ranks), "rank")
+    message = f"{count}; the files do not tell how many there were, so more may be lost"
+    parts.findings.append(note("ranks-unknown", message))
     # What is missing explains the holes.
     parts.findings.sort(key=lambda finding: finding.code != "part-missing")
 
 
-def _first_lacking(numbers: set[int], last: int) -> int | None:
+def _first_missing(numbers: set[int], last: int) -> int | None:
     """Return the first number from 1 to ``last`` that is not there."""
-    return next((at for at in range(1, min(last, len(numbers) + 1) + 1) if at not in numbers), None)
-
-
-def _note_others(parts: Gathered, probe: Probe) -> None:
-    """Note other weights; PyTorch's reader would take them for chunks."""
-    for name, entry in probe.entries.items():
-        if name.endswith(".safetensors") and not _is_part(entry):
-            parts.findings.append(warning("part-extra", "it is not named like a file of a rank", name))
-
-
-def _common_metadata(parts: Gathered) -> dict[str, object]:
-    """Return what the headers say, without what serves the chunks alone."""
-    told = {key: value for part in parts.parts.values() for key, value in part.metadata.items()}
-    return {key: value for key, value in told.items() if key not in (_SHARDING, _VERSION)}
+    candidates = range(1, min(last, len(numbers) + 1) + 1)
+    return next((number for number in candidates if number not in numbers), None)
 
 
 @dataclass(slots=True)
@@ -155,12 +150,12 @@ class _Chunks:
     parts: list[Tensor] = field(default_factory=list)
 
 
-class _Tensors:
-    """The tensors that the chunks of all ranks make."""
+class _ChunkMerger:
+    """Makes tensors of the chunks of all ranks."""
 
     def __init__(self, path: str, parts: Gathered) -> None:
         self._path, self._parts = path, parts
-        self._found: dict[str, _Chunks] = {}
+        self._chunks: dict[str, _Chunks] = {}
 
     def add(self, name: str, part: Checkpoint) -> None:
         """Take over the chunks of a file."""
@@ -168,61 +163,59 @@ class _Tensors:
             starts = dict(_starts(part))
         except DamagedCheckpoint as failure:
             where = name if failure.where is None else f"{name}: {failure.where}"
-            self._wrong(failure.code, failure.reason, where)
+            self._fault(failure.code, failure.reason, where)
             starts = {}
         for tensor in part.tensors:
-            found = self._found.setdefault(tensor.name, _Chunks())
+            chunks = self._chunks.setdefault(tensor.name, _Chunks())
             start = starts.get(tensor.name)
-            if start is not None:
-                self._add(name, found, start, tensor)
-
-    def _add(self, name: str, found: _Chunks, start: tuple[int, ...], tensor: Tensor) -> None:
-        first = found.parts[0] if found.parts else tensor
-        if (tensor.dtype, len(tensor.shape)) != (first.dtype, len(first.shape)):
-            message = (
-                f"{tensor.dtype} {list(tensor.shape)}, and another file has {first.dtype} {list(first.shape)}"
-            )
-            self._wrong("metadata-disagrees", message, f"{name}: {tensor.name}")
-            return
-        found.starts.append(start)
-        found.parts.append(tensor)
-
-    def _wrong(self, code: str, message: str, where: str) -> None:
-        self._parts.findings.append(error(code, message, where))
-        self._parts.complete = False
+            if start is None:
+                continue
+            first = chunks.parts[0] if chunks.parts else tensor
+            if (tensor.dtype, len(tensor.shape)) == (first.dtype, len(first.shape)):
+                chunks.starts.append(start)
+                chunks.parts.append(tensor)
+            else:
+                other = f"another file has {first.dtype} {list(first.shape)}"
+                message = f"{tensor.dtype} {list(tensor.shape)}, and {other}"
+                self._fault("metadata-disagrees", message, f"{name}: {tensor.name}")
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors; those whose chunks don't tile them are without values."""
-        for name, found in self._found.items():
-            if found.parts:
-                yield self._made(name, found)
+        for name, chunks in self._chunks.items():
+            if chunks.parts:
+                yield self._merge(name, chunks)
 
-    def _made(self, name: str, found: _Chunks) -> Tensor:
-        first = found.parts[0]
-        chunks = [
-            TensorChunk(start, part.shape) for start, part in zip(found.starts, found.parts, strict=True)
+    def _merge(self, name: str, chunks: _Chunks) -> Tensor:
+        first = chunks.parts[0]
+        boxes = [
+            TensorChunk(start, part.shape) for start, part in zip(chunks.starts, chunks.parts, strict=True)
         ]
-        shape = tuple(map(max, zip(*(chunk.ends for chunk in chunks), strict=True))) if first.shape else ()
-        bare = replace(first, shape=shape, values=None, extent=None, storage=None)
+        # The shape of the whole is not stated: it reaches as far as its chunks do.
+        shape = tuple(map(max, zip(*(box.ends for box in boxes), strict=True))) if first.shape else ()
+        empty = replace(first, shape=shape, values=None, extent=None, storage=None)
         if math.prod(shape) > _MAX_INT64:
-            self._wrong("chunks-wrong", f"the chunks make a tensor of shape {list(shape)}", name)
-            return replace(bare, shape=first.shape)
-        findings = list(check_chunks(self._path, name, MetadataEntry(first.path, first.dtype, shape, chunks)))
+            self._fault("chunks-wrong", f"the chunks make a tensor of shape {list(shape)}", name)
+            return replace(empty, shape=first.shape)
+        findings = list(check_chunks(self._path, name, MetadataEntry(first.path, first.dtype, shape, boxes)))
         for finding in findings:
-            self._wrong(finding.code, finding.message, name)
+            self._fault(finding.code, finding.message, name)
         if findings:
-            return bare
-        filled = [at for at, part in enumerate(found.parts) if part.size] or [0]
-        if found.parts[filled[0]].shape == shape:
-            return found.parts[filled[0]]
-        starts, parts = [found.starts[at] for at in filled], [found.parts[at] for at in filled]
-        return replace(bare, values=tiled_values(shape, starts, parts))
+            return empty
+        filled = [index for index, part in enumerate(chunks.parts) if part.size] or [0]
+        if chunks.parts[filled[0]].shape == shape:
+            return chunks.parts[filled[0]]
+        starts, parts = [chunks.starts[index] for index in filled], [chunks.parts[index] for index in filled]
+        return replace(empty, values=tiled_values(shape, starts, parts))
+
+    def _fault(self, code: str, message: str, where: str) -> None:
+        self._parts.findings.append(error(code, message, where))
+        self._parts.complete = False
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield where each chunk of a file begins in its tensor, one number an axis."""
-    told = part.metadata.get(_SHARDING)
-    info = parse_json(part.path, told.encode(), "metadata") if isinstance(told, str) else None
+    text = part.metadata.get(_SHARDING)
+    info = parse_json(part.path, text.encode(), "metadata") if isinstance(text, str) else None
     if isinstance(info, Doubled):
         raise DamagedCheckpoint(
             part.path, f"{info.key!r} stands twice", where=_SHARDING, code="duplicate-key"
@@ -232,14 +225,14 @@ def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
         start = entry.get("saved_offsets") if isinstance(entry, Mapping) else None
         if info is None:
             start = [0] * len(tensor.shape)  # as PyTorch takes it
-        if not isinstance(start, list) or len(start) != len(tensor.shape) or not all(map(_is_offset, start)):
+        if (
+            not isinstance(start, list)
+            or len(start) != len(tensor.shape)
+            or not all(type(number) is int and 0 <= number <= _MAX_INT64 for number in start)
+        ):
             found = "no saved_offsets" if start is None else f"saved_offsets {start!r:.60}"
             expected = f"{len(tensor.shape)} numbers"
             raise DamagedCheckpoint(
                 part.path, found, expected=expected, where=tensor.name, code="metadata-malformed"
             )
         yield tensor.name, tuple(start)
-
-
-def _is_offset(number: object) -> bool:
-    return type(number) is int and 0 <= number <= _MAX_INT64

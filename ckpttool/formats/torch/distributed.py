@@ -57,17 +57,17 @@ def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
     _, kind, args, state = call.args[:4]
     if kind.name == _SHARDED:
         return _sharded_tensor(objects, args, state)
-    held = _attributes(state)
-    found = objects.leaf(held["_local_tensor"])
-    if found is None or len(found.tensors) != 1:
+    attributes = _attributes(state)
+    leaf = objects.leaf(attributes["_local_tensor"])
+    if leaf is None or len(leaf.tensors) != 1:
         raise TypeError("its local tensor is none")
-    (path, parts), shape = found.tensors[0], _shape(args[2])
+    (path, parts), shape = leaf.tensors[0], _shape(args[2])
     if parts.dtype != torch_dtype(args[1]):
         raise TypeError(f"a local tensor of {parts.dtype.name}")
-    objects.check_references(held["_spec"])
-    told = _attributes(held["_spec"].state)
-    mesh = _known_mesh(objects, told["mesh"])
-    shard = _dtensor_shard(mesh, told, shape, parts.shape)
+    objects.check_references(attributes["_spec"])
+    spec = _attributes(attributes["_spec"].state)
+    mesh = _mesh(objects, spec["mesh"])
+    shard = _dtensor_shard(mesh, spec, shape, parts.shape)
     parts = replace(parts, shard=shard, described_by=mesh.stored)
     return Leaf(((path, parts),), visits=sum(map(len, shard.ranges or ())))
 
@@ -76,11 +76,10 @@ def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
     """Yield what is to be said of the parts of tensors that a file holds."""
     for tensor in tensors:
         if tensor.shard is not None and tensor.shard.is_partial:
-            message = (
-                f"{', '.join(tensor.shard.placements)}: terms of a sum that was never made, not its values"
-            )
+            placements = ", ".join(tensor.shard.placements)
+            message = f"{placements}: terms of a sum that was never made, not its values"
             yield error("dtensor-partial", message, tensor.name)
-    cut = [one.shard for one in tensors if one.shard is not None and not one.shard.is_whole]
+    cut = [tensor.shard for tensor in tensors if tensor.shard is not None and not tensor.shard.is_whole]
     if cut:
         rank = "a process" if cut[0].rank is None else f"rank {cut[0].rank:,}"
         world = f" of {cut[0].world:,}" if cut[0].world else ""
@@ -88,12 +87,12 @@ def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
         yield note("rank-alone", message)
 
 
-def _attributes(state: Any) -> Mapping[str, Any]:
+def _attributes(state: Any) -> dict[str, Any]:
     """Return what BUILD sets: ``__dict__``, ``__slots__``, or both of them."""
-    held: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
-        held |= part if isinstance(part, dict) else {}
-    return held
+        attributes |= part if isinstance(part, dict) else {}
+    return attributes
 
 
 def _shape(node: Any) -> tuple[int, ...]:
@@ -128,31 +127,20 @@ class _Placement(NamedTuple):
     pieces: int
 
 
-def _known_mesh(objects: TorchObjects, node: Any) -> Mesh:
-    """Return a mesh, read once: it is that of many tensors, and may have a hundred thousand processes."""
-    mesh = objects.meshes.get(id(node))
-    if mesh is None:
-        leaves = (leaf for one in references(node) if (leaf := objects.bare(one)) is not None)
-        stored = (parts.storage for leaf in leaves for _, parts in leaf.tensors)
-        mesh = objects.meshes[id(node)] = _mesh(node, frozenset(one for one in stored if one is not None))
-        objects.charge(mesh.world)
-    return mesh
-
-
 def _dtensor_shard(
-    mesh: Mesh, told: Mapping[str, Any], shape: tuple[int, ...], local: tuple[int, ...]
+    mesh: Mesh, spec: Mapping[str, Any], shape: tuple[int, ...], local: tuple[int, ...]
 ) -> Shard:
-    placements = [_placement(node, len(shape)) for node in told["placements"]]
+    placements = [_placement(node, len(shape)) for node in spec["placements"]]
     if len(placements) != len(mesh.shape):
         raise ValueError(f"{len(placements)} placements on a mesh of {len(mesh.shape)} dimensions")
-    texts = tuple(one.text for one in placements)
+    texts = tuple(placement.text for placement in placements)
     ranges: tuple[tuple[Range, ...], ...] | None
     if not mesh.is_member:
         ranges = tuple(() for _ in shape)
-    elif mesh.place is None and any(one.axis is not None for one in placements):
+    elif mesh.place is None and any(placement.axis is not None for placement in placements):
         ranges = None
     else:
-        ranges = _ranges(shape, mesh, [(at, placements[at]) for at in _order(told, placements)])
+        ranges = _ranges(shape, mesh, placements, _cut_order(spec, len(placements)))
     if ranges is not None and mesh.is_member:
         expected = tuple(sum(end - start for start, end in runs) for runs in ranges)
         if expected != local:
@@ -166,11 +154,11 @@ def _placement(node: Any, axes: int) -> _Placement:
     function = node.function if isinstance(node, Call) else None
     if not isinstance(function, Global):
         raise TypeError("no placement")
-    name, told = function.name, _attributes(node.state)
+    name, fields = function.name, _attributes(node.state)
     if name not in ("Shard", "_StridedShard"):
-        reduction = told.get("reduce_op")
+        reduction = fields.get("reduce_op")
         return _Placement(f"{name}({reduction if isinstance(reduction, str) else ''})", None, 1)
-    axis, pieces = told["dim"], told.get("split_factor", 1)
+    axis, pieces = fields["dim"], fields.get("split_factor", 1)
     if type(axis) is not int or not -axes <= axis < axes:
         raise ValueError(f"{name} along axis {describe(axis)} of {axes}")
     if type(pieces) is not int or not 1 <= pieces <= _MAX_PIECES:
@@ -179,32 +167,33 @@ def _placement(node: Any, axes: int) -> _Placement:
     return _Placement(text, axis % axes, pieces if name == "_StridedShard" else 1)
 
 
-def _order(told: Mapping[str, Any], placements: Sequence[_Placement]) -> list[int]:
+def _cut_order(spec: Mapping[str, Any], dimensions: int) -> list[int]:
     """Return in which order the dimensions of the mesh cut: from left to right, or as it is said."""
     order: list[int] = []
-    entries = told.get("shard_order")
-    if not told.get("use_strided_shard_as_shard_order") and isinstance(entries, tuple):
+    entries = spec.get("shard_order")
+    if not spec.get("use_strided_shard_as_shard_order") and isinstance(entries, tuple):
         for entry in entries[:_MAX_DIMENSIONS]:
             dims = entry.args[1] if isinstance(entry, Call) and len(entry.args) == 2 else ()
-            order += [at for at in dims[:_MAX_DIMENSIONS] if type(at) is int and 0 <= at < len(placements)]
-    return list(dict.fromkeys((*order, *range(len(placements)))))
+            order += [dim for dim in dims[:_MAX_DIMENSIONS] if type(dim) is int and 0 <= dim < dimensions]
+    return list(dict.fromkeys((*order, *range(dimensions))))
 
 
 def _ranges(
-    shape: tuple[int, ...], mesh: Mesh, placements: Sequence[tuple[int, _Placement]]
+    shape: tuple[int, ...], mesh: Mesh, placements: Sequence[_Placement], order: Sequence[int]
 ) -> tuple[tuple[Range, ...], ...]:
     """Return which indexes of each axis a process has, by cutting what is left for it again and again."""
     ranges: list[list[Range]] = [[(0, length)] if length else [] for length in shape]
-    for at, placement in placements:
+    for dimension in order:
+        placement = placements[dimension]
         if placement.axis is not None and mesh.place is not None:
-            left = ranges[placement.axis]
-            total = sum(end - start for start, end in left)
-            own = _cut(total, placement.pieces, mesh.shape[at], mesh.place[at])
-            ranges[placement.axis] = list(_taken(left, own))
+            runs = ranges[placement.axis]
+            total = sum(end - start for start, end in runs)
+            chunks = _chunks(total, placement.pieces, mesh.shape[dimension], mesh.place[dimension])
+            ranges[placement.axis] = list(_select(runs, chunks))
     return tuple(map(tuple, ranges))
 
 
-def _cut(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
+def _chunks(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
     """Yield which indexes one of ``count`` processes has, of each piece that they are cut into first.
 
     Pieces are as ``torch.chunk`` cuts them: all as long as the first, and the last ones shorter or empty.
@@ -216,17 +205,18 @@ def _cut(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
         yield start + min(size, place * step), start + min(size, (place + 1) * step)
 
 
-def _taken(runs: Sequence[Range], places: Iterator[Range]) -> Iterator[Range]:
-    """Yield the indexes at places in runs, both in their order; what follows without a gap is one run."""
-    begin = end = at = base = 0
-    for low, high in places:
+def _select(runs: Sequence[Range], positions: Iterator[Range]) -> Iterator[Range]:
+    """Yield the indexes at positions in runs, both in their order; what follows without a gap is one run."""
+    begin = end = 0  # the run that is to be yielded next
+    number = skipped = 0  # of the runs, and the positions before that one
+    for low, high in positions:
         while low < high:
-            start, stop = runs[at]
-            if low - base >= stop - start:
-                base += stop - start
-                at += 1
+            start, stop = runs[number]
+            if low - skipped >= stop - start:
+                skipped += stop - start
+                number += 1
                 continue
-            first = start + low - base
+            first = start + low - skipped
             last = min(stop, first + high - low)
             low += last - first
             if first != end and begin < end:
@@ -236,39 +226,54 @@ def _taken(runs: Sequence[Range], places: Iterator[Range]) -> Iterator[Range]:
         yield begin, end
 
 
-def _mesh(node: Any, stored: frozenset[Extent]) -> Mesh:
-    """Return a mesh as it is pickled, which each version of PyTorch does in a way of its own."""
-    told = _attributes(node.state)
-    shape = _mesh_shape(told)
+def _mesh(objects: TorchObjects, node: Any) -> Mesh:
+    """Return a mesh as it is pickled, which each version of PyTorch does in a way of its own.
+
+    It is read once: it is that of many tensors, and may have a hundred thousand processes.
+    """
+    if (known := objects.meshes.get(id(node))) is not None:
+        return known
+    leaves = (leaf for reference in references(node) if (leaf := objects.bare(reference)) is not None)
+    storages = [parts.storage for leaf in leaves for _, parts in leaf.tensors]
+    stored = frozenset(extent for extent in storages if extent is not None)
+    fields = _attributes(node.state)
+    shape = _mesh_shape(fields)
     is_sound = len(shape) <= _MAX_DIMENSIONS and all(type(length) is int and length > 0 for length in shape)
     if not is_sound or math.prod(shape) > _MAX_MESH:
         raise ValueError(f"a mesh of shape {describe(shape)}")
-    place = told.get("_coordinate_on_dim")
-    is_member = place is not None or "_coordinate_on_dim" not in told
-    own = None
-    if place is not None:
-        own = tuple(place)
-        if len(own) != len(shape) or not all(
-            type(at) is int and 0 <= at < length for at, length in zip(own, shape, strict=True)
+    coordinate = fields.get("_coordinate_on_dim")
+    is_member = coordinate is not None or "_coordinate_on_dim" not in fields
+    place = None
+    if coordinate is not None:
+        place = tuple(coordinate)
+        if len(place) != len(shape) or not all(
+            type(index) is int and 0 <= index < length for index, length in zip(place, shape, strict=True)
         ):
-            raise ValueError(f"a place {describe(place)} in a mesh of shape {describe(shape)}")
-    ranks = _mesh_ranks(told)
-    rank = told.get("_rank")
+            raise ValueError(f"a place {describe(coordinate)} in a mesh of shape {describe(shape)}")
+    ranks = _mesh_ranks(fields)
+    rank = fields.get("_rank")
     if type(rank) is not int:
-        rank = ranks[_flat(own, shape)] if own is not None and len(ranks) == math.prod(shape) else None
-    return Mesh(shape, own, is_member, rank, max(ranks, default=-1) + 1, stored)
+        rank = None
+        if place is not None and len(ranks) == math.prod(shape):
+            position = 0
+            for index, length in zip(place, shape, strict=True):
+                position = position * length + index
+            rank = ranks[position]
+    mesh = objects.meshes[id(node)] = Mesh(shape, place, is_member, rank, max(ranks, default=-1) + 1, stored)
+    objects.charge(mesh.world)
+    return mesh
 
 
-def _mesh_shape(told: Mapping[str, Any]) -> tuple[int, ...]:
+def _mesh_shape(fields: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the processes along each dimension: by its layout, before 2.9 by an array of numbers."""
-    layout = told.get("_layout")
-    if layout is None:
-        array = told.get("mesh", told.get("_mesh"))
+    layout_node = fields.get("_layout")
+    if layout_node is None:
+        array = fields.get("mesh", fields.get("_mesh"))
         return sizes(array.args[2])  # storage, offset, shape, …
-    held = _attributes(layout.state)
-    if "axes" in held:
-        return tuple(_count(_attributes(axis.state)["shape"]) for axis in held["axes"])
-    shape = held["shape"]
+    layout = _attributes(layout_node.state)
+    if "axes" in layout:
+        return tuple(_count(_attributes(axis.state)["shape"]) for axis in layout["axes"])
+    shape = layout["shape"]
     return (shape,) if type(shape) is int else tuple(map(_count, shape))
 
 
@@ -280,23 +285,15 @@ def _count(lengths: Any) -> int:
     return math.prod(lengths)
 
 
-def _mesh_ranks(told: Mapping[str, Any]) -> tuple[int, ...]:
+def _mesh_ranks(fields: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the numbers of the mesh's processes, or of the mesh's that it is a part of."""
     for key in ("_flatten_rank_map", "_flatten_mesh_list"):
-        ranks = told.get(key)
+        ranks = fields.get(key)
         if isinstance(ranks, tuple | list) and all(
-            type(one) is int and 0 <= one < _MAX_MESH for one in ranks
+            type(rank) is int and 0 <= rank < _MAX_MESH for rank in ranks
         ):
             return tuple(ranks)
     return ()
-
-
-def _flat(place: Sequence[int], shape: Sequence[int]) -> int:
-    """Return where a place in an array lies when all of it is put in a row."""
-    at = 0
-    for index, length in zip(place, shape, strict=True):
-        at = at * length + index
-    return at
 
 
 # ShardedTensor ----------------------------------------------------------------------------------------
@@ -306,7 +303,7 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
     """Return the parts that a process kept of a ``ShardedTensor``: one nearly always, none, or several."""
     if not isinstance(state, tuple) or len(state) != _STATE_LENGTH:
         raise TypeError("no state of a ShardedTensor")
-    own, _, group, _, _ = state
+    shards, _, group, _, _ = state
     objects.check_references(state)
     shape, dtype = _shape(args[2]), torch_dtype(args[1])
     numbers = _attributes(group.state)
@@ -315,26 +312,25 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
         raise TypeError("processes that are no numbers")
     common = Shard(shape, None, rank=rank, world=world)
     tensors: list[tuple[Path, TensorParts]] = []
-    for at, node in enumerate(own):
-        held = _attributes(node.state)
-        found = objects.leaf(held["tensor"])
-        if found is None or len(found.tensors) != 1:
+    for index, node in enumerate(shards):
+        fields = _attributes(node.state)
+        leaf = objects.leaf(fields["tensor"])
+        if leaf is None or len(leaf.tensors) != 1:
             raise TypeError("a shard that is no tensor")
-        (_, parts) = found.tensors[0]
-        place = _attributes(held["metadata"].state)
-        starts, lengths = _shape(place["shard_offsets"]), _shape(place["shard_sizes"])
+        (_, parts) = leaf.tensors[0]
+        metadata = _attributes(fields["metadata"].state)
+        starts, lengths = _shape(metadata["shard_offsets"]), _shape(metadata["shard_sizes"])
         ends = tuple(start + length for start, length in zip(starts, lengths, strict=True))
         if lengths != parts.shape or any(end > length for end, length in zip(ends, shape, strict=True)):
             raise ValueError(f"a shard of shape {list(parts.shape)} at {list(starts)} of {list(shape)}")
         ranges = tuple(
             ((start, end),) if start < end else () for start, end in zip(starts, ends, strict=True)
         )
-        path: Path = () if len(own) == 1 else (f"{ONE_OF_SEVERAL}{at}>",)
+        path: Path = () if len(shards) == 1 else (f"{ONE_OF_SEVERAL}{index}>",)
         tensors.append((path, replace(parts, shard=replace(common, ranges=ranges))))
     if not tensors:
         from ckpttool.formats.torch.objects import TensorParts
 
-        nothing = (0, *shape[1:])
-        none = replace(common, ranges=tuple(() for _ in shape))
-        tensors.append(((), TensorParts(dtype, nothing, InMemory(b""), shard=none)))
+        shard = replace(common, ranges=tuple(() for _ in shape))
+        tensors.append(((), TensorParts(dtype, (0, *shape[1:]), InMemory(b""), shard=shard)))
     return Leaf(tuple(tensors))

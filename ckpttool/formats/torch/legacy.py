@@ -55,7 +55,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
         probe=probe,
         format=name,
         variant="legacy",
-        flat=with_embedded_sources(flat, pickles.sources),
+        flat=note_embedded_sources(flat, pickles.sources),
         files=(FileEntry(probe.path, source.size),),
         spans=lambda: storage_spans(legacy.storages.by_key, flat),
         producer=Producer("pytorch"),
@@ -207,21 +207,17 @@ class LegacyStorages:
 
     def locate(self, keys: object, offset: int, end: int) -> int:
         """Walk the storages from an offset on, and return the offset behind the last, in bytes."""
-        for key in self._listed(keys):
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            self._fail("no list of texts", PARTS[4], "tensor-damaged")
+        if len(set(keys)) != len(keys):
+            self._fail("a key that is listed twice", PARTS[4], "storage-missing")
+        if missing := self._announced.keys() - set(keys):
+            self._fail("a tensor's storage is not listed", f"storage {min(missing)}", "storage-missing")
+        if unused := set(keys) - self._announced.keys():
+            self._fail("a storage that nothing refers to", f"storage {min(unused)}", "storage-unknown")
+        for key in keys:
             offset = self._locate_one(key, offset, end)
         return offset
-
-    def _listed(self, keys: object) -> list[str]:
-        """Return the keys in the order of the file, having compared them with the references."""
-        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
-            self._damaged("no list of texts", PARTS[4], "tensor-damaged")
-        if len(set(keys)) != len(keys):
-            self._damaged("a key that is listed twice", PARTS[4], "storage-missing")
-        if missing := self._announced.keys() - set(keys):
-            self._damaged("a tensor's storage is not listed", f"storage {min(missing)}", "storage-missing")
-        if unused := set(keys) - self._announced.keys():
-            self._damaged("a storage that nothing refers to", f"storage {min(unused)}", "storage-unknown")
-        return list(keys)
 
     def _locate_one(self, key: str, offset: int, end: int) -> int:
         where = f"storage {key}"
@@ -230,7 +226,7 @@ class LegacyStorages:
         self._require(offset, _NUMEL_BYTES, end, where)
         stated = int.from_bytes(self._source.read(offset, _NUMEL_BYTES, where), "little", signed=True)
         if stated != count:
-            self._damaged(f"{stated:,} elements", where, "storage-size", f"{count:,}")
+            self._fail(f"{stated:,} elements", where, "storage-size", f"{count:,}")
         start = offset + _NUMEL_BYTES
         self._require(start, nbytes, end, where)
         # What lies in memory has no place in the file.
@@ -243,28 +239,25 @@ class LegacyStorages:
         key, _, _ = _parse_storage_id(self._source.path, persistent_id)
         storage = self.by_key.get(key)
         if storage is None or len(persistent_id) != 6:
-            self._damaged("a persistent id that names no storage", PARTS[3], "tensor-damaged")
-        if persistent_id[5] is None:
+            self._fail("a persistent id that names no storage", PARTS[3], "tensor-damaged")
+        view = persistent_id[5]
+        if view is None:
             return storage
-        return self._view(storage, persistent_id[5])
-
-    def _view(self, storage: Storage, view: Any) -> Storage:
-        """Return a part of a storage, given by its own key, its offset and its size in elements."""
         if not isinstance(view, tuple) or len(view) != 3 or not isinstance(view[0], str):
-            self._damaged("a view of a storage without key, offset and size", PARTS[3], "tensor-damaged")
-        key, offset, count = view
-        found = view_of(self._source.path, storage, offset, count)
-        known = self._views.setdefault(key, (storage.key, offset, count))
-        if key in self.by_key or known != (storage.key, offset, count):
-            self._damaged("one key for two storages", f"storage {key}", "tensor-damaged")
-        return found
+            self._fail("a view of a storage without key, offset and size", PARTS[3], "tensor-damaged")
+        view_key, offset, count = view
+        part = view_of(self._source.path, storage, offset, count)
+        known = self._views.setdefault(view_key, (storage.key, offset, count))
+        if view_key in self.by_key or known != (storage.key, offset, count):
+            self._fail("one key for two storages", f"storage {view_key}", "tensor-damaged")
+        return part
 
     def _require(self, offset: int, nbytes: int, end: int, where: str) -> None:
         if offset + nbytes > end:
             found = f"bytes {offset:,}..{offset + nbytes:,} lie behind the end"
             raise Truncated(self._source.path, found, expected=f"{end:,} bytes", where=where)
 
-    def _damaged(self, found: str, where: str, code: str, expected: str | None = None) -> NoReturn:
+    def _fail(self, found: str, where: str, code: str, expected: str | None = None) -> NoReturn:
         raise DamagedCheckpoint(self._source.path, found, expected=expected, where=where, code=code)
 
 
@@ -301,9 +294,9 @@ def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iter
             yield Span(storage.extent, f"storage {storage.key}", read, None, dtype)
 
 
-def with_embedded_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
+def note_embedded_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
     """Return the tree with word of the source texts that lie in the file; they are not shown."""
     if not sources:
         return flat
-    known = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
-    return replace(flat, plain={**known, "embedded source": sources})
+    plain = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
+    return replace(flat, plain={**plain, "embedded source": sources})

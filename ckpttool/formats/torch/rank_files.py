@@ -29,7 +29,7 @@ METADATA = "metadata.pkl"
 FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")
 """How Accelerate names what a process kept of a model and of its optimizer, beside other parts."""
 
-_OF_A_WORLD = re.compile(
+_WORLD_FILE = re.compile(
     r"(?P<stem>model|optim|optimizer|extra_state)_world_size_(?P<world>\d{1,9})"
     r"_rank_(?P<rank>\d{1,9})\.(pt|pth|bin)"
 )
@@ -75,9 +75,9 @@ class RankFiles(SetFormat):
 
         files = _files_at(probe)
         probe.close()
-        beside = probe.entries.get(METADATA)
+        metadata = probe.entries.get(METADATA)
         others = [name for name in probe.entries if _COMPANION.fullmatch(name) and name.endswith(_LOADABLE)]
-        return open_ranks(probe.path, files, None if beside is None else beside.path, others)
+        return open_ranks(probe.path, files, None if metadata is None else metadata.path, others)
 
     def open_unit(self, unit: Unit) -> Checkpoint:
         from ckpttool.formats.torch.ranks import open_ranks
@@ -91,28 +91,28 @@ class RankFiles(SetFormat):
         return open_ranks(unit.path, files) if files else super().open_unit(unit)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
-        for stem, files in _files_by_stem(_ranked_in(entries)).items():
+        for stem, files in _files_by_stem(_rank_files(entries)).items():
             if _has_at_an_end(files[0].path, _SHARDED):
                 yield Unit(os.path.join(directory, stem), tuple(file.name for file in files), self)
 
 
 def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
     """Return what the processes kept of each model and each optimizer that Accelerate saved."""
-    files = (file for file in _ranked_in(entries) if FSDP.fullmatch(file.name))
+    files = (file for file in _rank_files(entries) if FSDP.fullmatch(file.name))
     return [
-        Unit(os.path.join(directory, stem), tuple(file.name for file in own), RankFiles())
-        for stem, own in _files_by_stem(files).items()
+        Unit(os.path.join(directory, stem), tuple(file.name for file in group), RankFiles())
+        for stem, group in _files_by_stem(files).items()
     ]
 
 
-def own_files(entries: Entries) -> list[RankFile]:
+def files_of_one_save(entries: Entries) -> list[RankFile]:
     """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
     files = [file for entry in entries.values() if (file := _parse_world_file(entry.path)) is not None]
     if not files and METADATA in entries and _has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
-        numbered = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
-        files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in numbered if match]
-    own = {METADATA, *(file.name for file in files)}
-    others = (name for name in entries if name.endswith(_LOADABLE) and name not in own)
+        matches = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
+        files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in matches if match]
+    names = {METADATA, *(file.name for file in files)}
+    others = (name for name in entries if name.endswith(_LOADABLE) and name not in names)
     if any(not _COMPANION.fullmatch(name) and entries[name].is_file() for name in others):
         return []
     return sorted(files, key=_order)
@@ -123,26 +123,26 @@ def parse_rank_file(path: str) -> RankFile | None:
     match = RANKED.fullmatch(os.path.basename(path))
     if match is None:
         return None
-    of_a_world = _parse_world_file(path)
-    return RankFile(path, match["stem"], int(match["rank"]), of_a_world.world if of_a_world else 0)
+    world_file = _parse_world_file(path)
+    return RankFile(path, match["stem"], int(match["rank"]), world_file.world if world_file else 0)
 
 
-def _ranked_in(entries: Entries) -> Iterator[RankFile]:
+def _rank_files(entries: Entries) -> Iterator[RankFile]:
     return (file for entry in entries.values() if (file := parse_rank_file(entry.path)) is not None)
 
 
 def _files_at(probe: Probe) -> list[RankFile]:
     """Return the files of ranks that a path stands for: a directory, or what their names begin with."""
     if probe.is_directory:
-        return own_files(probe.entries)
+        return files_of_one_save(probe.entries)
     if os.path.lexists(probe.path):
         return []
-    found = [file for path in ranked_paths(probe.path) if (file := parse_rank_file(path)) is not None]
-    return sorted(found, key=_order)
+    files = [file for path in ranked_paths(probe.path) if (file := parse_rank_file(path)) is not None]
+    return sorted(files, key=_order)
 
 
 def _parse_world_file(path: str) -> RankFile | None:
-    match = _OF_A_WORLD.fullmatch(os.path.basename(path))
+    match = _WORLD_FILE.fullmatch(os.path.basename(path))
     return match and RankFile(path, match["stem"], int(match["rank"]), int(match["world"]))
 
 
@@ -152,10 +152,10 @@ def _order(file: RankFile) -> tuple[bool, object, int]:
 
 def _files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
     """Return files by what their names have in common, in the order of ranks; no rank is there twice."""
-    found: dict[str, list[RankFile]] = defaultdict(list)
+    groups: dict[str, list[RankFile]] = defaultdict(list)
     for file in sorted(files, key=_order):
-        found[file.stem].append(file)
-    return {stem: own for stem, own in found.items() if len({file.rank for file in own}) == len(own)}
+        groups[file.stem].append(file)
+    return {stem: group for stem, group in groups.items() if len({file.rank for file in group}) == len(group)}
 
 
 def _has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:

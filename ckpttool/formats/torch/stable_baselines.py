@@ -15,6 +15,7 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.parts import with_part_name
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
@@ -24,7 +25,7 @@ from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.zip_reader import STORED, Archive, Member
+from ckpttool.wire.zip_reader import STORED, Member
 
 SETTINGS, VERSION = "data", "_stable_baselines3_version"
 
@@ -45,7 +46,7 @@ class StableBaselines(Format):
         agent = _Agent(probe)
         tensors = name_tensors(
             [((stem, *path), parts) for stem, item in agent.items.items() for path, parts in item.tensors],
-            agent.told,
+            agent.metadata,
         )
         return Checkpoint(
             path=probe.path,
@@ -54,8 +55,8 @@ class StableBaselines(Format):
             tensors=tensors,
             files=(FileEntry(probe.path, probe.source.size),),
             spans=agent.spans,
-            metadata=lambda: agent.told,
-            training=lambda: training_of(agent.told, tensors, probe.name),
+            metadata=lambda: agent.metadata,
+            training=lambda: training_of(agent.metadata, tensors, probe.name),
             tree=lambda: agent.tree(tensors),
             producer=Producer("stable-baselines3", agent.version),
             findings=tuple(agent.findings),
@@ -75,17 +76,20 @@ class _Agent:
         self.items: dict[str, Item] = {}
         self._members = {member.name: member for member in self._archive.members}
         try:
-            self.settings = self._settings()
+            self.settings = self._read_settings()
             for name, member in self._members.items():
                 if name.endswith(_TENSORS):
-                    self._add(probe, name.removesuffix(_TENSORS), member)
+                    self._open_tensors(probe, name.removesuffix(_TENSORS), member)
                 elif name not in (SETTINGS, VERSION):
-                    self._judge_other(member)
+                    # What no framework loads is judged, too: whoever put it there has a use for it.
+                    content, start = self._archive.content(member), self._archive.offset(member)
+                    if is_pickle(content, start, start + member.size):
+                        self._judge(content, start, start + member.size, name)
         except DamagedCheckpoint as failure:
             failure.safety = (*self.safety, *failure.safety)
             raise
         plain = {stem: item.plain for stem, item in self.items.items() if item.plain is not None}
-        self.told: dict[str, Any] = {**self.settings, **plain}
+        self.metadata: dict[str, Any] = {**self.settings, **plain}
 
     @property
     def version(self) -> str | None:
@@ -93,22 +97,23 @@ class _Agent:
         text = self._archive.read(member) if member.size <= _MAX_VERSION else b""
         return text.decode("ascii", "replace").strip() or None
 
-    def _add(self, probe: Probe, stem: str, member: Member) -> None:
+    def _open_tensors(self, probe: Probe, stem: str, member: Member) -> None:
         if member.method != STORED:
             raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
         place = ItemPlace(probe.name, member.payload, member.stored)
         item = self.items[stem] = open_item(probe.source, place, stem, KnownPickles())
-        self.findings += (_inside(member, finding) for finding in item.findings)
-        self.safety += (_inside(member, finding) for finding in item.safety)
+        self.findings += (with_part_name(finding, member.name) for finding in item.findings)
+        self.safety += (with_part_name(finding, member.name) for finding in item.safety)
 
-    def _settings(self) -> dict[str, Any]:
+    def _read_settings(self) -> dict[str, Any]:
         """Return the settings, pickled ones by their type; these are judged."""
-        told = parse_json(self._path, self._archive.read(self._members[SETTINGS]), "config", constants=True)
-        if not isinstance(told, dict):
+        data = self._archive.read(self._members[SETTINGS])
+        settings = parse_json(self._path, data, "config", constants=True)
+        if not isinstance(settings, dict):
             raise DamagedCheckpoint(self._path, "no JSON object", where=SETTINGS, code="config-not-json")
-        return {key: self._setting(key, value) for key, value in told.items()}
+        return {key: self._read_setting(key, value) for key, value in settings.items()}
 
-    def _setting(self, key: str, value: object) -> object:
+    def _read_setting(self, key: str, value: object) -> object:
         if not isinstance(value, Mapping) or _PICKLED not in value:
             return value
         where = f"{SETTINGS}: {key}"
@@ -120,39 +125,24 @@ class _Agent:
             self._judge(Buffer(self._path, data), 0, len(data), where)
         return str(value.get(_TYPE, "<a pickle>"))
 
-    def _judge_other(self, member: Member) -> None:
-        """Judge what no framework loads, and whoever put it there has a use for."""
-        content, start = self._archive.content(member), self._archive.offset(member)
-        if is_pickle(content, start, start + member.size):
-            self._judge(content, start, start + member.size, member.name)
-
     def _judge(self, source: Readable, start: int, end: int, where: str) -> None:
         try:
             self.safety += read_pickles(source, start, end, where).safety
         except DamagedCheckpoint as failure:
-            broken = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", where)
-            self.safety += (*failure.safety, broken)
+            message = f"a pickle that breaks off: {failure.reason}"
+            self.safety += (*failure.safety, warning("not-scanned", message, where))
 
     def spans(self) -> Iterator[Span]:
         """Yield each record with its checksum; of files of tensors those that lie in them."""
-        for member in sorted(self._archive.members, key=lambda one: one.payload):
+        for member in sorted(self._archive.members, key=lambda member: member.payload):
             item = self.items.get(member.name.removesuffix(_TENSORS))
             if item is not None and member.name.endswith(_TENSORS):
                 yield from item.spans(member.name)
-            else:
-                yield _span(self._path, self._archive, member)
+                continue
+            extent = Extent(self._path, member.payload, member.stored)
+            read = reader_from(self._archive.content(member), self._archive.offset(member))
+            inflated = None if member.method == STORED else member.size
+            yield Span(extent, member.name, read, member.crc32, inflated=inflated)
 
     def tree(self, tensors: tuple[Tensor, ...]) -> object:
         return {**self.settings, **{stem: item.tree(tensors) for stem, item in self.items.items()}}
-
-
-def _span(path: str, archive: Archive, member: Member) -> Span:
-    extent = Extent(path, member.payload, member.stored)
-    read = reader_from(archive.content(member), archive.offset(member))
-    inflated = None if member.method == STORED else member.size
-    return Span(extent, member.name, read, member.crc32, inflated=inflated)
-
-
-def _inside(member: Member, finding: Finding) -> Finding:
-    where = member.name if finding.where is None else f"{member.name}: {finding.where}"
-    return Finding(finding.code, finding.severity, finding.message, where)

@@ -22,10 +22,10 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
     Pickles,
     module_fields,
+    note_embedded_sources,
     safety_in_errors,
     storage_spans,
     view_of,
-    with_embedded_sources,
 )
 from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.types import storage_dtype
@@ -67,7 +67,7 @@ class PytorchTar(Format):
             probe=probe,
             format=self.name,
             variant="tar",
-            flat=with_embedded_sources(flat, pickles.sources),
+            flat=note_embedded_sources(flat, pickles.sources),
             files=(FileEntry(probe.path, probe.source.size),),
             spans=lambda: storage_spans(contents.stored, flat),
             producer=Producer("pytorch"),
