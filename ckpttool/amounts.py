@@ -25,36 +25,29 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 def seconds(duration: str, *, is_lenient: bool = False) -> int:
     """Return the seconds of a duration such as ``7d12h``, ``90min``, ``2w``, ``6mo``, ``1y``, or of ``0``.
 
-    ``m`` are minutes. A month counts as 31 days and a year as 366: rather too long than too short.
-
-    Args:
-        duration: As it was written.
-        is_lenient: Whether a number alone is of seconds.
+    ``m`` are minutes. A month counts as 31 days and a year as 366: rather too long than too short. With
+    ``is_lenient`` a number alone is of seconds.
 
     Raises:
         UsageError: It is none, or a number has no unit.
     """
-    told = duration.strip()
-    if told == "0":
+    text = duration.strip()
+    if text == "0":
         return 0
-    if is_lenient and _SECONDS.fullmatch(told):
-        return int(told)
-    match = _DURATION.fullmatch(told)
+    if is_lenient and _SECONDS.fullmatch(text):
+        return int(text)
+    match = _DURATION.fullmatch(text)
     if match is not None and any(match.groups()):
         return sum(int(match[unit] or 0) * nominal for unit, nominal in _UNITS.items())
-    if (bare := _BARE.fullmatch(told)) is not None and _DURATION.fullmatch(f"{told}s"):
-        number, where = bare[1], "" if bare[1] == told else f"{told}: "
+    if (bare := _BARE.fullmatch(text)) is not None and _DURATION.fullmatch(f"{text}s"):
+        number, where = bare[1], "" if bare[1] == text else f"{text}: "
         units = f"{number}s, {number}min, {number}h or {number}d"
         raise UsageError(f"{where}{number} of what? (such as {units})")
     raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90min or 2w)")
 
 
 def within(duration: str) -> int:
-    """Return the seconds of a duration for ``--keep-within``, where ``m`` is refused: elsewhere it is months.
-
-    Raises:
-        UsageError: It is none, or could be read in two ways.
-    """
+    """Return the seconds of a duration for ``--keep-within``; ``m`` is refused: elsewhere it is months."""
     if _BARE_MINUTES.search(duration):
         raise UsageError(f"{duration!r} could be minutes or months (say min or mo)")
     return seconds(duration)
@@ -63,21 +56,18 @@ def within(duration: str) -> int:
 def nbytes(size: str, *, is_lenient: bool = False) -> int:
     """Return the bytes of a size such as ``200GB``, ``1.5TiB`` or ``4096B``, or of ``0``.
 
-    ``GB`` is 10⁹ bytes, ``GiB`` 2³⁰; behind such a letter the ``B`` may be left out.
-
-    Args:
-        size: As it was written.
-        is_lenient: Whether a number alone is of bytes, and capitals are as good as small letters.
+    ``GB`` is 10⁹ bytes, ``GiB`` 2³⁰; behind such a letter the ``B`` may be left out. With ``is_lenient`` a
+    number alone is of bytes, and capitals are as good as small letters.
 
     Raises:
         UsageError: It is none, or has no unit.
     """
-    told = size.strip()
-    if told == "0":
+    text = size.strip()
+    if text == "0":
         return 0
-    if not is_lenient and _NO_UNIT.fullmatch(told):
-        raise UsageError(f"{told} of what? (such as {told}B, {told}MB or {told}GB)")
-    match = (_LENIENT_SIZE if is_lenient else _SIZE).fullmatch(told)
+    if not is_lenient and _NO_UNIT.fullmatch(text):
+        raise UsageError(f"{text} of what? (such as {text}B, {text}MB or {text}GB)")
+    match = (_LENIENT_SIZE if is_lenient else _SIZE).fullmatch(text)
     if match is None:
         raise UsageError(f"no size: {size!r} (such as 200GB, 1.5TiB or 4096B)")
     number, unit, binary = match.groups()
@@ -98,8 +88,8 @@ def size(nbytes: int) -> str:
     """Return a size as people write it, where one decimal says it exactly: ``200 GB``, ``1.5 TiB``."""
     for base, units in ((1000, ("PB", "TB", "GB", "MB", "kB")), (1024, ("PiB", "TiB", "GiB", "MiB", "KiB"))):
         for power, unit in zip(range(5, 0, -1), units, strict=True):
-            tenths, rest = divmod(nbytes * 10, base**power)
-            if not rest and tenths >= 10:
-                whole, tenth = divmod(tenths, 10)
-                return f"{whole:,}.{tenth} {unit}" if tenth else f"{whole:,} {unit}"
+            tenths, remainder = divmod(nbytes * 10, base**power)
+            if not remainder and tenths >= 10:
+                count, tenth = divmod(tenths, 10)
+                return f"{count:,}.{tenth} {unit}" if tenth else f"{count:,} {unit}"
     return f"{nbytes:,} byte{'' if nbytes == 1 else 's'}"

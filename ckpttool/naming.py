@@ -12,15 +12,6 @@ from datetime import datetime
 from functools import lru_cache
 
 from ckpttool import name_patterns as patterns
-from ckpttool.metric_names import (
-    BITS,
-    FRACTION,
-    IN_WORD,
-    MEAN_OF_METRIC,
-    NO_NUMBER,
-    WORDS,
-    metric_name,
-)
 
 LOOK_BACK = 48
 """How many characters before a number may hold its key; it bounds the work on hostile names."""
@@ -134,40 +125,42 @@ class _Reading:
 
     def _numbers(self) -> Iterator[_Number]:
         """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
+        spans = [
+            *self._dates(),
+            *(match.span() for match in patterns.IN_WORD.finditer(self.name, 0, self.end)),
+        ]
+        for match in patterns.SHARD.finditer(self.name, 0, self.end):
+            if not self._is_keyed(self._before(match.start())):
+                spans.append(match.span())
+        if self.keras_epoch is not None:
+            spans.append((self.keras_epoch.start, self.keras_epoch.end))
         start = 0
-        in_words = (match.span() for match in IN_WORD.finditer(self.name, 0, self.end))
-        keras = [(one.start, one.end) for one in (self.keras_epoch,) if one is not None]
-        for begin, end in sorted([*self._dates(), *self._shards(), *in_words, *keras]):
-            yield from self._between(start, begin)
+        for begin, end in [*sorted(spans), (self.end, self.end)]:
+            for match in patterns.NUMBER.finditer(self.name, start, max(start, begin)):
+                yield _Number(match[0], match.start(), match.end())
             start = max(start, end)
-        yield from self._between(start, self.end)
 
     def _keras_epoch(self) -> _Number | None:
         """Return the 5 of ``resnet50.05-0.87.keras``, unless a word before it says what it is."""
-        found = patterns.KERAS_TAIL.search(self.name, max(0, self.end - LOOK_BACK), self.end)
-        if found is None:
+        match = patterns.KERAS_TAIL.search(self.name, max(0, self.end - LOOK_BACK), self.end)
+        if match is None:
             return None
-        before = self._before(found.end("word"))
+        before = self._before(match.end("word"))
         keyed = [patterns.EPOCH, patterns.STEP, patterns.TOTAL]
-        keyed += [] if found["part"] else [patterns.SIBLING]
-        words = WORDS.search(before)
-        if any(one.search(before) for one in keyed) or (words and metric_name(words[1])):
+        keyed += [] if match["part"] else [patterns.SIBLING]
+        words = patterns.WORDS.search(before)
+        if any(key.search(before) for key in keyed) or (words and patterns.metric_name(words[1])):
             return None
-        if len(found["part"] or "") == 1 and patterns.PLAIN_WORD.search(before[:-1]):
+        if len(match["part"] or "") == 1 and patterns.PLAIN_WORD.search(before[:-1]):
             return None  # model_v1.05 is a version
         is_keras = patterns.KERAS_FILE.search(self.name, max(0, len(self.name) - LOOK_BACK)) is not None
-        number = _Number(found["epoch"], *found.span("epoch"))
+        number = _Number(match["epoch"], *match.span("epoch"))
         return number if is_keras or len(number.text) > 1 else None
-
-    def _between(self, start: int, end: int) -> Iterator[_Number]:
-        for match in patterns.NUMBER.finditer(self.name, start, max(start, end)):
-            yield _Number(match[0], match.start(), match.end())
 
     def _dates(self) -> Iterator[tuple[int, int]]:
         for match in patterns.DATE.finditer(self.name, 0, self.end):
             year, _, month, day, hour, _, minute, second = match.groups()
-            before = self._before(match.start())
-            if patterns.EPOCH.search(before) or patterns.STEP.search(before):
+            if self._is_keyed(self._before(match.start())):
                 continue
             try:
                 when = datetime(
@@ -180,21 +173,18 @@ class _Reading:
             self.spans.append(match.span())
             yield match.span()
 
-    def _shards(self) -> Iterator[tuple[int, int]]:
-        for match in patterns.SHARD.finditer(self.name, 0, self.end):
-            before = self._before(match.start())
-            if not patterns.EPOCH.search(before) and not patterns.STEP.search(before):
-                yield match.span()
-
     def _before(self, start: int) -> str:
         return self.name[max(0, start - LOOK_BACK) : start]
+
+    def _is_keyed(self, before: str) -> bool:
+        return bool(patterns.EPOCH.search(before) or patterns.STEP.search(before))
 
     def _keyed(self, number: _Number) -> bool:
         """Take ``epoch_3``, ``step=100``, ``val_loss=0.32``."""
         before = self._before(number.start)
         if patterns.TOTAL.search(before):
             return False
-        if not number.is_whole and MEAN_OF_METRIC.search(before) and self._measured(number, before):
+        if not number.is_whole and patterns.MEAN_OF_METRIC.search(before) and self._measured(number, before):
             return True
         if patterns.EPOCH.search(before):
             return self._is_epoch(number)
@@ -215,9 +205,9 @@ class _Reading:
         return self._take(number.start, thousand.end() if thousand else number.end)
 
     def _measured(self, number: _Number, before: str) -> bool:
-        words = WORDS.search(before)
-        name = metric_name(words[1]) if words else None
-        if name is None or (name.lower() == "precision" and number.text in BITS):
+        words = patterns.WORDS.search(before)
+        name = patterns.metric_name(words[1]) if words else None
+        if name is None or (name.lower() == "precision" and number.text in patterns.BITS):
             return False
         is_negative = before.endswith(("=-", ":-", "_-"))
         value, end = self._pointed(number)
@@ -227,16 +217,16 @@ class _Reading:
 
     def _pointed(self, number: _Number) -> tuple[int | float | None, int]:
         """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` may be 1."""
-        behind = FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
+        behind = patterns.FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
         if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
             return number.value, number.end
         return (float(f"0.{behind[1]}"), behind.end()) if number.text == "0" else (None, number.end)
 
     def _no_numbers(self) -> None:
         """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
-        for match in NO_NUMBER.finditer(self.name, 0, self.end):
-            words = WORDS.search(self._before(match.start() + 1))
-            name = metric_name(words[1]) if words else None
+        for match in patterns.NO_NUMBER.finditer(self.name, 0, self.end):
+            words = patterns.WORDS.search(self._before(match.start() + 1))
+            name = patterns.metric_name(words[1]) if words else None
             if name is not None:
                 self.metrics.setdefault(name, float(match[1]))
                 self._take(match.start(1), match.end(1))

@@ -41,9 +41,9 @@ def role_of(path: Path, shape: tuple[int, ...]) -> Role:
 
     A moving average of the weights is no second set of them.
     """
-    told = role_below(path) if len(path) > 1 else _role_at_top(path)
-    if told is not None:
-        return told
+    role = role_below(path) if len(path) > 1 else _role_at_top(path)
+    if role is not None:
+        return role
     is_named = len(path) > 1 and all(isinstance(key, str) for key in path)
     return Role.WEIGHTS if shape and is_named else Role.OTHER
 
@@ -86,7 +86,7 @@ def role_of_module(keys: Path) -> Role:
 
 def is_beside_weights(key: str) -> bool:
     """Tell whether a key among those of a model's tensors is that of something else."""
-    return any(one.search(key) for one in (OPTIMIZER, MACHINERY, _MEASURED, _WHOLE_STATE))
+    return any(keys.search(key) for keys in (OPTIMIZER, MACHINERY, _MEASURED, _WHOLE_STATE))
 
 
 def _role_at_top(path: Path) -> Role | None:
@@ -95,7 +95,6 @@ def _role_at_top(path: Path) -> Role | None:
         return None
     if OPTIMIZER.search(key):
         return Role.OPTIMIZER
-    is_of_training = MACHINERY.search(key) or _TRAINING.search(key)
-    if is_of_training and "." not in key:
+    if (MACHINERY.search(key) or _TRAINING.search(key)) and "." not in key:
         return Role.TRAINING
     return Role.WEIGHTS if _WEIGHTS.search(key) else None

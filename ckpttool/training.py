@@ -1,23 +1,28 @@
 """What a checkpoint says of its training, in the same words whatever keys it used.
 
-Epoch, step, loss, learning rate and the rest are looked for under the names that people and libraries give
-them; each answer says where it came from. The file's name is asked last.
+Epoch, step, loss, learning rate, metrics and the rest are looked for under the names that people and
+libraries give them; each answer says where it came from. The file's name is asked last. A metric that belongs
+to another checkpoint is none of its own; if it isn't clear whose a value is, it is left out.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.measured import Scalar as Scalar
-from ckpttool.measured import lightning_scores, measured
 from ckpttool.naming import parse_name
 from ckpttool.roles import AVERAGE, MACHINERY, OPTIMIZER
 from ckpttool.tensor import Path
+
+Scalar = Callable[[], float | int | None]
+"""Reads a scalar tensor, when somebody asks."""
 
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
@@ -58,20 +63,43 @@ _NESTED = (
     "info",
     "extra",
 )
+_METRIC = re.compile(
+    r"loss|(^|_)acc(uracy)?($|_|\d)|accuracy|(^|_)f1|auc|bleu|rouge|(^|_)m?ap($|_)|(^|_)m?iou|psnr|ssim|perplexity|"
+    r"ppl|(^|_)[wc]er$|score|metric|error|(^|_)r2$|mse|mae|dice|precision|recall|fid|fitness",
+    re.IGNORECASE,
+)
+_SETTING = re.compile(
+    r"(^|[-_/.])(weights?|scale|scaler|thresholds?|thresh|coeff?s?|lambda|alpha|beta|gamma|margin|patience|smoothing|"
+    r"type|fn|func|name|mode|every|interval|freq|num|count|ratio|factor|steps?|epochs?|reduction)($|[-_/.])",
+    re.IGNORECASE,
+)
+"""What makes of a metric's name a setting: ``loss_weight``, ``score_threshold``."""
+
+_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "train_metrics", "eval_metrics")
+_SPLITS = ("val", "valid", "validation", "eval", "test", "dev", "train")
+_HISTORIES = ("history", "val_history", "train_history")
+_SERIES = re.compile(r"(loss|accuracie|acc|score|error|metric)e?s$|_history$", re.IGNORECASE)
+"""Keys of lists to which each save adds one: the last is this checkpoint's."""
+
+_COUNTS = frozenset({"epoch", "step", "global_step", "iteration", "iter"})
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """Answers as they are found; the first for each field stays."""
+class _Answers:
+    """Values as they are found, with where each came from; the first for each field stays."""
 
-    answers: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def give(self, name: str, value: object, origin: str) -> None:
-        if value is not None and name not in self.answers:
-            self.answers[name] = value
+    def add(self, name: str, value: object, origin: str) -> None:
+        if value is not None and name not in self.values:
+            self.values[name] = value
             self.origin[name] = origin
+
+    def add_metric(self, name: str, value: float, origin: str) -> None:
+        self.metrics.setdefault(name, value)
+        self.origin.setdefault(f"metrics.{name}", origin)
 
 
 def training_state(
@@ -84,17 +112,41 @@ def training_state(
         scalars: Readers of its scalar tensors, by path.
         name: The name of its file or directory.
     """
-    found = _Gathered()
+    answers = _Answers()
     scalars = scalars or {}
     for prefix, level in _levels(metadata, scalars):
-        _from_keys(found, prefix, level, scalars)
-    _from_lightning(found, metadata, scalars, name)
-    _from_param_groups(found, metadata)
-    _from_settings(found)
-    _from_only_step(found, scalars)
-    _from_name(found, name)
-    _from_other_losses(found)
-    return TrainingState(metrics=found.metrics, origin=found.origin, **found.answers)
+        _add_from_keys(answers, prefix, level, scalars)
+    _add_from_lightning(answers, metadata, scalars, name)
+    _add_from_param_groups(answers, metadata)
+    # The learning rate that the run began with, if no current one is known.
+    settings, origin = answers.values.get("hyper_parameters", {}), answers.origin.get("hyper_parameters")
+    for rate in _RATE:
+        answers.add("learning_rate", _number(settings.get(rate)), f"{origin}.{rate}")
+    _add_from_only_step(answers, scalars)
+    _add_from_name(answers, name)
+    # If the training loss is not recorded, another one; the origin says which.
+    for metric in _OTHER_LOSSES:
+        if metric in answers.metrics:
+            answers.add("loss", answers.metrics[metric], answers.origin[f"metrics.{metric}"])
+    return TrainingState(metrics=answers.metrics, origin=answers.origin, **answers.values)
+
+
+def is_metric(key: object) -> bool:
+    """Tell whether a key names a metric, and no setting of one."""
+    return isinstance(key, str) and bool(_METRIC.search(key)) and not _SETTING.search(key)
+
+
+def is_training_scalar(key: str | int) -> bool:
+    """Tell whether a key is one of those under which epoch, step, loss or learning rate are saved."""
+    return key in (*_EPOCH, *_STEP, *_LOSS, *_RATE)
+
+
+def depends_on_name(state: TrainingState) -> bool:
+    """Tell whether some of a training state is known from a file's name, which a copy needn't have."""
+    return any(state.origin_of(name).kind == "name" for name in state.origin)
+
+
+# Keys -----------------------------------------------------------------------------------------------
 
 
 def _levels(
@@ -104,32 +156,32 @@ def _levels(
 
     One that holds nothing but tensors has no plain data, and is empty.
     """
-    places = {".".join(map(str, path)) for path in scalars}
+    tensor_names = {".".join(map(str, path)) for path in scalars}
     yield "", metadata
-    for prefix, level in (("", metadata), *_nested("", metadata, places)):
-        yield from _nested(prefix, level, places)
+    for prefix, level in (("", metadata), *_nested("", metadata, tensor_names)):
+        yield from _nested(prefix, level, tensor_names)
 
 
 def _nested(
-    prefix: str, level: Mapping[str, Any], places: Collection[str]
+    prefix: str, level: Mapping[str, Any], tensor_names: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for key in _NESTED:
-        inner, below = level.get(key), f"{prefix}{key}."
+        inner, inner_prefix = level.get(key), f"{prefix}{key}."
         if isinstance(inner, Mapping):
             if "param_groups" not in inner:
-                yield below, inner
-        elif any(place.startswith(below) for place in places):
-            yield below, {}
+                yield inner_prefix, inner
+        elif any(name.startswith(inner_prefix) for name in tensor_names):
+            yield inner_prefix, {}
 
 
-def _from_keys(
-    found: _Gathered, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+def _add_from_keys(
+    answers: _Answers, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
 ) -> None:
     tensors = {
         ".".join(map(str, path)): read for path, read in scalars.items() if len(path) == prefix.count(".") + 1
     }
 
-    def first(names: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+    def values(names: tuple[str, ...]) -> Iterator[tuple[str, object]]:
         for name in names:
             key = prefix + name
             if name in level:
@@ -137,62 +189,186 @@ def _from_keys(
             elif key in tensors:
                 yield f"tensor {key}", tensors[key]()
 
-    for origin, value in first(_EPOCH):
-        found.give("epoch", _counted(_number(value)), origin)
-    for origin, value in first(_STEP):
-        found.give("step", _counted(_integer(value)), origin)
-    for origin, value in first(_LOSS):
+    for origin, value in values(_EPOCH):
+        answers.add("epoch", _count(_number(value)), origin)
+    for origin, value in values(_STEP):
+        answers.add("step", _count(_integer(value)), origin)
+    for origin, value in values(_LOSS):
         if isinstance(value, list) and value:
             value, origin = value[-1], f"{origin}[-1]"
-        found.give("loss", _number(value), origin)
-    for origin, value in first(_RATE):
-        found.give("learning_rate", _number(value), origin)
-    for origin, value in first(_SEED):
-        found.give("seed", _integer(value), origin)
-    for origin, value in first(_WHEN):
-        found.give("saved_at", value if isinstance(value, str) else None, origin)
-    _hyper_parameters(found, prefix, level)
-    _metrics(found, prefix, level, scalars)
+        answers.add("loss", _number(value), origin)
+    for origin, value in values(_RATE):
+        answers.add("learning_rate", _number(value), origin)
+    for origin, value in values(_SEED):
+        answers.add("seed", _integer(value), origin)
+    for origin, value in values(_WHEN):
+        answers.add("saved_at", value if isinstance(value, str) else None, origin)
+    _add_hyper_parameters(answers, prefix, level)
+    _add_metrics(answers, prefix, level, scalars)
 
 
-def _hyper_parameters(found: _Gathered, prefix: str, level: Mapping[str, Any]) -> None:
+def _add_hyper_parameters(answers: _Answers, prefix: str, level: Mapping[str, Any]) -> None:
     for name in _HYPER:
-        value = level.get(name)
-        if isinstance(value, Mapping) and value:
-            told = {key: item for key, item in value.items() if key != "<class>"}
-            found.give("hyper_parameters", told, f"key {prefix}{name}")
+        settings = level.get(name)
+        if isinstance(settings, Mapping) and settings:
+            plain = {key: value for key, value in settings.items() if key != "<class>"}
+            answers.add("hyper_parameters", plain, f"key {prefix}{name}")
             for seed in _SEED:
-                found.give("seed", _integer(value.get(seed)), f"key {prefix}{name}.{seed}")
+                answers.add("seed", _integer(settings.get(seed)), f"key {prefix}{name}.{seed}")
 
 
-def _metrics(found: _Gathered, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]) -> None:
-    for name, value, origin in measured(prefix, level, scalars):
+def _add_metrics(
+    answers: _Answers, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+) -> None:
+    for metric, value, origin in chain(_metrics_in(prefix, level), _tensor_metrics_in(prefix, scalars)):
         number = _number(value)
-        if number is None or name in _LOSS:
+        if number is not None and metric not in _LOSS:
+            answers.add_metric(metric, number, origin)
+            if metric.startswith("best"):
+                answers.add("best", number, origin)
+
+
+def _metrics_in(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:
+    """Yield what may be a metric in a mapping: its name, its value, and where it lies.
+
+    ``prefix`` has the keys that lead to the mapping, each with a dot behind.
+    """
+    for key, value in level.items():
+        if not isinstance(key, str):
             continue
-        found.metrics.setdefault(name, number)
-        found.origin.setdefault(f"metrics.{name}", origin)
-        if name.startswith("best"):
-            found.give("best", number, origin)
+        origin = f"key {prefix}{key}"
+        if not isinstance(value, Mapping):
+            if is_metric(key):
+                is_series = isinstance(value, list) and value and _SERIES.search(key)
+                yield (key, value[-1], f"{origin}[-1]") if is_series else (key, value, origin)
+        elif key in _HISTORIES:
+            for name, values in value.items():
+                if isinstance(values, list) and values and name not in _COUNTS:
+                    yield name, values[-1], f"{origin}.{name}[-1]"
+        elif key in _GROUPS or key in _SPLITS:
+            for name, number in _metrics_in_group(key, value):
+                yield _metric_in_group(key, name), number, f"{origin}.{name}"
 
 
-def _from_lightning(
-    found: _Gathered, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar], name: str
+def _tensor_metrics_in(prefix: str, scalars: Mapping[Path, Scalar]) -> Iterator[tuple[str, object, str]]:
+    """Yield the same of the scalar tensors in a mapping and one level deeper."""
+    depth = prefix.count(".")
+    for path, read in scalars.items():
+        names = [name for name in path[depth:] if isinstance(name, str)]
+        if len(names) < len(path) - depth or "".join(f"{key}." for key in path[:depth]) != prefix:
+            continue
+        if len(names) == 1 and is_metric(names[0]):
+            yield names[0], read(), f"tensor {prefix}{names[0]}"
+        elif len(names) == 2 and _is_in_group(*names):
+            yield _metric_in_group(*names), read(), f"tensor {prefix}{'.'.join(names)}"
+
+
+def _metrics_in_group(group: str, values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the values in a group of metrics, and those one level deeper, which are called after both."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and group in _GROUPS:
+            yield from ((f"{name}_{inner}", number) for inner, number in value.items() if is_metric(inner))
+        elif _is_in_group(group, name):
+            yield name, value
+
+
+def _is_in_group(group: object, name: object) -> bool:
+    if not isinstance(name, str) or name in _COUNTS or name == "<class>":
+        return False
+    return group in _GROUPS or (group in _SPLITS and is_metric(name))
+
+
+def _metric_in_group(group: str, name: str) -> str:
+    """Return what people call a metric in a group: ``val_loss`` is the loss under ``val``."""
+    return f"{group}_{name}" if group in _SPLITS and not name.startswith(group) else name
+
+
+# Lightning's callbacks ------------------------------------------------------------------------------
+
+
+def _add_from_lightning(
+    answers: _Answers, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar], name: str
 ) -> None:
     """Take what Lightning's ModelCheckpoint callbacks remember."""
     callbacks, origin = metadata.get("callbacks"), "callback ModelCheckpoint"
-    for key, state in callbacks.items() if isinstance(callbacks, Mapping) else ():
+    states = {
+        key: state
+        for key, state in (callbacks.items() if isinstance(callbacks, Mapping) else ())
+        if isinstance(state, Mapping) and "best_model_path" in state
+    }
+    for key in states:
         best = scalars.get(("callbacks", key, "best_model_score"))
-        if best is not None and isinstance(state, Mapping) and "best_model_path" in state:
-            found.give("best", _number(best()), origin)
-    place = found.answers.get("epoch"), found.answers.get("step")
-    for monitor, score in lightning_scores(callbacks, scalars, name, *place):
+        if best is not None:
+            answers.add("best", _number(best()), origin)
+    position = answers.values.get("epoch"), answers.values.get("step")
+    for monitor, score in _lightning_scores(states, scalars, name, *position):
         if (number := _number(score)) is not None:
-            found.metrics.setdefault(monitor, number)
-            found.origin.setdefault(f"metrics.{monitor}", origin)
+            answers.add_metric(monitor, number, origin)
 
 
-def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
+def _lightning_scores(
+    states: Mapping[str, Mapping[str, Any]],
+    scalars: Mapping[Path, Scalar],
+    name: str,
+    epoch: float | None,
+    step: int | None,
+) -> Iterator[tuple[str, object]]:
+    """Yield the metrics that callbacks know of this very checkpoint, by the names that they monitor.
+
+    A ``ModelCheckpoint`` remembers the score of each file that it keeps, and that of the one it kept last: in
+    what another callback wrote, and in ``last.ckpt``, that may be another's.
+
+    Source: lightning ``pytorch/callbacks/model_checkpoint.py`` (``_update_best_and_save``, ``state_dict``).
+    """
+    for key, state in states.items():
+        monitor = state.get("monitor")
+        if not isinstance(monitor, str):
+            continue
+        scores = _scores_by_file(("callbacks", key, "best_k_models"), state, scalars)
+        # An epoch alone may have several saves.
+        matching = [path for path in scores if os.path.basename(path) == name] or [
+            path
+            for path in scores
+            if (fields := parse_name(os.path.basename(path))).step is not None
+            and fields.step == step
+            and fields.epoch in (None, epoch)
+        ]
+        if matching:
+            yield monitor, scores[matching[-1]]()
+            continue
+        last = state.get("last_model_path")
+        is_last = name.startswith("last") or (isinstance(last, str) and os.path.basename(last) == name)
+        if len(states) == 1 and not is_last and not _contradicts(scores, epoch, step):
+            current = scalars.get(("callbacks", key, "current_score"))
+            yield monitor, state.get("current_score") if current is None else current()
+
+
+def _scores_by_file(
+    prefix: Path, state: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+) -> dict[str, Scalar]:
+    """Return the scores of the files that a callback keeps, the one that it kept last in the end."""
+    plain = state.get("best_k_models")
+    scores: dict[str, Scalar] = {}
+    for path, score in plain.items() if isinstance(plain, Mapping) else ():
+        if isinstance(path, str) and isinstance(score, int | float):
+            scores[path] = partial(_number, score)
+    return scores | {
+        str(path[3]): read for path, read in scalars.items() if len(path) == 4 and path[:3] == prefix
+    }
+
+
+def _contradicts(scores: Mapping[str, Scalar], epoch: float | None, step: int | None) -> bool:
+    """Tell whether the file that was kept last says that it was saved elsewhere in the run."""
+    if not scores:
+        return False
+    fields = parse_name(os.path.basename(list(scores)[-1]))
+    return fields.epoch not in (None, epoch) or fields.step not in (None, step)
+
+
+# Other places ---------------------------------------------------------------------------------------
+
+
+def _add_from_param_groups(answers: _Answers, metadata: Mapping[str, Any]) -> None:
     """Take the learning rate of the first parameter group of the first optimizer."""
     for key, value in [("", metadata), *metadata.items()]:
         if key and not OPTIMIZER.search(str(key)):
@@ -201,63 +377,45 @@ def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
         for index, optimizer in enumerate(optimizers):
             groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
             if isinstance(groups, list) and groups and isinstance(groups[0], Mapping):
-                place = f"{key}.{index}" if isinstance(value, list) else key
-                found.give(
-                    "learning_rate",
-                    _number(groups[0].get("lr")),
-                    f"key {f'{place}.param_groups[0].lr'.lstrip('.')}",
-                )
+                path = f"{key}.{index}" if isinstance(value, list) else key
+                origin = f"key {f'{path}.param_groups[0].lr'.lstrip('.')}"
+                answers.add("learning_rate", _number(groups[0].get("lr")), origin)
 
 
-def _from_only_step(found: _Gathered, scalars: Mapping[Path, Scalar]) -> None:
+def _add_from_only_step(answers: _Answers, scalars: Mapping[Path, Scalar]) -> None:
     """Take the step of wherever it lies, if a tensor is called that and no other is.
 
     A plain number at any depth would not do: settings have steps, too, and they are other ones.
     """
+    counters = (OPTIMIZER, MACHINERY, AVERAGE)  # they count their own steps
     for name in ("global_step", "step"):
-        paths = [path for path in scalars if path and path[-1] == name and _is_of_run(path)]
+        paths = [
+            path
+            for path in scalars
+            if path
+            and path[-1] == name
+            and all(isinstance(key, str) and not any(keys.search(key) for keys in counters) for key in path)
+        ]
         if len(paths) == 1:
             origin = f"tensor {'.'.join(map(str, paths[0]))}"
-            found.give("step", _counted(_integer(scalars[paths[0]]())), origin)
+            answers.add("step", _count(_integer(scalars[paths[0]]())), origin)
 
 
-def _is_of_run(path: Path) -> bool:
-    """Tell whether a path leads through nothing that counts its own steps."""
-    own = (OPTIMIZER, MACHINERY, AVERAGE)
-    return all(isinstance(key, str) and not any(one.search(key) for one in own) for key in path)
-
-
-def _from_settings(found: _Gathered) -> None:
-    """Take the learning rate that the run began with, where no current one is known."""
-    settings, origin = found.answers.get("hyper_parameters", {}), found.origin.get("hyper_parameters")
-    for rate in _RATE:
-        found.give("learning_rate", _number(settings.get(rate)), f"{origin}.{rate}")
-
-
-def _from_other_losses(found: _Gathered) -> None:
-    """Where the training loss is not recorded, take another one; the origin says which."""
-    for metric in _OTHER_LOSSES:
-        if metric in found.metrics:
-            found.give("loss", found.metrics[metric], found.origin[f"metrics.{metric}"])
-
-
-def is_told_by_name(state: TrainingState) -> bool:
-    """Tell whether some of a training state is known from a file's name, which a copy needn't have."""
-    return any(state.origin_of(name).kind == "name" for name in state.origin)
-
-
-def _from_name(found: _Gathered, name: str) -> None:
+def _add_from_name(answers: _Answers, name: str) -> None:
     fields = parse_name(name)
     origin = f"name {name}"
-    found.give("epoch", fields.epoch, origin)
-    found.give("step", fields.step, origin)
-    found.give("saved_at", fields.saved_at, origin)
+    answers.add("epoch", fields.epoch, origin)
+    answers.add("step", fields.step, origin)
+    answers.add("saved_at", fields.saved_at, origin)
     for metric, value in fields.metrics.items():
         if metric == "loss":
-            found.give("loss", value, origin)
-        elif metric not in found.metrics:
-            found.metrics[metric] = value
-            found.origin[f"metrics.{metric}"] = origin
+            answers.add("loss", value, origin)
+        elif metric not in answers.metrics:
+            answers.metrics[metric] = value
+            answers.origin[f"metrics.{metric}"] = origin
+
+
+# Numbers --------------------------------------------------------------------------------------------
 
 
 def _number(value: object) -> float | int | None:
@@ -279,11 +437,6 @@ def _integer(value: object) -> int | None:
     return number
 
 
-def _counted(number: float | int | None) -> float | int | None:
+def _count(number: float | int | None) -> float | int | None:
     """Return a count; some tools write -1 where they don't know."""
     return None if number is None or number < 0 else number
-
-
-def is_training_scalar(key: str | int) -> bool:
-    """Tell whether a key is one of those under which epoch, step, loss or learning rate are saved."""
-    return key in (*_EPOCH, *_STEP, *_LOSS, *_RATE)

@@ -18,7 +18,7 @@ from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.keras.layout import top_of
 from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
-from ckpttool.training import is_told_by_name
+from ckpttool.training import depends_on_name
 from ckpttool.wire.hdf5_writer import Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
@@ -239,7 +239,7 @@ def _sidecar(content: Content, paths: Mapping[str, Path], held: NativeContent) -
         else:
             is_native &= key in held.metadata and held.metadata[key] == value
     metadata = {} if is_native else content.metadata
-    is_known = content.training == TrainingState() or (is_native and not is_told_by_name(content.training))
+    is_known = content.training == TrainingState() or (is_native and not depends_on_name(content.training))
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
     is_known = is_known and not content.conventions
     if not native and not metadata and is_known and content.tree is None and not is_tied:

@@ -16,7 +16,7 @@ from ckpttool.dtypes import BY_SAFETENSORS
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.tensor import Tensor
-from ckpttool.training import is_told_by_name
+from ckpttool.training import depends_on_name
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer
@@ -127,7 +127,7 @@ def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, s
         }
         rest = content
         if native == metadata and (metadata or was_safetensors):
-            is_native = was_safetensors and not is_told_by_name(content.training)
+            is_native = was_safetensors and not depends_on_name(content.training)
             training = TrainingState() if is_native else content.training
             rest = replace(content, metadata={}, training=training)
         sidecar = sidecar_of(rest)

@@ -9,10 +9,9 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.formats.discovery import unit_at
-from ckpttool.measured import is_metric
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.look import look_at
-from ckpttool.training import training_state
+from ckpttool.training import is_metric, training_state
 
 
 def entry_of(path: Path) -> Entry:
