@@ -102,8 +102,8 @@ def _walk(
             status = os.lstat(os.path.join(directory, name))
         yield name, status
         if stat.S_ISDIR(status.st_mode):
-            for inner, found in _below(directory, name, levels - 1):
-                yield os.path.join(name, inner), found
+            for inner, below in _below(directory, name, levels - 1):
+                yield os.path.join(name, inner), below
 
 
 def _below(directory: str | int, name: str, levels: int) -> Iterator[tuple[str, os.stat_result]]:

@@ -26,32 +26,28 @@ def mount_points(below: str | None = None) -> frozenset[str] | None:
             lines = file.read().splitlines()
     except OSError:  # another system, or one without /proc
         return None
-    words = (line.split() for line in lines)
-    found = frozenset(_unescaped(one[_MOUNT_POINT]) for one in words if len(one) > _MOUNT_POINT)
+    escaped = (words[_MOUNT_POINT] for line in lines if len(words := line.split()) > _MOUNT_POINT)
+    points = frozenset(
+        os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), point)) for point in escaped
+    )
     if below is None:
-        return found
+        return points
     real = os.path.realpath(below)
-    return frozenset(path for path in found if _is_within(path, real))
+    return frozenset(point for point in points if _is_within(point, real))
 
 
-def _unescaped(path: bytes) -> str:
-    return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), path))
-
-
-def require_unmounted(directory: str | int, names: Iterable[str], found: Contents | None = None) -> None:
+def require_unmounted(directory: str | int, names: Iterable[str], known: Contents | None = None) -> None:
     """Require that nothing is mounted at or below some names of a directory; one that is not there is fine.
 
-    Args:
-        directory: Its path, or its open descriptor.
-        names: Paths relative to it.
-        found: What lies there, where that is known.
+    The directory is given by its path, or by its open descriptor; ``known`` is what lies at the names, if
+    somebody has looked.
     """
     names = list(names)
     points = mount_points()
     if points is None:
-        crosses = any(_crosses(directory, name) for name in names) if found is None else found.crosses
+        crosses = any(_crosses(directory, name) for name in names) if known is None else known.crosses
     else:
-        crosses = (found is not None and found.crosses) or is_mounted(directory, names, points)
+        crosses = (known is not None and known.crosses) or is_mounted(directory, names, points)
     if crosses:
         raise OSError(errno.EBUSY, HOLDS_MOUNT)
 
@@ -68,15 +64,12 @@ def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]
     points = list(points)
     if not points:
         return False
-    real = _real(directory)
+    if isinstance(directory, int):
+        real = os.readlink(f"/proc/self/fd/{directory}")
+    else:
+        real = os.path.realpath(directory)
     near = [path for path in points if _is_within(path, real)]
     return bool(near) and any(_is_within(path, os.path.join(real, name)) for name in names for path in near)
-
-
-def _real(directory: str | int) -> str:
-    if isinstance(directory, int):
-        return os.readlink(f"/proc/self/fd/{directory}")
-    return os.path.realpath(directory)
 
 
 def _is_within(path: str, directory: str) -> bool:

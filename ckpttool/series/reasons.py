@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 
 class Code(Enum):
@@ -74,6 +75,6 @@ class NotUndone(Problem):
 
 def true_of_all(warnings: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the warnings of several directories once; "matched nothing" only if it is true of all of them."""
-    for warning in dict.fromkeys(warning for one in warnings for warning in one):
-        if code_of(warning) is not Code.MATCHED_NOTHING or all(warning in one for one in warnings):
+    for warning in dict.fromkeys(chain.from_iterable(warnings)):
+        if code_of(warning) is not Code.MATCHED_NOTHING or all(warning in of_one for of_one in warnings):
             yield warning

@@ -73,9 +73,8 @@ def all_places(paths: Iterable[str]) -> set[str]:
 
 def named_above(root: str) -> dict[str, str]:
     """Return the places below a directory that indexes above it name, with the index."""
-    return {
-        place: index for path, index in named_from_above(root).items() for place in places_on_the_way(path)
-    }
+    named = named_from_above(root)
+    return {place: index for path, index in named.items() for place in places_on_the_way(path)}
 
 
 def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:

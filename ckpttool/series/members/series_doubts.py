@@ -71,14 +71,11 @@ def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | 
     sound = [entry for entry in entries if entry.is_sound]
     if len(sound) > 1 and not has_order(sound):
         return UNORDERED
-    is_declared = all(entry.fields.blank in declared for entry in entries)
-    return None if is_declared or not _counts_stand_still(sound) else EQUALLY_LONG
-
-
-def _counts_stand_still(sound: Sequence[Entry]) -> bool:
-    """Tell whether epochs and steps inside are there, and all the same."""
+    if all(entry.fields.blank in declared for entry in entries):
+        return None
     counts = {entry.inside for entry in sound}
-    return len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
+    stands_still = len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
+    return EQUALLY_LONG if stands_still else None
 
 
 def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
@@ -89,7 +86,10 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     if not any(value is not None for value in fields.position):
         return METRICS_ALONE if fields.blank != entries[0].name else None
     if fields.blank in declared:
-        return None if _is_ordered(entries, sound) else UNORDERED
+        # More than files' times has to order what somebody declares a series.
+        has_names = all(any(value is not None for value in entry.fields.position) for entry in entries)
+        inside = zip(*(entry.inside for entry in sound), strict=True)
+        return None if has_names or any(None not in counts for counts in inside) else UNORDERED
     # Paddle Fluid's serials count its saves.
     are_serials = all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
     if fields.number is None or is_counted(sound) or are_serials:
@@ -103,13 +103,6 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     if not fields.is_ordinal:
         return NOT_COUNTED
     return CONTRADICTED if _contradicts(sound) else None
-
-
-def _is_ordered(entries: Sequence[Entry], sound: Sequence[Entry]) -> bool:
-    """Tell whether there is more than files' times to order what somebody calls a series."""
-    if all(any(place is not None for place in entry.fields.position) for entry in entries):
-        return True
-    return any(None not in column for column in zip(*(entry.inside for entry in sound), strict=True))
 
 
 def is_counted(sound: Sequence[Entry]) -> bool:

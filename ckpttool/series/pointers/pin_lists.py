@@ -173,12 +173,13 @@ def lists_for(directory: str) -> list[str]:
     The search ends after the home directory, and where the file system ends.
     """
     real = os.path.realpath(directory)
-    own = [os.path.join(directory, PINS)] if os.path.lexists(os.path.join(real, PINS)) else []
-    return own + [
-        _path_beside(directory, real, above)
-        for above in _directories_above(real)
-        if os.path.lexists(os.path.join(above, PINS))
-    ]
+    lists = [os.path.join(directory, PINS)] if os.path.lexists(os.path.join(real, PINS)) else []
+    for above in _directories_above(real):
+        if os.path.lexists(os.path.join(above, PINS)):
+            # As one would write it beside the directory, if that leads there.
+            near = os.path.normpath(os.path.join(directory, os.path.relpath(above, real)))
+            lists.append(os.path.join(near if os.path.realpath(near) == above else above, PINS))
+    return lists
 
 
 def _directories_above(directory: str) -> Iterator[str]:
@@ -194,12 +195,6 @@ def _device(directory: str) -> int | None:
         return os.stat(directory).st_dev
     except OSError:  # it is not there, or may not be looked at
         return None
-
-
-def _path_beside(directory: str, real: str, above: str) -> str:
-    """Return a list's path as one would write it beside a directory's."""
-    near = os.path.normpath(os.path.join(directory, os.path.relpath(above, real)))
-    return os.path.join(near if os.path.realpath(near) == above else above, PINS)
 
 
 def pins_above(directory: str) -> Iterator[Pin]:

@@ -27,7 +27,7 @@ from ckpttool.series.resuming.writers import (
     MOMENTS,
     SYSTEM,
     Tell,
-    Unsettled,
+    UnfinishedSave,
     WaitClock,
     Watch,
     temporary_files,
@@ -151,7 +151,7 @@ def latest(
             look = search.look(surveyed, reads=True)
             if watch.wait(look.unsettled):
                 continue
-        changing = {one.path for one in watch.changed_meanwhile([*look.unsettled, *look.quiet])} - refused
+        changing = {save.path for save in watch.changed_meanwhile([*look.unsettled, *look.quiet])} - refused
         if changing:
             refused |= changing
             continue
@@ -159,7 +159,7 @@ def latest(
             raise _unreadable_error(os.fspath(directory), look.unreadable)
         if look.latest.entry is None and look.unsafe:
             raise _none_safe_error(os.fspath(directory), look.unsafe)
-        waited_for = tuple(one.path for one in watch.waited_for)
+        waited_for = tuple(save.path for save in watch.waited_for)
         return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=best)
 
 
@@ -195,8 +195,8 @@ class _LookAnswer:
     """
 
     latest: Latest
-    unsettled: Sequence[Unsettled] = ()
-    quiet: Sequence[Unsettled] = ()
+    unsettled: Sequence[UnfinishedSave] = ()
+    quiet: Sequence[UnfinishedSave] = ()
     unreadable: Sequence[tuple[str, str]] = ()
     unsafe: Sequence[Entry] = ()
 
@@ -219,7 +219,12 @@ class _Search:
         except NotFound as error:
             if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
                 raise
-            _require_never_made(os.fspath(self.directory))
+            # One that was never made is no error: but no link on the way may lead nowhere.
+            path = bare(os.fspath(self.directory))
+            while path and not os.path.lexists(path):
+                path = os.path.dirname(path)
+            if path and not os.path.exists(path):
+                raise from_os_error(FileNotFoundError(), path) from error
             return error
 
     def look(self, surveyed: Survey | NotFound, *, reads: bool) -> _LookAnswer:
@@ -241,8 +246,8 @@ class _Search:
             passed += [(entry, why) for entry, why in lacking if entry.path not in known]
         return _LookAnswer(
             self._answer(surveyed, chosen, passed),
-            [one for one in unsettled if self._is_recent(one)],
-            [one for one in unsettled if not self._is_recent(one)],
+            [save for save in unsettled if self._is_recent(save)],
+            [save for save in unsettled if not self._is_recent(save)],
             _unreadable_paths(surveyed, passed),
             [entry for entry, why in passed if code_of(why) is Code.UNSAFE],
         )
@@ -307,7 +312,7 @@ class _Search:
         chosen: Entry | None,
         passed: Sequence[tuple[Entry, str]],
         unsound: Sequence[tuple[Entry, str]],
-    ) -> Iterator[Unsettled]:
+    ) -> Iterator[UnfinishedSave]:
         """Yield what a writer may still be at that would come before the one that was chosen."""
         paths = set()
         no_value = [(entry, entry.fault) for entry in surveyed.entries if self.query.best and entry.fault]
@@ -323,7 +328,7 @@ class _Search:
         for file in temporary_files(surveyed, self.query.exclude):
             if file.path not in paths and self._is_before(file.fields.step):
                 directory, name = os.path.split(file.path)
-                yield Unsettled(
+                yield UnfinishedSave(
                     file.path,
                     "being written",
                     directory or os.curdir,
@@ -332,8 +337,8 @@ class _Search:
                     modified_ns=file.modified_ns,
                 )
 
-    def _is_recent(self, one: Unsettled) -> bool:
-        return self._age(one.modified_ns) < (2 * MOMENTS if one.is_whole else GONE_SECONDS)
+    def _is_recent(self, save: UnfinishedSave) -> bool:
+        return self._age(save.modified_ns) < (2 * MOMENTS if save.is_whole else GONE_SECONDS)
 
     def _age(self, modified_ns: int) -> float:
         return self.now - modified_ns / 1e9
@@ -371,8 +376,8 @@ def _newest_of(
         yield next(turns[entry.group])
 
 
-def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:
-    return Unsettled(
+def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> UnfinishedSave:
+    return UnfinishedSave(
         entry.path,
         why,
         entry.directory,
@@ -381,15 +386,6 @@ def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> Unset
         is_whole,
         entry.modified_ns,
     )
-
-
-def _require_never_made(directory: str) -> None:
-    """Require that a directory that isn't there was never made: no link on the way leads nowhere."""
-    path = bare(directory)
-    while path and not os.path.lexists(path):
-        path = os.path.dirname(path)
-    if path and not os.path.exists(path):
-        raise from_os_error(FileNotFoundError(), path)
 
 
 def _without_sound(surveyed: Survey) -> Iterator[Entry]:

@@ -117,7 +117,7 @@ SYSTEM = _SystemClock()
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class UnfinishedSave:
     """Something that may not be finished.
 
     Attributes:
@@ -166,7 +166,7 @@ class Watch:
         self._changed: set[str] = set()
         self.writing: set[str] = set()
         self._has_glimpsed = False
-        self.waited_for: list[Unsettled] = []
+        self.waited_for: list[UnfinishedSave] = []
         self.waited = 0.0
 
     @property
@@ -174,83 +174,87 @@ class Watch:
         """Return the seconds that are left."""
         return self._seconds - (self.clock.monotonic() - self._begun)
 
-    def wait(self, unsettled: Sequence[Unsettled]) -> bool:
+    def wait(self, unsettled: Sequence[UnfinishedSave]) -> bool:
         """Wait until something of it has been finished, and all is to be looked at again.
 
         Returns:
             False where nothing is unsettled, or no time is left.
         """
-        pending = [one for one in unsettled if not self._is_quiet(one)]
+        pending = [save for save in unsettled if not self._is_quiet(save)]
         if not pending or self.remaining <= 0:
             return False
         seconds = max(self.remaining, 0) if self._announced else self._seconds
-        for one in pending:
-            if one.path not in self._announced:
-                self._announced.add(one.path)
-                self.waited_for.append(one)
-                self._tell(f"waiting up to {seconds:.0f} s for {one.path}: {one.why}")
+        for save in pending:
+            if save.path not in self._announced:
+                self._announced.add(save.path)
+                self.waited_for.append(save)
+                self._tell(f"waiting up to {seconds:.0f} s for {save.path}: {save.why}")
         started = self.clock.monotonic()
-        seen = {one.path: one.seen for one in pending}
+        seen = {save.path: save.seen for save in pending}
         names = _names_around(pending)
         # Each is looked at in every round, whatever another came to.
-        while self.remaining > 0 and not any([self._has_finished(one, seen) for one in pending]):
+        while self.remaining > 0 and not any([self._has_finished(save, seen) for save in pending]):
             self.clock.sleep(min(POLL_SECONDS, self.remaining))
             if _names_around(pending) != names:
                 break
         self.waited += self.clock.monotonic() - started
         return True
 
-    def growing(self, quiet: Sequence[Unsettled]) -> list[Unsettled]:
+    def growing(self, quiet: Sequence[UnfinishedSave]) -> list[UnfinishedSave]:
         """Return what changes though its time says that nobody is at it: a server's clock may be behind.
 
         The first time it takes a moment; whoever is known to write then is waited for like all others.
         """
         is_first, self._has_glimpsed = not self._has_glimpsed, True
         if quiet and is_first and self.remaining > 0:
-            before = {one.path: one.seen for one in quiet}
+            before = {save.path: save.seen for save in quiet}
             self.clock.sleep(min(MOMENTS, self.remaining))
-            self.writing.update(one.path for one in quiet if _state(one) != before[one.path])
-        return [replace(one, why=f"{one.why}, and it changes") for one in quiet if one.path in self.writing]
-
-    def changed_meanwhile(self, unsettled: Iterable[Unsettled]) -> list[Unsettled]:
-        """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""
+            self.writing.update(save.path for save in quiet if _state(save) != before[save.path])
         return [
-            one for one in unsettled if one.is_whole and one.path in self._changed and not self._is_quiet(one)
+            replace(save, why=f"{save.why}, and it changes") for save in quiet if save.path in self.writing
         ]
 
-    def _has_finished(self, one: Unsettled, seen: dict[str, State]) -> bool:
-        """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""
-        if one.is_whole:
-            return self._is_quiet(one)
-        before, seen[one.path] = seen[one.path], _state(one)
-        now = seen[one.path]
-        return now != before and (now is None or _is_sound(one.path))
+    def changed_meanwhile(self, unsettled: Iterable[UnfinishedSave]) -> list[UnfinishedSave]:
+        """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""
+        return [
+            save
+            for save in unsettled
+            if save.is_whole and save.path in self._changed and not self._is_quiet(save)
+        ]
 
-    def _is_quiet(self, one: Unsettled) -> bool:
+    def _has_finished(self, save: UnfinishedSave, seen: dict[str, State]) -> bool:
+        """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""
+        if save.is_whole:
+            return self._is_quiet(save)
+        before, seen[save.path] = seen[save.path], _state(save)
+        now = seen[save.path]
+        return now != before and (now is None or _is_sound(save.path))
+
+    def _is_quiet(self, save: UnfinishedSave) -> bool:
         """Look at what is whole, and tell whether it has been as it is for a moment."""
-        if not one.is_whole:
+        if not save.is_whole:
             return False
         now = self.clock.monotonic()
-        state = _state(one)
-        before, since = self._since.get(one.path, (one.seen, self.clock.monotonic()))
+        state = _state(save)
+        before, since = self._since.get(save.path, (save.seen, self.clock.monotonic()))
         if state != before:
-            self._changed.add(one.path)
+            self._changed.add(save.path)
             since = self.clock.monotonic()
-        self._since[one.path] = state, since
-        return now - since >= one.moments
+        self._since[save.path] = state, since
+        return now - since >= save.moments
 
 
-def _state(one: Unsettled) -> State:
+def _state(save: UnfinishedSave) -> State:
     try:
-        return contents(one.directory, one.members).files
+        return contents(save.directory, save.members).files
     except OSError:  # a part of it has gone
         return None
 
 
-def _names_around(unsettled: Iterable[Unsettled]) -> frozenset[str]:
+def _names_around(unsettled: Iterable[UnfinishedSave]) -> frozenset[str]:
     """Return what lies beside it: whatever comes or goes there may be what we wait for."""
     paths: set[str] = set()
-    for directory in {one.directory for one in unsettled}:
+    for directory in {save.directory for save in unsettled}:
         try:
             paths.update(os.path.join(directory, name) for name in os.listdir(directory))
         except OSError:  # it has gone

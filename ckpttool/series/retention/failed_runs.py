@@ -68,8 +68,8 @@ def failed_runs(
     Where times contradict the order, or counts one another, a run failed only if all that may be its newest
     say so: one that was restarted goes on.
     """
-    found = {one.key: _series_failure(one, now, busy, jobs) for one in groups}
-    return {key: reason for key, reason in found.items() if reason is not None}
+    failures = {group.key: _series_failure(group, now, busy, jobs) for group in groups}
+    return {key: reason for key, reason in failures.items() if reason is not None}
 
 
 def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int | None) -> str | None:

@@ -75,16 +75,20 @@ def _sound_series(chosen: Chosen, rules: Collection[str]) -> list[list[Entry]]:
 
 def unmatched_names(chosen: Chosen, root: str) -> list[str]:
     """Return a warning for each glob of names to keep that no checkpoint has."""
-    given = dict.fromkeys(glob for _, policy in chosen if policy is not None for glob in policy.keep_names)
-    globs = Globs(tuple(given), root)
+    kept = [(group, policy.keep_names) for group, policy in chosen if policy is not None]
+    globs = dict.fromkeys(glob for _, names in kept for glob in names)
+    matcher = Globs(tuple(globs), root)
     matched = {
         glob
-        for one, policy in chosen
-        if policy is not None and policy.keep_names
-        for entry in one.entries
-        for place in entry.places
-        for glob in globs.of(place)
-        if glob in policy.keep_names
+        for group, names in kept
+        if names
+        for entry in group.entries
+        for path in entry.places
+        for glob in matcher.of(path)
+        if glob in names
     }
-    unmatched = (f"--keep-name {glob!r} {MATCHED_NOTHING}" for glob in given if glob not in matched)
-    return [Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched]
+    return [
+        Reason(Code.MATCHED_NOTHING, f"--keep-name {glob!r} {MATCHED_NOTHING}")
+        for glob in globs
+        if glob not in matched
+    ]
