@@ -26,8 +26,7 @@ _CLICK_ERROR: type[Exception] = next(
 app = typer.Typer(
     name="ckpttool",
     cls=Commands,
-    help="Tell what a machine-learning checkpoint is and whether it is intact, convert it, and keep "
-    "directories of them tidy.",
+    help="Inspect, verify, compare, convert and prune machine-learning checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -99,7 +98,7 @@ def _unforeseen_text(error: Exception) -> str:
         try:
             os.getcwd()
         except OSError:
-            return "the working directory is not there any more"
+            return "the working directory no longer exists"
     return f"internal error: {type(error).__name__}: {error} (CKPTTOOL_DEBUG=1 shows where)"
 
 

@@ -31,22 +31,24 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS = {
-    "inspect": CommandEntry("inspect", "inspect", "Tell what a checkpoint is."),
-    "verify": CommandEntry("verify", "verify", "Check that it is intact, sane and safe, and still predicts."),
+    "inspect": CommandEntry("inspect", "inspect", "Show what a checkpoint contains."),
+    "verify": CommandEntry("verify", "verify", "Check that checkpoints are intact, sane and safe."),
     "list": CommandEntry(
-        "list", "list_", "List the checkpoints of a directory, series by series.", is_grouped=True
+        "list", "list_", "List the checkpoints in a directory, series by series.", is_grouped=True
     ),
     "latest": CommandEntry("latest", "latest", "Print the path of the newest intact checkpoint."),
-    "diff": CommandEntry("diff", "diff", "Tell how checkpoints differ, whatever their formats."),
-    "convert": CommandEntry("convert", "convert", "Write a checkpoint in another format, and compare it."),
-    "merge": CommandEntry("convert", "merge", "Put the parts that a distributed job wrote together."),
-    "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy.", is_grouped=True),
-    "rename": CommandEntry(
-        "rename", "rename", "Bring the names of checkpoints to a convention.", is_grouped=True
+    "diff": CommandEntry("diff", "diff", "Show how checkpoints differ, whatever their formats."),
+    "convert": CommandEntry(
+        "convert", "convert", "Convert a checkpoint to another format and compare the result."
     ),
-    "undo": CommandEntry("undo", "undo", "Take back the last prune --trash or rename."),
-    "pin": CommandEntry("pin", "pin", "Keep checkpoints from being pruned."),
-    "unpin": CommandEntry("pin", "unpin", "Take pins back."),
+    "merge": CommandEntry(
+        "convert", "merge", "Merge the parts that a distributed job wrote into one checkpoint."
+    ),
+    "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy.", is_grouped=True),
+    "rename": CommandEntry("rename", "rename", "Rename checkpoints by a template.", is_grouped=True),
+    "undo": CommandEntry("undo", "undo", "Undo the last prune --trash or rename."),
+    "pin": CommandEntry("pin", "pin", "Protect checkpoints from pruning."),
+    "unpin": CommandEntry("pin", "unpin", "Remove pins."),
 }
 
 

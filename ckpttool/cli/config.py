@@ -131,12 +131,10 @@ def _read_bytes(path: str, *, is_named: bool) -> bytes:
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
             if status.st_size > MAX_BYTES:
-                raise UsageError(f"{path}: no configuration (a file of at most {MAX_BYTES:,} bytes)")
+                raise UsageError(f"{path}: not a configuration (a file of at most {MAX_BYTES:,} bytes)")
             doubt = None if is_named else ownership_doubt(link) or ownership_doubt(status)
             if doubt is not None:
-                raise UsageError(
-                    f"{path}: {doubt}, so it is not believed (--config {path} uses it all the same)"
-                )
+                raise UsageError(f"{path}: {doubt}, so it is not trusted (--config {path} uses it anyway)")
             return file.read(MAX_BYTES)
     except OSError as failure:
         raise from_os_error(failure, path) from failure
@@ -154,9 +152,9 @@ def ownership_doubt(status: os.stat_result) -> str | None:
     if stat.S_ISLNK(status.st_mode):  # a link's own mode says nothing
         return None
     if status.st_mode & stat.S_IWOTH:
-        return "every user may write it"
+        return "every user can write to it"
     if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
-        return "other users of its group may write it"
+        return "other users of its group can write to it"
     return None
 
 

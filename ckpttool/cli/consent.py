@@ -47,7 +47,7 @@ class Consent:
         self._has_answered = True
         word = answer.strip().lower()
         if not self.asks and word not in ("y", "yes", "n", "no", ""):
-            problem = f"stdin says {word!r:.40}, which is no answer; nothing was changed"
+            problem = f"stdin says {word!r:.40}, which is not an answer; nothing was changed"
             say_error(f"{problem} (y or n; --yes leaves stdin alone)")
         return word in ("y", "yes")
 

@@ -42,26 +42,27 @@ To = Annotated[
         "--to",
         metavar="FORMAT",
         help="pytorch, safetensors, tensorflow, savedmodel, keras, keras-h5, hdf5, numpy, fluid, torch-dcp. "
-        "[default: what DST's name says]",
+        "[default: by DST's name]",
         show_default=False,
     ),
 ]
 OnlyOption = Annotated[
     TensorSelection,
-    typer.Option("--only", help="All, or the model's weights under the names that a model expects."),
+    typer.Option("--only", help="Everything, or only the weights, under the names that a model expects."),
 ]
 DtypeOption = Annotated[
-    Float | None, typer.Option("--dtype", help="Convert floating tensors to it.", show_default=False)
+    Float | None,
+    typer.Option("--dtype", help="Convert floating-point tensors to this type.", show_default=False),
 ]
 LayoutOption = Annotated[
-    TargetLayout, typer.Option("--layout", help="Bring weights to a framework's layout and names.")
+    TargetLayout, typer.Option("--layout", help="Convert weights to a framework's layout and names.")
 ]
 Map = Annotated[
     str | None,
     typer.Option(
         "--map",
         metavar="FILE",
-        help="Say in TOML what tensors become: names, transposes, splits, joins.",
+        help="Read names, transposes, splits and joins of tensors from a TOML file.",
         show_default=False,
     ),
 ]
@@ -70,34 +71,34 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="FILE",
-        help="Take names, layouts and architecture of FILE, another checkpoint of the same network.",
+        help="Take names, layouts and architecture from another checkpoint of the same network.",
         show_default=False,
     ),
 ]
-ByOrder = Annotated[bool, typer.Option("--by-order", help="Pair layers that are alike by their order.")]
+ByOrder = Annotated[bool, typer.Option("--by-order", help="Pair similar layers by their order.")]
 ShardSize = Annotated[
     str | None,
     typer.Option(
         "--shard-size",
         metavar="SIZE",
-        help="Write a directory of files of at most SIZE: 5GB, 500MiB.",
+        help="Write a directory of files of at most SIZE each: 5GB, 500MiB.",
         show_default=False,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the checkpoint that stands at DST.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be written; write nothing.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing checkpoint at DST.")]
 Strict = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Refuse where anything can't be carried, or PyTorch needs weights_only=False."
+        "--strict", help="Fail if anything can't be carried over, or PyTorch needs weights_only=False."
     ),
 ]
 
 
 def convert(
     context: typer.Context,
-    source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="A checkpoint.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="What is to be written.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="The checkpoint to convert.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="The path to write.")],
     to: To = None,
     only: OnlyOption = TensorSelection.ALL,
     dtype: DtypeOption = None,
@@ -113,10 +114,10 @@ def convert(
     jobs: Jobs = None,
     quiet: Quiet = False,
 ) -> int:
-    """Write a checkpoint in another format, and compare every bit.
+    """Convert a checkpoint to another format and compare every bit.
 
-    DST appears whole or not at all. What is not a tensor travels too: epoch, optimizer groups, containers.
-    Exit status: 0 written and compared, 1 what was written differed and was removed, 2 not possible.
+    DST is written completely or not at all. Epoch, optimizer groups, containers and other metadata are
+    carried along. Exit status: 0 written and equal, 1 the result differed and was removed, 2 not possible.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.formats import open_checkpoint
@@ -138,10 +139,10 @@ def merge(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SRC…", readable=False, help="The parts: files, directories, an index, a prefix."
+            metavar="SRC…", readable=False, help="The parts: files, directories, an index or a prefix."
         ),
     ],
-    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="What is to be written.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="The path to write.")],
     to: To = None,
     only: OnlyOption = TensorSelection.ALL,
     dtype: DtypeOption = None,
@@ -157,10 +158,10 @@ def merge(
     jobs: Jobs = None,
     quiet: Quiet = False,
 ) -> int:
-    """Put the parts of a distributed job together into one whole.
+    """Merge the parts that a distributed job wrote into one checkpoint.
 
-    Parts that are missing, there twice, or of another save are refused. DST appears whole or not at all.
-    Exit status: 0 written and compared, 1 what was written differed and was removed, 2 not possible.
+    Missing parts, duplicates and parts of another save are errors. DST is written completely or not at all.
+    Exit status: 0 written and equal, 1 the result differed and was removed, 2 not possible.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.merge import open_parts, plan_merge

@@ -59,55 +59,57 @@ def diff(
     rtol: Annotated[
         float | None,
         typer.Option(
-            "--rtol", metavar="X", min=0, help="Let values differ by X times A's.", show_default=False
+            "--rtol", metavar="X", min=0, help="Allow values to differ by X times A's.", show_default=False
         ),
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option("--atol", metavar="X", min=0, help="Let values differ by X.", show_default=False),
+        typer.Option("--atol", metavar="X", min=0, help="Allow values to differ by X.", show_default=False),
     ] = None,
     bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="Compare bits: +0 is not -0, and one NaN not another.")
+        bool, typer.Option("--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.")
     ] = False,
     layout: Annotated[
         ComparedLayout,
-        typer.Option("--layout", help="Bring both to one layout where rules say how, or compare as stored."),
+        typer.Option("--layout", help="Convert both to one layout if rules say how, or compare as stored."),
     ] = ComparedLayout.AUTO,
     map: Annotated[
         str | None,
-        typer.Option("--map", metavar="FILE", help="Say in TOML which tensor is which.", show_default=False),
+        typer.Option(
+            "--map", metavar="FILE", help="Read from a TOML file which tensor is which.", show_default=False
+        ),
     ] = None,
-    no_rename: Annotated[bool, typer.Option("--no-rename", help="Look for no renamed tensors.")] = False,
+    no_rename: Annotated[bool, typer.Option("--no-rename", help="Don't look for renamed tensors.")] = False,
     only: Annotated[
-        TensorSelection, typer.Option("--only", help="Compare the model's weights alone, or all.")
+        TensorSelection, typer.Option("--only", help="Compare only the model's weights, or everything.")
     ] = TensorSelection.ALL,
     ignore: Annotated[
-        list[str], typer.Option("--ignore", metavar="GLOB", help="Leave out what matches. May be repeated.")
+        list[str], typer.Option("--ignore", metavar="GLOB", help="Ignore what matches. May be repeated.")
     ] = [],  # noqa: B006 - Typer copies it
     json: Json = False,
-    all: Annotated[bool, typer.Option("--all", help="Show every row, not just the first 40.")] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="Count by module; show no single tensor.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Show all rows, not just the first 40.")] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Count changes by module; list no tensors.")] = False,
     name_only: Annotated[
-        bool, typer.Option("--name-only", help="Print names alone: M changed, R renamed, D removed, A added.")
+        bool, typer.Option("--name-only", help="Print only names: M changed, R renamed, D removed, A added.")
     ] = False,
     plot: Annotated[
         str | None,
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Draw how far each layer moved: .svg, .png or .html.",
+            help="Plot how far each layer moved: .svg, .png or .html.",
             show_default=False,
         ),
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Compare what can be read where something can't.")
+        bool, typer.Option("--keep-going", help="If something can't be read, compare the rest.")
     ] = False,
     jobs: Jobs = None,
     quiet: Quiet = False,
 ) -> int:
-    """Tell how checkpoints differ, whatever their formats.
+    """Show how checkpoints differ, whatever their formats.
 
-    Tensors are paired by name, convention or content; epoch, step, loss and settings are compared as well. Of
+    Tensors are paired by name, convention or content; epoch, step, loss and settings are compared, too. With
     three or more, each is compared with the one before. Exit status: 0 equal, 1 different, 2 not compared.
     """
     from ckpttool.ops.diff import DiffWishes
@@ -146,12 +148,12 @@ def _check_options(
     if len(flags) > 1:
         raise UsageError(f"{flags[0]} and {flags[1]} exclude each other")
     if len(paths) > 2 and views and not output.json:
-        raise UsageError(f"{flags[0]} goes with two checkpoints")
+        raise UsageError(f"{flags[0]} needs exactly two checkpoints")
     for flag, value in limits.items():
         if value is not None and bitwise:
             raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
         if value is not None and not math.isfinite(value):
-            raise UsageError(f"{flag} {value}: with it everything would be equal")
+            raise UsageError(f"{flag} {value}: everything would be equal")
 
 
 # Two checkpoints ------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
     if (ordered := _training_order(paths)) != [*paths]:
         paths = ordered
         if not output.quiet:
-            say("compared in the order of training: the names sort in another")
+            say("compared in training order, not in the order of the names")
     sizes = []
     for path in paths:  # what can't be opened is told before anything is read
         with open_checkpoint(path) as checkpoint:

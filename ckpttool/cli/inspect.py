@@ -20,19 +20,19 @@ def inspect(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH...", readable=False, show_default=False, help="Files, directories, indexes."
+            metavar="PATH...", readable=False, show_default=False, help="Files, directories or indexes."
         ),
     ],
     json: Json = False,
-    all: Annotated[bool, typer.Option("--all", help="Show every tensor, not just the first 40.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Show all tensors, not just the first 40.")] = False,
     filter: Annotated[
         str | None,
         typer.Option(
-            "--filter", metavar="GLOB", help="Show tensors with matching names.", show_default=False
+            "--filter", metavar="GLOB", help="Show only tensors with matching names.", show_default=False
         ),
     ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")
+        bool, typer.Option("--stats", help="Read the values; show min, max, mean, std, zeros, NaN, Inf.")
     ] = False,
     field: Annotated[
         str | None,
@@ -42,10 +42,10 @@ def inspect(
     ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Tell what a checkpoint is.
+    """Show what a checkpoint contains.
 
-    Format, size, epoch, step, loss, parameters, and the tensors by module; no framework is imported and
-    nothing in the file is run. Of a directory of several, the newest is shown.
+    Format, size, epoch, step, loss, parameters, and tensors by module. No framework is imported, and no code
+    in the file is run. If a directory holds several checkpoints, the newest is shown.
     """
     from ckpttool.ops.inspect import inspect as inspect_one
     from ckpttool.report import has_errors

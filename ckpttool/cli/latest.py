@@ -24,7 +24,7 @@ Verify = Annotated[
     Depth,
     typer.Option(
         "--verify",
-        help="Read every byte of the answer, or check its structure. [default: full]",
+        help="Read every byte of the result, or check only its structure. [default: full]",
         show_default=False,
     ),
 ]
@@ -33,18 +33,20 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="FILE",
-        help="Take metrics from this log, too: CSV, JSON lines or TensorBoard. May be repeated.",
+        help="Also read metrics from this log: CSV, JSON lines or TensorBoard. May be repeated.",
         show_default=False,
     ),
 ]
 Before = Annotated[
     str | None,
-    typer.Option("--before", metavar="STEP", help="One that was saved before this step.", show_default=False),
+    typer.Option(
+        "--before", metavar="STEP", help="Print the newest saved before this step.", show_default=False
+    ),
 ]
 AllowUnsafe = Annotated[
     bool,
     typer.Option(
-        "--allow-unsafe", help="Take one that runs code when it is loaded, too.", show_default=False
+        "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", show_default=False
     ),
 ]
 Wait = Annotated[
@@ -52,7 +54,7 @@ Wait = Annotated[
     typer.Option(
         "--wait",
         metavar="TIME",
-        help="Let a writer finish the newest, for 60 seconds or 2m at most.",
+        help="Wait at most TIME (60 seconds, or 2m) until the newest is written.",
         show_default=False,
     ),
 ]
@@ -68,10 +70,11 @@ def latest(
     max_depth: MaxDepth = None,
     verify: Verify = Depth.FULL,
     best: Annotated[
-        str | None, typer.Option("--best", metavar="METRIC", help="That of the best METRIC instead.")
+        str | None,
+        typer.Option("--best", metavar="METRIC", help="Print the checkpoint with the best METRIC instead."),
     ] = None,
     mode: Annotated[
-        Mode | None, typer.Option("--mode", help="Whether the least or the greatest is best.")
+        Mode | None, typer.Option("--mode", help="Whether the lowest or the highest value is best.")
     ] = None,
     metrics: Metrics = [],
     before: Before = None,
@@ -79,7 +82,7 @@ def latest(
     wait: Wait = "0",
     jobs: Jobs = None,
 ) -> int:
-    """Print the path of the newest intact checkpoint; status 1 where there is none."""
+    """Print the path of the newest intact checkpoint; exit with 1 if there is none."""
     from ckpttool.amounts import seconds
     from ckpttool.series.members.full_read import no_progress
     from ckpttool.series.resuming.latest import latest as find_latest
@@ -107,7 +110,7 @@ def latest(
             _tell(f"waited {found.waited:.1f} s for {names}{more}")
         say_journals(found.journals)
         for path, message in grouped_messages(found.passed_over):
-            say_warning(f"{path}: passed over: {message}")
+            say_warning(f"{path}: skipped: {message}")
         for warning in found.warnings:
             say_warning(warning)
     try:

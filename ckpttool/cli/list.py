@@ -48,12 +48,12 @@ Sort = Annotated[
     typer.Option(
         "--sort",
         metavar="KEY",
-        help="Sort by epoch, step, age, size, name or a metric, the least first.",
+        help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
         show_default=False,
         rich_help_panel=SHOWN,
     ),
 ]
-Reverse = Annotated[bool, typer.Option("--reverse", help="Turn the order around.", rich_help_panel=SHOWN)]
+Reverse = Annotated[bool, typer.Option("--reverse", help="Reverse the order.", rich_help_panel=SHOWN)]
 Best = Annotated[
     str | None,
     typer.Option(
@@ -69,7 +69,7 @@ BestMode = Annotated[
     Mode | None,
     typer.Option(
         "--mode",
-        help="Whether its least or its greatest value is best.",
+        help="Whether the lowest or the highest value is best.",
         show_default=False,
         rich_help_panel=SHOWN,
     ),
@@ -78,32 +78,28 @@ Flat = Annotated[
     bool | None,
     typer.Option(
         "--flat/--grouped",
-        help="One table of all, or one for each series. [default: grouped on a terminal, flat elsewhere]",
+        help="Show one table, or one for each series. [default: grouped on a terminal, flat elsewhere]",
         show_default=False,
         rich_help_panel=SHOWN,
     ),
 ]
 Long = Annotated[
     bool,
-    typer.Option(
-        "--long", "-l", "--verbose", "-v", help="Show all that is known, in full.", rich_help_panel=SHOWN
-    ),
+    typer.Option("--long", "-l", "--verbose", "-v", help="Show all details, in full.", rich_help_panel=SHOWN),
 ]
 Plot = Annotated[
     str | None,
     typer.Option(
         "--plot",
         metavar="FILE",
-        help="Draw metrics and sizes of each series: .svg, .png or .html.",
+        help="Plot the metrics and sizes of each series: .svg, .png or .html.",
         show_default=False,
         rich_help_panel=SHOWN,
     ),
 ]
 Verify = Annotated[
     Depth,
-    typer.Option(
-        "--verify", help="Look at the structure alone, or read every byte.", rich_help_panel=LOOKED_AT
-    ),
+    typer.Option("--verify", help="Check only the structure, or read every byte.", rich_help_panel=LOOKED_AT),
 ]
 KeepBest = Annotated[
     int | None,
@@ -120,7 +116,7 @@ Recursive = Annotated[
     typer.Option(
         "--recursive",
         "-r",
-        help="Descend where a configuration doesn't; without one it always does.",
+        help="Search subdirectories, too; without a configuration this is the default.",
         rich_help_panel=LOOKED_AT,
     ),
 ]
@@ -129,7 +125,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="List what prune would thin out by this configuration.",
+        help="Show what prune would do with this configuration.",
         show_default=False,
         rich_help_panel=RULES,
     ),
@@ -176,10 +172,10 @@ def list_(
     incomplete: rules.Incomplete = None,
     config: Config = None,
 ) -> int:
-    """List the checkpoints of a directory tree, series by series, each from the oldest on.
+    """List the checkpoints in a directory tree, series by series, the oldest first.
 
-    With rules of prune it shows what these would keep and remove. Without DIR and rules, a ckpttool.toml with
-    [retention] says where and what, as it does for prune. Nothing on disk is changed.
+    With rules of prune, show what they would keep and remove. Without DIR and rules, [retention] in
+    ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
     """
     output = ListOutput(
         plot=plot, json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort)
@@ -237,8 +233,8 @@ def list_checkpoints(
     listing = replace(listing, problems=(*problems, *listing.problems))
     if not output.quiet:
         if options.config is not None and config is None:
-            hint = "ckpttool list . lists all that lies here"
-            say(f"{printable(options.config)} says what is listed, as it does for prune ({hint})")
+            hint = "ckpttool list . lists everything here"
+            say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
         _warn(listing, everything=output.long or not sys.stderr.isatty())
     if output.plot is not None and listing.checkpoints:
         from ckpttool.cli.reports import write_report
@@ -291,7 +287,7 @@ def _warn(listing: Listing, *, everything: bool) -> None:
     for problem in shown:
         say_warning(f"{problem.path}: {problem.message}")
     if left := len(listing.problems) - len(shown):
-        say_warning(f"{left:,} more are not sound, or can't be looked at (-v shows all)")
+        say_warning(f"{left:,} more have problems (-v shows all)")
 
 
 def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutput) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-RULES = "Rules (what any of them keeps stays)"
-LOOKED_AT = "What is looked at"
-CARRIED_OUT = "How it is carried out"
-SHOWN = "What is shown"
+RULES = "Rules (a checkpoint stays if any rule keeps it)"
+LOOKED_AT = "Selection"
+CARRIED_OUT = "Execution"
+SHOWN = "Output"
 
 
 class Depth(str, enum.Enum):
@@ -35,14 +35,14 @@ class Mode(str, enum.Enum):
     MAX = "max"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=SHOWN)]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.", rich_help_panel=SHOWN)]
 Jobs = Annotated[
     int | None,
     typer.Option(
         "--jobs",
         "-j",
         min=1,
-        help="Number of threads. [default: CPUs]",
+        help="Number of threads. [default: number of CPUs]",
         show_default=False,
         rich_help_panel=CARRIED_OUT,
     ),
@@ -52,7 +52,7 @@ Exclude = Annotated[
     typer.Option(
         "--exclude",
         metavar="GLOB",
-        help="Pass over what matches. May be repeated.",
+        help="Skip matching paths. May be repeated.",
         rich_help_panel=LOOKED_AT,
     ),
 ]
@@ -62,7 +62,7 @@ MaxDepth = Annotated[
         "--max-depth",
         min=0,
         metavar="N",
-        help="Descend N levels at most.",
+        help="Descend at most N levels.",
         show_default=False,
         rich_help_panel=LOOKED_AT,
     ),
@@ -72,23 +72,23 @@ Quiet = Annotated[
     typer.Option(
         "--quiet",
         "-q",
-        help="Print nothing but errors; the exit status tells.",
+        help="Print only errors; see the exit status.",
         rich_help_panel=SHOWN,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.", rich_help_panel=SHOWN)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details.", rich_help_panel=SHOWN)]
 Directory = Annotated[
     Path,
     typer.Argument(
-        metavar="[DIR]", readable=False, help="Where the checkpoints lie. [default: .]", show_default=False
+        metavar="[DIR]", readable=False, help="Directory of checkpoints. [default: .]", show_default=False
     ),
 ]
 Null = Annotated[
     bool,
-    typer.Option("--null", "-0", help="End paths with NUL, as xargs -0 reads them.", rich_help_panel=SHOWN),
+    typer.Option("--null", "-0", help="End each path with NUL, for xargs -0.", rich_help_panel=SHOWN),
 ]
 Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Descend into directories.", rich_help_panel=LOOKED_AT)
+    bool, typer.Option("--recursive", "-r", help="Search subdirectories, too.", rich_help_panel=LOOKED_AT)
 ]
 
 

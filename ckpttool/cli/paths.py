@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ckpttool.cli.output import say, say_error, say_warning
 from ckpttool.render.terminal import printable
 
-_HALF = "some checkpoints may be half there, or seen twice, until that user's next command settles it"
+_HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers it"
 _MOST_CANDIDATES = 10
 
 
@@ -83,7 +83,7 @@ def say_journals(journals: Sequence[str]) -> None:
 
     for path in journals:
         directory = owner_of_stage(os.path.dirname(path))
-        message = "a command was interrupted here; the next that changes it settles it"
+        message = "a command was interrupted here; the next command that changes this directory recovers it"
         if (user := owner_of_journal(path)) is not None:
-            message = f"a command of another user, {user}, was interrupted here, or is at work: {_HALF}"
+            message = f"a command of another user, {user}, was interrupted here, or is still running: {_HALF}"
         say_warning(f"{directory}: {message} ({shown(path)})")

@@ -24,11 +24,11 @@ Paths = Annotated[
     typer.Argument(
         metavar="[PATH]...",
         readable=False,
-        help="Checkpoints: a file, a directory, a prefix, an index, a shard, or a link to one.",
+        help="Checkpoints: a file, directory, prefix, index or shard, or a link to one.",
         show_default=False,
     ),
 ]
-List = Annotated[bool, typer.Option("--list", "-l", help="Print what is pinned below DIR instead.")]
+List = Annotated[bool, typer.Option("--list", "-l", help="List the pinned checkpoints below PATH instead.")]
 
 
 def pin(
@@ -38,7 +38,7 @@ def pin(
     null: Null = False,
     quiet: Quiet = False,
 ) -> int:
-    """Pin checkpoints: no policy removes them, until they are unpinned."""
+    """Pin checkpoints, so that no policy removes them."""
     from ckpttool.series.pointers.pins import pin as carry_out
 
     if list_:
@@ -46,12 +46,12 @@ def pin(
     if null:
         raise UsageError("-0 goes with --list")
     done = carry_out(_require_paths(paths))
-    _print(done, "pinned", "is pinned already", json=json, quiet=quiet)
+    _print(done, "pinned", "is already pinned", json=json, quiet=quiet)
     return 0
 
 
 def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
-    """Take pins back, also those of checkpoints that have gone."""
+    """Unpin checkpoints, even those that no longer exist."""
     from ckpttool.series.pointers.pins import unpin as carry_out
 
     done = carry_out(_require_paths(paths))

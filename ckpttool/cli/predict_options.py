@@ -14,45 +14,58 @@ def _option(name: str, metavar: str, text: str, **more: Any) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False, **more)
 
 
-Predict = Annotated[bool, typer.Option("--predict", help="Load it with its framework and run it, apart.")]
+Predict = Annotated[
+    bool, typer.Option("--predict", help="Load and run it with its framework, in a process of its own.")
+]
 Model = Annotated[
-    str | None, _option("--model", "REF", "Its class or factory: pkg.module:Name or file.py:Name.")
+    str | None, _option("--model", "REF", "The model's class or factory: pkg.module:Name or file.py:Name.")
 ]
-ModelArgs = Annotated[str | None, _option("--model-args", "JSON", "The factory's keyword arguments.")]
-Optimizer = Annotated[str | None, _option("--optimizer", "REF", "Load its state too: torch.optim:Adam.")]
-OptimizerArgs = Annotated[str | None, _option("--optimizer-args", "JSON", "Its keyword arguments.")]
+ModelArgs = Annotated[str | None, _option("--model-args", "JSON", "Keyword arguments for --model.")]
+Optimizer = Annotated[
+    str | None, _option("--optimizer", "REF", "Also load the state of this optimizer: torch.optim:Adam.")
+]
+OptimizerArgs = Annotated[
+    str | None, _option("--optimizer-args", "JSON", "Keyword arguments for --optimizer.")
+]
 StateKey = Annotated[
-    str | None, _option("--state-key", "KEY", "Where the state dict lies, if there are several.")
+    str | None, _option("--state-key", "KEY", "Key of the state dict, if there are several.")
 ]
-Input = Annotated[str | None, _option("--input", "FILE", "What to run it on: an .npz by names, or an .npy.")]
+Input = Annotated[
+    str | None, _option("--input", "FILE", "Inputs to run on: an .npz with named arrays, or an .npy.")
+]
 InputShapes = Annotated[
     list[str] | None,
-    _option("--input-shape", "[NAME=]SHAPE", "Make up an input: 1,3,224,224:float32. May be repeated."),
+    _option("--input-shape", "[NAME=]SHAPE", "Generate an input: 1,3,224,224:float32. May be repeated."),
 ]
 Signature = Annotated[
-    str | None, _option("--signature", "NAME", "Of a SavedModel. [default: serving_default]")
+    str | None, _option("--signature", "NAME", "Signature of a SavedModel. [default: serving_default]")
 ]
 BatchSize = Annotated[
-    int | None, _option("--batch-size", "N", "Rows of an input to make up. [default: 3, or fewer]", min=1)
+    int | None, _option("--batch-size", "N", "Rows of a generated input. [default: 3 or fewer]", min=1)
 ]
-Seed = Annotated[int | None, _option("--seed", "N", "For made-up inputs. [default: 0]", min=0)]
-Expect = Annotated[str | None, _option("--expect", "FILE", "Require the outputs that are recorded there.")]
-Record = Annotated[str | None, _option("--record", "FILE", "Record inputs and outputs there, as an .npz.")]
+Seed = Annotated[int | None, _option("--seed", "N", "Seed for generated inputs. [default: 0]", min=0)]
+Expect = Annotated[str | None, _option("--expect", "FILE", "Compare the outputs with this recording.")]
+Record = Annotated[str | None, _option("--record", "FILE", "Record inputs and outputs in this .npz file.")]
 Rtol = Annotated[float | None, _option("--rtol", "X", "Relative tolerance. [default: by dtype]", min=0)]
 Atol = Annotated[
     float | None, _option("--atol", "X", "Absolute tolerance. [default: by dtype and size]", min=0)
 ]
-Labels = Annotated[str | None, _option("--labels", "FILE", "What the first output should say for --input.")]
+Labels = Annotated[
+    str | None, _option("--labels", "FILE", "Expected values of the first output for --input.")
+]
 MinAccuracy = Annotated[
-    float | None, _option("--min-accuracy", "X", "Require this share of right answers.", min=0, max=1)
+    float | None,
+    _option("--min-accuracy", "X", "Require at least this share of correct answers.", min=0, max=1),
 ]
-MaxError = Annotated[float | None, _option("--max-error", "X", "Allow this mean absolute error.", min=0)]
+MaxError = Annotated[
+    float | None, _option("--max-error", "X", "Allow at most this mean absolute error.", min=0)
+]
 ResumeStep = Annotated[
-    bool, typer.Option("--resume-step", help="Make one training step: forward, backward, optimizer.")
+    bool, typer.Option("--resume-step", help="Run one training step: forward, backward, optimizer.")
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Let code that is in the checkpoint run.")]
-Timeout = Annotated[float | None, _option("--timeout", "S", "Seconds that it may take. [default: 300]")]
-Memory = Annotated[str | None, _option("--memory", "SIZE", "Memory that it may use: 8GB.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow code in the checkpoint to run.")]
+Timeout = Annotated[float | None, _option("--timeout", "S", "Time limit in seconds. [default: 300]")]
+Memory = Annotated[str | None, _option("--memory", "SIZE", "Memory limit, such as 8GB.")]
 
 
 def read_predict_options(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,10 +50,10 @@ def prune(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Remove old checkpoints, series by series; what stays is verified first.
+    """Remove old checkpoints, series by series; what is kept is verified first.
 
-    Without DIR and rules, a ckpttool.toml with [retention] says where and what. The newest intact one of each
-    series, and what something points at, always stay.
+    Without DIR and rules, [retention] in ckpttool.toml sets both. The newest intact checkpoint of each series
+    is always kept, and so is what a link, a pointer or a pin names.
     """
     from ckpttool.cli.consent import Consent
     from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories

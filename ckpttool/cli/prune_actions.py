@@ -279,7 +279,7 @@ def _say(outcome: Pruned, *, quiet: bool) -> None:
         for path in outcome.finished:
             say_warning(f"{path}: an interrupted prune had begun to remove it; that is finished now")
         for path in outcome.put_back:
-            say_warning(f"{path}: an interrupted prune had begun to remove it; it is back now")
+            say_warning(f"{path}: an interrupted prune had begun to remove it; it is restored now")
         for warning in outcome.warnings:
             say_warning(warning)
     for path, message in grouped_messages(outcome.problems):

@@ -27,17 +27,17 @@ TemplateText = Annotated[
         "--template",
         "-t",
         metavar="T",
-        help="The names, such as '{run}-e{epoch:04d}-s{step:08d}'. [default: template of [naming]]",
+        help="Template of the names: '{run}-e{epoch:04d}-s{step:08d}'. [default: template in [naming]]",
         show_default=False,
     ),
 ]
 Config = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="Take [naming] of this file.", show_default=False),
+    typer.Option("--config", metavar="FILE", help="Read [naming] from this file.", show_default=False),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be renamed; rename nothing.")]
-Check = Annotated[bool, typer.Option("--check", help="Rename nothing; status 1 if a name is another.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be renamed; rename nothing.")]
+Check = Annotated[bool, typer.Option("--check", help="Rename nothing; exit with 1 if a name would change.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 
 def rename(
@@ -55,12 +55,12 @@ def rename(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Bring the names of checkpoints to a convention; what points at them follows.
+    """Rename checkpoints by a template, and update what points at them.
 
-    Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} leaves out what a
-    checkpoint lacks, with the separator before it. Without a terminal it acts at once (--dry-run shows the
-    plan). Some trainers find checkpoints by their own names alone; a warning says which. ckpttool undo takes
-    a rename back.
+    Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} is left out, with
+    the separator before it, if a checkpoint lacks it. Without a terminal, rename doesn't ask (--dry-run shows
+    the plan). Some trainers find only checkpoints with their own names; a warning says which. ckpttool undo
+    restores the old names.
     """
     from ckpttool.render.text_moves import rename_text, rename_total_line
     from ckpttool.series.renaming.plan import RenameRequest
@@ -94,7 +94,7 @@ def rename(
     was_asked = asks and bool(renamed.planned.plan.renamings) and not renamed.is_refused
     _say_outcome(renamed, quiet=quiet, was_warned=was_asked)
     if renamed.is_refused:
-        say_error(f"{directory}: nothing was renamed (--exclude passes over what can't have a name)")
+        say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be named)")
         return COULD_NOT
     if json:
         from ckpttool.render.json import rename_document
@@ -150,9 +150,9 @@ def _say_outcome(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> Non
         say_journals(renamed.planned.journals)
         for recovery in renamed.recoveries:
             for path in recovery.finished:
-                say_warning(f"{path}: what an interrupted command had begun with it is finished now")
+                say_warning(f"{path}: an interrupted command had begun to change it; that is finished now")
             for path in recovery.put_back:
-                say_warning(f"{path}: what an interrupted command had begun with it is taken back now")
+                say_warning(f"{path}: an interrupted command had begun to change it; that is undone now")
         if not was_warned:
             _warn(renamed.planned)
     known = renamed.planned.problems if was_warned else ()

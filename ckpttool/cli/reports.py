@@ -30,21 +30,27 @@ _APPEND = (
 
 Junit = Annotated[
     str | None,
-    typer.Option("--junit", metavar="FILE", help="Write a JUnit report there.", show_default=False),
+    typer.Option("--junit", metavar="FILE", help="Write a JUnit report to this file.", show_default=False),
 ]
 Sarif = Annotated[
     str | None,
-    typer.Option("--sarif", metavar="FILE", help="Write a SARIF 2.1.0 report there.", show_default=False),
+    typer.Option(
+        "--sarif", metavar="FILE", help="Write a SARIF 2.1.0 report to this file.", show_default=False
+    ),
 ]
 Github = Annotated[
     bool | None,
     typer.Option(
-        "--github/--no-github", help="Write annotations. [default: under GitHub Actions]", show_default=False
+        "--github/--no-github",
+        help="Write GitHub annotations. [default: in GitHub Actions]",
+        show_default=False,
     ),
 ]
 Summary = Annotated[
     str | None,
-    typer.Option("--summary", metavar="FILE", help="Append a summary in Markdown.", show_default=False),
+    typer.Option(
+        "--summary", metavar="FILE", help="Append a Markdown summary to this file.", show_default=False
+    ),
 ]
 
 
@@ -145,7 +151,7 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
             raise UsageError(f"{places[place]} and {option} name the same file")
         places[place] = option
         if os.path.exists(path) and any(os.path.exists(one) and os.path.samefile(one, path) for one in read):
-            raise UsageError(f"{option} {path}: that file is read")
+            raise UsageError(f"{option} {path}: that file is an input")
         _check_is_ours(option, path, force)
 
 
@@ -175,12 +181,12 @@ def _check_is_ours(option: str, path: str, force: bool) -> None:
         raise UsageError(f"{option} {path}: it is a directory")
     if option == "--record":
         if not os.path.isfile(path):
-            raise UsageError(f"--record {path}: it is there, and no regular file")
+            raise UsageError(f"--record {path}: it exists and is not a regular file")
         if not force:
-            raise UsageError(f"--record {path}: it is there already; --force replaces a recording")
+            raise UsageError(f"--record {path}: it already exists; --force replaces a recording")
         begin, mark = _RECORDING
         if not (_bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)):
-            raise UsageError(f"--record {path}: what is there is no recording; it is not replaced")
+            raise UsageError(f"--record {path}: the existing file is not a recording and is not replaced")
     elif os.path.isfile(path):
         head = _bytes(path, 0, _HEAD)
         begins = _MARKS.get(option, {}).items()
@@ -188,7 +194,7 @@ def _check_is_ours(option: str, path: str, force: bool) -> None:
         if option == "--summary":  # it is appended to whatever text is there
             is_report = b"\0" not in head and _is_text(head)
         if head and not is_report:
-            raise UsageError(f"{option} {path}: what is there is no such report; it is not replaced")
+            raise UsageError(f"{option} {path}: the existing file is not such a report and is not replaced")
 
 
 def _is_text(head: bytes) -> bool:

@@ -47,61 +47,72 @@ Directory = Annotated[
     typer.Argument(
         metavar="[DIR]",
         readable=False,
-        help="Where the checkpoints lie. [default: what ckpttool.toml names, or .]",
+        help="Directory of checkpoints. [default: paths in ckpttool.toml, or .]",
         show_default=False,
     ),
 ]
 
-KeepLast = Annotated[int | None, _rule("--keep", "Keep the newest N intact ones.", "N", "--keep-last")]
+KeepLast = Annotated[int | None, _rule("--keep", "Keep the newest N intact checkpoints.", "N", "--keep-last")]
 KeepBest = Annotated[int | None, _rule("--keep-best", "Keep the N best by --metric.")]
-Metric = Annotated[str | None, _rule("--metric", "What --keep-best goes by: val_loss.", "NAME")]
+Metric = Annotated[str | None, _rule("--metric", "Metric for --keep-best, such as val_loss.", "NAME")]
 BestMode = Annotated[
-    Mode | None, _rule("--mode", "Whether its least or its greatest value is best.", metavar=None)
+    Mode | None, _rule("--mode", "Whether the lowest or the highest value is best.", metavar=None)
 ]
 KeepEverySteps = Annotated[
-    int | None, _rule("--keep-every-steps", "Keep one of each N steps, the first from a multiple of N on.")
+    int | None, _rule("--keep-every-steps", "Keep the first checkpoint at or after each multiple of N steps.")
 ]
-KeepEveryEpochs = Annotated[int | None, _rule("--keep-every-epochs", "Keep one of each N epochs likewise.")]
-KeepHourly = Annotated[int | None, _rule("--keep-hourly", "Keep the newest of each of the last N hours.")]
-KeepDaily = Annotated[int | None, _rule("--keep-daily", "… of the last N days that have any.")]
-KeepWeekly = Annotated[int | None, _rule("--keep-weekly", "… of the last N weeks, which begin on Mondays.")]
-KeepMonthly = Annotated[int | None, _rule("--keep-monthly", "… of the last N months.")]
-KeepYearly = Annotated[int | None, _rule("--keep-yearly", "… of the last N years.")]
+KeepEveryEpochs = Annotated[
+    int | None,
+    _rule("--keep-every-epochs", "Keep the first checkpoint at or after each multiple of N epochs."),
+]
+KeepHourly = Annotated[
+    int | None, _rule("--keep-hourly", "Keep the newest of each of the last N hours with checkpoints.")
+]
+KeepDaily = Annotated[
+    int | None, _rule("--keep-daily", "Keep the newest of each of the last N days with checkpoints.")
+]
+KeepWeekly = Annotated[
+    int | None, _rule("--keep-weekly", "Keep the newest of each of the last N weeks, which start on Monday.")
+]
+KeepMonthly = Annotated[int | None, _rule("--keep-monthly", "Keep the newest of each of the last N months.")]
+KeepYearly = Annotated[int | None, _rule("--keep-yearly", "Keep the newest of each of the last N years.")]
 KeepWithin = Annotated[
-    str | None, _rule("--keep-within", "Keep what is at most TIME (7d12h) older than the newest.", "TIME")
+    str | None, _rule("--keep-within", "Keep checkpoints at most TIME (7d12h) older than the newest.", "TIME")
 ]
 OlderThan = Annotated[
     str | None,
     _rule(
         "--older-than",
-        "Remove only what was saved more than TIME (30d) ago; of the trash, what went so long ago.",
+        "Remove only checkpoints saved more than TIME (30d) ago; from the trash, those removed before that.",
         "TIME",
     ),
 ]
-KeepName = Annotated[list[str], _rule("--keep-name", "Keep what is named so. May be repeated.", "GLOB")]
+KeepName = Annotated[
+    list[str], _rule("--keep-name", "Keep checkpoints with matching names. May be repeated.", "GLOB")
+]
 MaxSize = Annotated[
     str | None,
-    _rule("--max-size", "Keep the newest of each series that fit into SIZE (200GB).", "SIZE"),
+    _rule("--max-size", "Keep the newest of each series, up to SIZE (200GB).", "SIZE"),
 ]
 MaxTotalSize = Annotated[
     str | None,
-    _rule("--max-total-size", "Keep the newest of all series that fit into SIZE together.", "SIZE"),
+    _rule("--max-total-size", "Keep the newest of all series together, up to SIZE.", "SIZE"),
 ]
 Incomplete = Annotated[
     Fate | None,
-    _rule("--incomplete", "What becomes of incomplete older ones. [default: keep]", metavar=None),
+    _rule("--incomplete", "What to do with incomplete older checkpoints. [default: keep]", metavar=None),
 ]
 Failed = Annotated[
     FailedFate | None,
     _rule(
         "--failed",
-        "Look for runs that came to nothing: list them, or trash all but what is good.",
+        "Find failed runs: list them, or move all but their good checkpoints to the trash.",
         metavar=None,
     ),
 ]
 
 Config = Annotated[
-    str | None, _option(LOOKED_AT, "--config", metavar="FILE", text="Take paths and rules of this file.")
+    str | None, _option(LOOKED_AT, "--config", metavar="FILE", text="Read paths and rules from this file.")
 ]
 Series = Annotated[
     list[str],
@@ -109,7 +120,7 @@ Series = Annotated[
         LOOKED_AT,
         "--series",
         metavar="GLOB",
-        text="What matches is one series, though its names don't say so. May be repeated.",
+        text="Treat matching checkpoints as one series. May be repeated.",
     ),
 ]
 By = Annotated[
@@ -117,7 +128,7 @@ By = Annotated[
     _option(
         LOOKED_AT,
         "--group-by",
-        text="Tell series by directory alone, or by name or format in it; none: make one of all. "
+        text="Separate series by directory alone, or also by name or format; none: all are one series. "
         "[default: by all three]",
     ),
 ]
@@ -127,13 +138,15 @@ Metrics = Annotated[
         LOOKED_AT,
         "--metrics",
         metavar="FILE",
-        text="Take metrics from this log, too: CSV, JSON lines or TensorBoard. May be repeated.",
+        text="Also read metrics from this log: CSV, JSON lines or TensorBoard. May be repeated.",
     ),
 ]
 
 MinAge = Annotated[
     str | None,
-    _option(CARRIED_OUT, "--min-age", metavar="TIME", text="Keep what changed less than TIME (2h) ago."),
+    _option(
+        CARRIED_OUT, "--min-age", metavar="TIME", text="Keep checkpoints changed less than TIME (2h) ago."
+    ),
 ]
 MaxDelete = Annotated[
     str | None,
@@ -141,7 +154,7 @@ MaxDelete = Annotated[
         CARRIED_OUT,
         "--max-delete",
         metavar="N|PCT",
-        text="Change nothing if more than N, or 20%, would go.",
+        text="Change nothing if more than N checkpoints, or 20%, would be removed.",
     ),
 ]
 Verify = Annotated[
@@ -149,21 +162,25 @@ Verify = Annotated[
     _option(
         CARRIED_OUT,
         "--verify",
-        text="How survivors are verified first: every byte, or the structure. [default: full]",
+        text="First verify what is kept: every byte, or only the structure. [default: full]",
     ),
 ]
 Trash = Annotated[
     bool,
-    _option(CARRIED_OUT, "--trash", text="Keep what goes until the trash is emptied: undo takes it back."),
+    _option(CARRIED_OUT, "--trash", text="Move checkpoints to the trash, from which undo restores them."),
 ]
 EmptyTrash = Annotated[
-    bool, _option(CARRIED_OUT, "--empty-trash", text="Remove what --trash has kept, and nothing else.")
+    bool, _option(CARRIED_OUT, "--empty-trash", text="Delete what is in the trash, and nothing else.")
 ]
-Yes = Annotated[bool, _option(CARRIED_OUT, "--yes", "-y", text="Don't ask.")]
+Yes = Annotated[bool, _option(CARRIED_OUT, "--yes", "-y", text="Don't ask for confirmation.")]
 
-DryRun = Annotated[bool, _option(SHOWN, "--dry-run", "-n", text="Say what would go; remove nothing.")]
-Check = Annotated[bool, _option(SHOWN, "--check", text="Remove nothing; status 1 if something would go.")]
+DryRun = Annotated[
+    bool, _option(SHOWN, "--dry-run", "-n", text="Show what would be removed; remove nothing.")
+]
+Check = Annotated[
+    bool, _option(SHOWN, "--check", text="Remove nothing; exit with 1 if something would be removed.")
+]
 Explain = Annotated[
     str | None,
-    _option(SHOWN, "--explain", metavar="PATH", text="Say why this one stays or goes; remove nothing."),
+    _option(SHOWN, "--explain", metavar="PATH", text="Explain why PATH is kept or removed; remove nothing."),
 ]

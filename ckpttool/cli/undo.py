@@ -10,7 +10,7 @@ import typer
 from ckpttool.cli.options import Directory, Json, Quiet, Recursive
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be back; change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be restored; change nothing.")]
 
 
 def undo(
@@ -20,9 +20,9 @@ def undo(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Take back the last prune --trash or rename: old names, and what pointers said.
+    """Undo the last prune --trash or rename: restore old names and pointers.
 
-    Nothing is replaced: what stands in the way of one is named, and that one stays where it is.
+    Nothing is replaced: if something is in the way of a checkpoint, undo names it and leaves that one.
     """
     from ckpttool.series.undoing.undo import undo as take_back
 
@@ -38,7 +38,7 @@ def undo(
     elif done.identity is None:
         if not quiet:
             below = f" in it; something in {done.below:,} below (-r)" if done.below else ""
-            say(f"{directory}: nothing to take back{below}")
+            say(f"{directory}: nothing to undo{below}")
     elif not quiet:
         from ckpttool.render.text_moves import undo_text
 

@@ -104,7 +104,12 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
         )
         targets = [target for target in again if target.path not in known]
     if known and not (outcome.verifications or outcome.failures):
-        _fail(NotFound(paths[0], "all in it was removed or renamed meanwhile; nothing was verified"), outcome)
+        _fail(
+            NotFound(
+                paths[0], "everything in it was removed or renamed in the meantime; nothing was verified"
+            ),
+            outcome,
+        )
     return outcome
 
 
@@ -146,7 +151,7 @@ def _unit_now(unit: Unit) -> Unit | None:
 
 
 def _say_missing(unit: Unit) -> None:
-    say_warning(f"{unit.path}: it was removed or renamed meanwhile; it was not verified")
+    say_warning(f"{unit.path}: removed or renamed in the meantime; not verified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +235,7 @@ def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     unaffected = unaffected_units(units, [path])
     say_journals(unaffected.journals)
     if units and not unaffected.whole:
-        raise NotFound(path, "no checkpoint is whole in it: a command was interrupted, or is at work")
+        raise NotFound(path, "no complete checkpoint in it: a command was interrupted, or is still running")
     return list(unaffected.whole)
 
 

@@ -29,35 +29,35 @@ def verify(
             metavar="[PATH]...",
             readable=False,
             show_default=False,
-            help="Files, or directories of checkpoints. [default: what ckpttool.toml names]",
+            help="Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
         ),
     ] = None,
     json: Json = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check structure and safety; read no values.")
+        bool, typer.Option("--quick", help="Check only structure and safety; read no values.")
     ] = False,
     only: Annotated[
         str | None,
         typer.Option(
             "--only",
             metavar="NAME,...",
-            help="Run these checks: structure, checksum, values, safety, manifest, load, predict.",
+            help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
             show_default=False,
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE", help="Take the rules of this file.", show_default=False),
+        typer.Option("--config", metavar="FILE", help="Read the rules from this file.", show_default=False),
     ] = None,
     write_manifest: Annotated[
         bool,
         typer.Option(
-            "--write-manifest", help="Write NAME.sha256 and NAME.digests.json beside what is valid."
+            "--write-manifest", help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint."
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a manifest or a recording that is there.")
+        bool, typer.Option("--force", help="Replace an existing manifest or recording.")
     ] = False,
     predict: predicting.Predict = False,
     model: predicting.Model = None,
@@ -91,11 +91,11 @@ def verify(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Check that it is intact, sane and safe, and with --predict that it still predicts.
+    """Check that checkpoints are intact, sane and safe, and with --predict that they still predict.
 
-    Structure, every checksum, NaN and infinities, what loading it could run, and a manifest beside it. A
-    directory stands for all checkpoints in it. The options from --model to --memory say how to predict. Exit
-    status: 0 all is well, 1 invalid, unsafe or not run, 2 not a checkpoint.
+    The checks cover structure, every checksum, NaN and infinities, code that loading would run, and the
+    manifest, if there is one. A directory means all checkpoints in it. The options from --model to --memory
+    control the prediction. Exit status: 0 all is well, 1 invalid, unsafe or not run, 2 not a checkpoint.
     """
     from ckpttool.cli.reports import check_targets, files_read
     from ckpttool.cli.verdicts import VerifyOptions, verify_all
@@ -228,5 +228,5 @@ def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
 
     for one in sealed.values():
         if one.files:
-            verb = "there already" if one.was_there else "wrote"
+            verb = "already there" if one.was_there else "wrote"
             print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)

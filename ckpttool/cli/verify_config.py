@@ -222,7 +222,7 @@ def _require_own_code(
         doubt = code_ownership_doubt(wishes[name])
         if doubt is not None:
             origin = next(rule.origin for rule in reversed(rules) if name in rule.wishes)
-            hint = f"--config {config.path} runs it all the same"
+            hint = f"--config {config.path} runs it anyway"
             raise UsageError(f"{origin}: {name}: {doubt}, so it is not run ({hint})")
 
 

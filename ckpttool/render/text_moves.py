@@ -12,7 +12,7 @@ from ckpttool.series.reasons import NotUndone
 from ckpttool.series.renaming.rename import RenameResult
 from ckpttool.series.undoing.undo import Undone
 
-REFUSED = "  can't be given"
+REFUSED = "  can't be used"
 """Stands behind a name in a plan that can't be carried out."""
 _COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
 
@@ -43,7 +43,7 @@ def rename_total_line(renamed: RenameResult) -> str:
     if renamed.declined or renamed.is_refused:
         return f"nothing renamed of {checkpoints}"
     if plan.refused:
-        return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be given"
+        return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be used"
     if not plan.renamings:
         return f"nothing to rename among {checkpoints}"
     references = renamed.planned.update_count
@@ -68,17 +68,14 @@ def undo_text(done: Undone) -> str:
 
 
 def _undo_total(done: Undone) -> str:
-    count = len(done.restored)
-    if count:
-        are = "would be back" if done.dry_run else ("is back" if count == 1 else "are back")
-        return f"{counted(count, 'checkpoint')} {are}"
+    verb = "would restore" if done.dry_run else "restored"
+    if count := len(done.restored):
+        return f"{verb} {counted(count, 'checkpoint')}"
     if done.pointers:
-        says, it = ("says", "it") if len(done.pointers) == 1 else ("say", "they")
-        said = f"{'would say' if done.dry_run else says} again what {it} said"
-        return f"{counted(len(done.pointers), 'pointer')} {said}; no checkpoint had moved"
-    nothing = "nothing would be back" if done.dry_run else "nothing is back"
+        return f"{verb} {counted(len(done.pointers), 'pointer')}; no checkpoint had moved"
+    nothing = "would restore nothing" if done.dry_run else "nothing restored"
     if not done.problems:
-        return f"{nothing}: all is as it was before already"
+        return f"{nothing}: everything is already as it was"
     others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
     problem = done.problems[0]
     why = problem.why if isinstance(problem, NotUndone) else problem.message

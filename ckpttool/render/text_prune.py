@@ -59,7 +59,7 @@ def plan_text(
         return "\n\n".join(parts)
     unruled = sum(map(_is_without_rules, groups))
     if unruled and any(one.policy is not None for one in groups):
-        parts.append(f"{unruled:,} series kept that no rule is for (-v shows them)")
+        parts.append(f"{unruled:,} series kept, since no rule matches them (-v shows them)")
     singles = sum(_is_single(one) and not _is_without_rules(one) for one in groups)
     if singles:
         advice = "" if singles == 1 else "; --series GLOB makes some of them one series"
@@ -226,7 +226,7 @@ def _recovery_words(pruned: Pruned) -> str:
         where = os.path.relpath(os.path.commonpath([os.path.abspath(place) for place in places]))
     argument = "" if where == os.curdir else f" {printable(quote(shown(where)))}"
     descends = " -r" if len(places) > 1 else ""
-    return f" (ckpttool undo{descends}{argument} takes it back, --empty-trash frees it)"
+    return f" (ckpttool undo{descends}{argument} restores them, --empty-trash deletes them)"
 
 
 def _failure_words(pruned: Pruned, removed: int) -> str:

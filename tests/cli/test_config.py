@@ -90,7 +90,7 @@ _POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no suc
 
 @_POSIX
 @pytest.mark.parametrize(
-    ("mode", "told"), [(0o666, "every user may write it"), (0o602, "every user may write it")]
+    ("mode", "told"), [(0o666, "every user can write to it"), (0o602, "every user can write to it")]
 )
 def test_what_others_may_write_is_not_believed_unless_named(mode: int, told: str) -> None:
     path = write(Path("ckpttool.toml"), "[verify]\nstrict = true\n")
@@ -98,7 +98,7 @@ def test_what_others_may_write_is_not_believed_unless_named(mode: int, told: str
     with pytest.raises(UsageError) as failure:
         read_config("ckpttool.toml")
     assert str(failure.value) == (
-        f"ckpttool.toml: {told}, so it is not believed (--config ckpttool.toml uses it all the same)"
+        f"ckpttool.toml: {told}, so it is not trusted (--config ckpttool.toml uses it anyway)"
     )
     assert read_config("ckpttool.toml", is_named=True).strict
 
@@ -118,7 +118,7 @@ def test_only_this_user_and_root_are_believed() -> None:
     nobodys = 987_654
     assert (
         reading.ownership_doubt(status(mode=0o100664, group=nobodys))
-        == "other users of its group may write it"
+        == "other users of its group can write to it"
     )
 
 
@@ -133,7 +133,8 @@ def test_a_group_of_ones_own_is_believed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert reading.ownership_doubt(status(mode=0o100664, group=1234)) is None
     members.append("somebody")
     assert (
-        reading.ownership_doubt(status(mode=0o100664, group=1234)) == "other users of its group may write it"
+        reading.ownership_doubt(status(mode=0o100664, group=1234))
+        == "other users of its group can write to it"
     )
 
 
@@ -146,7 +147,9 @@ def test_a_pipe_is_no_configuration_and_makes_nobody_wait() -> None:
 
 def test_a_huge_file_is_no_configuration() -> None:
     Path("c.toml").write_bytes(b"#" * (reading.MAX_BYTES + 1))
-    with pytest.raises(UsageError, match=r"^c.toml: no configuration \(a file of at most 1,048,576 bytes\)"):
+    with pytest.raises(
+        UsageError, match=r"^c.toml: not a configuration \(a file of at most 1,048,576 bytes\)"
+    ):
         read_config("c.toml", is_named=True)
 
 

@@ -38,7 +38,7 @@ def project(files: Path, reference: str = "code/nets.py:Net", key: str = "model"
 
 
 def refused(place: str, why: str, key: str = "model") -> tuple[int, str, str]:
-    hint = "--config ckpttool.toml runs it all the same"
+    hint = "--config ckpttool.toml runs it anyway"
     told = f"ckpttool.toml[verify.rule 1]: {key}: {place}: {why}, so it is not run ({hint})"
     return 2, "", f"ckpttool: error: {told}\n"
 
@@ -47,16 +47,16 @@ def refused(place: str, why: str, key: str = "model") -> tuple[int, str, str]:
 def test_a_file_that_others_may_write(run, files: Path, tmp_path: Path, key: str) -> None:
     project(files, key=key)
     Path("code/nets.py").chmod(0o666)
-    assert run("verify") == refused(f"{tmp_path}/code/nets.py", "every user may write it", key)
+    assert run("verify") == refused(f"{tmp_path}/code/nets.py", "every user can write to it", key)
     assert not Path("ran").exists()
 
 
 def test_a_directory_in_which_others_may_put_a_neighbour(run, files: Path, tmp_path: Path) -> None:
     project(files)
     Path("code").chmod(0o777)
-    assert run("verify") == refused(f"{tmp_path}/code", "every user may write it")
+    assert run("verify") == refused(f"{tmp_path}/code", "every user can write to it")
     Path("code").chmod(0o1777)
-    assert run("verify") == refused(f"{tmp_path}/code", "every user may write it")
+    assert run("verify") == refused(f"{tmp_path}/code", "every user can write to it")
     assert not Path("ran").exists()
 
 
@@ -64,10 +64,10 @@ def test_what_a_link_leads_to(run, files: Path, tmp_path: Path) -> None:
     project(files, "link.py:Net")
     Path("link.py").symlink_to("code/nets.py")
     Path("code/nets.py").chmod(0o646)
-    assert run("verify") == refused(f"{tmp_path}/link.py", "every user may write it")
+    assert run("verify") == refused(f"{tmp_path}/link.py", "every user can write to it")
     Path("code/nets.py").chmod(0o644)
     Path("code").chmod(0o757)
-    assert run("verify") == refused(f"{tmp_path}/code", "every user may write it")
+    assert run("verify") == refused(f"{tmp_path}/code", "every user can write to it")
 
 
 def test_anothers_file(run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +90,10 @@ def test_modules_in_the_current_directory(run, files: Path, reference: str) -> N
     write(Path("nets.py"), CODE)
     file = "code/nets.py" if reference.startswith("code") else "nets.py"
     Path(file).chmod(0o666)
-    assert run("verify") == refused(file, "every user may write it")
+    assert run("verify") == refused(file, "every user can write to it")
     Path(file).chmod(0o644)
     Path.cwd().chmod(0o777)
-    assert run("verify") == refused(".", "every user may write it")
+    assert run("verify") == refused(".", "every user can write to it")
     Path.cwd().chmod(0o700)
     assert not Path("ran").exists()
 

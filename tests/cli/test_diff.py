@@ -155,7 +155,7 @@ def test_series(work: Path, run: Run) -> None:
 
 SORTED = [f"runs/model_epoch_{epoch}.pth" for epoch in (1, 10, 2, 3)]
 TRAINED = [SORTED[0], *SORTED[2:], SORTED[1]]
-SAID = "compared in the order of training: the names sort in another\n"
+SAID = "compared in training order, not in the order of the names\n"
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_series_of_one_file(work: Path, run: Run) -> None:
         (["a.pth"], "diff compares two checkpoints, or more"),
         (["--json", "--stat", "a.pth", "b.pth"], "--json and --stat exclude each other"),
         (["--stat", "--name-only", "a.pth", "b.pth"], "--stat and --name-only exclude each other"),
-        (["--stat", "a.pth", "b.pth", "a.pth"], "--stat goes with two checkpoints"),
+        (["--stat", "a.pth", "b.pth", "a.pth"], "--stat needs exactly two checkpoints"),
         (["--bitwise", "--rtol", "1", "a.pth", "b.pth"], "--bitwise leaves no tolerance: leave --rtol out"),
-        (["--rtol", "nan", "a.pth", "b.pth"], "--rtol nan: with it everything would be equal"),
-        (["--atol", "inf", "a.pth", "b.pth"], "--atol inf: with it everything would be equal"),
+        (["--rtol", "nan", "a.pth", "b.pth"], "--rtol nan: everything would be equal"),
+        (["--atol", "inf", "a.pth", "b.pth"], "--atol inf: everything would be equal"),
         (["a.pth", "none.pth"], "none.pth: no such file or directory"),
         (["a.pth", "b.pth", "none.pth"], "none.pth: no such file or directory"),
         (["--plot", "a.pdf", "a.pth", "b.pth"], "--plot a.pdf: a picture's name ends in .svg, .png or .html"),
@@ -300,13 +300,13 @@ def test_picture_of_a_series(work: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.svg", b"<svg/>", "what is there is no such report; it is not replaced"),
+        ("a.svg", b"<svg/>", "the existing file is not such a report and is not replaced"),
         (
             "a.png",
             b"\x89PNG\r\n\x1a\n somebody's photograph",
-            "what is there is no such report; it is not replaced",
+            "the existing file is not such a report and is not replaced",
         ),
-        ("a.html", b"<!doctype html><p>mine", "what is there is no such report; it is not replaced"),
+        ("a.html", b"<!doctype html><p>mine", "the existing file is not such a report and is not replaced"),
     ],
 )
 def test_nothing_but_an_earlier_picture_is_replaced(
@@ -325,7 +325,7 @@ def test_checkpoint_is_never_replaced_by_a_picture(work: Path, run: Run) -> None
     shutil.copy("a.pth", "a.svg")
     before = Path("a.svg").read_bytes()
     status, out, err = run("diff", "--plot", "a.svg", "a.svg", "b.pth")
-    assert (status, out, err) == (FAILED, "", "ckpttool: error: --plot a.svg: that file is read\n")
+    assert (status, out, err) == (FAILED, "", "ckpttool: error: --plot a.svg: that file is an input\n")
     assert Path("a.svg").read_bytes() == before
 
 

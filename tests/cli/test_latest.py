@@ -79,7 +79,7 @@ def test_a_damaged_one_is_passed_over(run, series: Path) -> None:
     (series / "model_epoch_10.pth").write_bytes((series / "model_epoch_10.pth").read_bytes()[:900])
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")
-    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: incomplete: ")
+    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: skipped: incomplete: ")
 
 
 @pytest.mark.parametrize(("content", "word"), [(b"", "incomplete"), (b"PK\3\4 and no more", "damaged")])
@@ -92,14 +92,14 @@ def test_what_is_damaged_and_newer_by_name_is_told(run, series: Path, content: b
     document = json.loads(out)
     assert (status, document["path"]) == (0, "run/ckpt_10.pth")
     assert [passed["path"] for passed in document["passed_over"]] == ["run/ckpt_11.pth"]
-    assert err.startswith(f"ckpttool: warning: run/ckpt_11.pth: passed over: {word}: ")
+    assert err.startswith(f"ckpttool: warning: run/ckpt_11.pth: skipped: {word}: ")
 
 
 def test_a_damaged_one_of_another_name_is_told(run, series: Path) -> None:
     (series / "final.pth").write_bytes(b"PK\3\4 and no more")
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_10.pth\n")
-    assert err.startswith("ckpttool: warning: run/final.pth: passed over: damaged: ")
+    assert err.startswith("ckpttool: warning: run/final.pth: skipped: damaged: ")
 
 
 def test_one_that_may_not_be_read_is_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_one_that_may_not_be_read_is_told(run, series: Path, monkeypatch: pytest
     status, out, err = run("latest", series)
     newest = series / "model_epoch_10.pth"
     assert (status, out) == (0, f"{series}/model_epoch_9.pth\n")
-    assert err == f"ckpttool: warning: {newest}: passed over: permission denied\n"
+    assert err == f"ckpttool: warning: {newest}: skipped: permission denied\n"
     told = json.loads(run("latest", series, "--json").out)
     assert told["passed_over"] == [{"path": str(newest), "why": "permission denied"}]
 
@@ -150,7 +150,7 @@ def test_the_answer_is_read_in_full_and_no_other(run, series: Path, monkeypatch:
     _flip(series / "model_epoch_10.pth")
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")
-    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: damaged: ")
+    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: skipped: damaged: ")
     assert "CRC-32" in err and err.count("\n") == 1
     assert read == ["model_epoch_10.pth", "model_epoch_9.pth"]
     (passed,) = json.loads(run("latest", series, "--json").out)["passed_over"]
@@ -172,7 +172,7 @@ def test_a_manifest_counts_that_was_made_after_the_file(run, files: Path, tmp_pa
     os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
     status, out, err = run("latest", tmp_path)
     assert (status, out) == (1, "")
-    assert "passed over: damaged: " in err and "SHA-256" in err
+    assert "skipped: damaged: " in err and "SHA-256" in err
 
 
 @pytest.mark.framework
@@ -185,7 +185,7 @@ def test_nan_in_weights_is_passed_over_and_in_an_optimizer_it_is_not(run, steps:
         torch.save({"model": {"w": weight}, "optimizer": state, "step": step}, steps / f"step_{step}.pt")
     status, out, err = run("latest", steps)
     assert (status, out) == (0, "steps/step_60.pt\n")
-    assert "step_70.pt: passed over: damaged: model.w: " in err
+    assert "step_70.pt: skipped: damaged: model.w: " in err
 
 
 def test_what_is_being_written_is_passed_over(run, series: Path) -> None:
@@ -266,7 +266,7 @@ def test_what_has_no_step_is_told(run, series: Path) -> None:
     status, out, err = run("latest", series, "--before", 5)
     assert (status, out) == (1, "")
     assert err == (
-        "ckpttool: warning: run/model_epoch_10.pth: passed over: no step is known of it (and 9 more)\n"
+        "ckpttool: warning: run/model_epoch_10.pth: skipped: no step is known of it (and 9 more)\n"
         "ckpttool: error: run: no intact checkpoint before step 5\n"
     )
 

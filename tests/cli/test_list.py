@@ -229,7 +229,8 @@ def test_a_journal_that_waits_is_told(run, series: Path) -> None:
     status, out, err = run("list", series)
     assert (status, out.count("\n")) == (0, 11)
     assert err == (
-        "ckpttool: warning: run: a command was interrupted here; the next that changes it settles it "
+        "ckpttool: warning: run: a command was interrupted here; "
+        "the next command that changes this directory recovers it "
         "(run/.ckpttool-0123abcd/journal.json)\n"
     )
 
@@ -432,7 +433,7 @@ def test_many_faults_do_not_push_the_list_away(run, series: Path, monkeypatch: p
     monkeypatch.setattr(sys.stderr.__class__, "isatty", lambda stream: True)
     lines = run("list", series).err.splitlines()
     assert len(lines) == 11
-    assert lines[-1] == "ckpttool: warning: 10 more are not sound, or can't be looked at (-v shows all)"
+    assert lines[-1] == "ckpttool: warning: 10 more have problems (-v shows all)"
     assert run("list", series, "-v").err.count("\n") == 20
 
 
@@ -575,7 +576,7 @@ def test_it_says_what_prune_would_do(run, project, policy: str, options: tuple[o
 def test_a_named_directory_needs_no_configuration(run, project) -> None:
     project('[retention]\npaths = ["runs/exp"]\nkeep-last = 2\n')
     note = (
-        "ckpttool.toml says what is listed, as it does for prune (ckpttool list . lists all that lies here)\n"
+        "ckpttool.toml selects what is listed, as it does for prune (ckpttool list . lists everything here)\n"
     )
     assert run("list").err == note
     assert run("list", "--quiet") == run("list", ".", "--quiet") == (0, "", "")
@@ -639,7 +640,7 @@ def test_picture(run, series: Path, kind: str) -> None:
 
 def test_a_picture_replaces_nothing_else(run, series: Path) -> None:
     Path("notes.svg").write_text("mine")
-    told = "--plot notes.svg: what is there is no such report; it is not replaced"
+    told = "--plot notes.svg: the existing file is not such a report and is not replaced"
     assert run("list", series, "--plot", "notes.svg") == (2, "", f"ckpttool: error: {told}\n")
     assert Path("notes.svg").read_text() == "mine"
     status, out, err = run("list", series, "--plot", "a.pdf")

@@ -25,7 +25,7 @@ def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_pin_and_unpin(run, series: Path) -> None:
     assert run("pin", NAME) == (0, f"pinned {NAME}\n", "")
-    assert run("pin", NAME) == (0, f"{NAME} is pinned already\n", "")
+    assert run("pin", NAME) == (0, f"{NAME} is already pinned\n", "")
     assert "pinned" in run("list", series, "--json").out
     assert run("unpin", NAME) == (0, f"unpinned {NAME}\n", "")
     assert run("unpin", NAME) == (0, f"{NAME} is not pinned\n", "")

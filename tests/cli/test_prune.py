@@ -481,7 +481,7 @@ def piped(monkeypatch: pytest.MonkeyPatch):
 
 
 NO_ANSWER = (
-    "ckpttool: error: stdin says 'runs/b', which is no answer; nothing was changed "
+    "ckpttool: error: stdin says 'runs/b', which is not an answer; nothing was changed "
     "(y or n; --yes leaves stdin alone)\n"
 )
 

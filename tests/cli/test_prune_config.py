@@ -340,7 +340,7 @@ def test_one_command_has_one_trash(run, project: Path) -> None:
     configure(f"{TWO}trash = true\n")
     status, out, err = run("prune")
     assert (status, err) == (0, "")
-    told = "(ckpttool undo -r runs takes it back, --empty-trash frees it)"
+    told = "(ckpttool undo -r runs restores them, --empty-trash deletes them)"
     assert out.endswith(f"\nmoved 16 of 20 checkpoints to the trash, 65 kB {told}\n")
     names = [os.listdir(Path("runs", name, ".ckpttool-trash")) for name in ("a", "b")]
     assert len(names[0]) == 1

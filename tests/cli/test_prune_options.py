@@ -189,10 +189,10 @@ def test_options_stand_in_groups(run) -> None:
     headings = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == [
         "Arguments:",
-        "Rules (what any of them keeps stays):",
-        "What is looked at:",
-        "How it is carried out:",
-        "What is shown:",
+        "Rules (a checkpoint stays if any rule keeps it):",
+        "Selection:",
+        "Execution:",
+        "Output:",
     ]
     assert max(map(len, out.splitlines())) <= 80
 

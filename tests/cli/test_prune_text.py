@@ -187,7 +187,7 @@ def test_failed_runs_go_into_the_trash_but_for_what_is_good(
     status, out, err = run("prune", search, "-r", "--failed", "remove", *rules)
     assert (status, err) == (0, "")
     gone = [size for epoch, size in sizes.items() if epoch not in left]
-    told = f"{sum(gone)} B (ckpttool undo search/b takes it back, --empty-trash frees it)"
+    told = f"{sum(gone)} B (ckpttool undo search/b restores them, --empty-trash deletes them)"
     assert out.endswith(f"\nmoved {len(gone)} of 6 checkpoints to the trash, {told}\n")
     assert [epoch for epoch in sizes if (search / "b" / f"model_epoch_{epoch}.npz").exists()] == left
     assert len(list(search.glob("a/*.npz"))) == 3
@@ -303,7 +303,7 @@ def test_the_trash_is_told_in_all_tenses(run, series: Path) -> None:
     assert plan.endswith("\nwould move 7 of 10 checkpoints to the trash, 28 kB\n")
     assert len(list(series.iterdir())) == 10
     done = run("prune", series, "--keep", 3, "--trash").out
-    told = "(ckpttool undo run takes it back, --empty-trash frees it)"
+    told = "(ckpttool undo run restores them, --empty-trash deletes them)"
     assert done == plan.replace("would move", "moved").replace("28 kB\n", f"28 kB {told}\n")
     assert run("prune", series, "--empty-trash", "--older-than", "1d") == (0, "nothing in the trash\n", "")
     would = "would remove 7 checkpoints from the trash and free 28 kB\n"

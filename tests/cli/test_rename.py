@@ -77,7 +77,7 @@ def test_what_cannot_be_named_is_named_and_nothing_is_renamed(run, series: Path)
         "ckpttool: error: run/a_epoch_9.pth: 2 checkpoints would be called e9.pth: "
         "a_epoch_9.pth, b_epoch_9.pth (and 1 more)\n"
     )
-    end = "ckpttool: error: run: nothing was renamed (--exclude passes over what can't have a name)\n"
+    end = "ckpttool: error: run: nothing was renamed (--exclude skips checkpoints that can't be named)\n"
     assert run("rename", series, "-t", "e{epoch}") == (2, "", told + end)
     assert names(series) == before
     dry = run("rename", series, "-t", "e{epoch}", "-n", "--json")
@@ -86,8 +86,8 @@ def test_what_cannot_be_named_is_named_and_nothing_is_renamed(run, series: Path)
     assert answer.status == 2
     assert "run/a_epoch_9.pth: no step ({step?} leaves it out) (and 3 more)" in answer.err
     answer = run("rename", series, "-t", "e{epoch}", "-n")
-    assert answer.out.endswith("would rename none of 4 checkpoints: 2 names can't be given\n")
-    assert "  b_epoch_9.pth       ->  e9.pth  can't be given\n" in answer.out
+    assert answer.out.endswith("would rename none of 4 checkpoints: 2 names can't be used\n")
+    assert "  b_epoch_9.pth       ->  e9.pth  can't be used\n" in answer.out
     assert "  model_epoch_8.pth   ->  e8.pth\n" in answer.out
 
 

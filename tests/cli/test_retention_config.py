@@ -227,7 +227,7 @@ def test_what_is_wrong_is_one_line_with_its_place(text: str, error: str) -> None
 def test_others_may_not_write_it() -> None:
     path = write(Path("ckpttool.toml"), "[retention]\nkeep-last = 1\n")
     path.chmod(0o666)
-    with pytest.raises(UsageError, match=r"^ckpttool.toml: every user may write it, so it is not believed"):
+    with pytest.raises(UsageError, match=r"^ckpttool.toml: every user can write to it, so it is not trusted"):
         read_retention("ckpttool.toml")
     assert read_retention("ckpttool.toml", is_named=True) is not None
 

@@ -83,7 +83,7 @@ def test_a_working_directory_that_has_gone(tmp_path: Path, monkeypatch: pytest.M
     for command in ("latest", "pin -l"):
         done = shell(command, f"mkdir {tmp_path}/x; cd {tmp_path}/x; rmdir {tmp_path}/x; ")
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "ckpttool: error: the working directory is not there any more\n"
+        assert done.stderr == "ckpttool: error: the working directory no longer exists\n"
 
 
 def test_a_failure_before_the_first_line_is_none_of_the_answers() -> None:

@@ -20,7 +20,7 @@ def test_no_report_replaces_what_is_looked_at(run, model: Path, option: str) -> 
     before = model.read_bytes()
     status, out, err = run("verify", model, option, model)
     assert (status, out) == (2, "")
-    assert err == f"ckpttool: error: {option} {model}: that file is read\n"
+    assert err == f"ckpttool: error: {option} {model}: that file is an input\n"
     assert model.read_bytes() == before
 
 
@@ -30,7 +30,10 @@ def test_no_report_replaces_another_file(run, model: Path, tmp_path: Path, optio
     other.write_bytes(model.read_bytes())
     status, out, err = run("verify", model, option, other)
     assert (status, out) == (2, "")
-    assert err == f"ckpttool: error: {option} {other}: what is there is no such report; it is not replaced\n"
+    assert (
+        err
+        == f"ckpttool: error: {option} {other}: the existing file is not such a report and is not replaced\n"
+    )
     assert other.read_bytes() == model.read_bytes()
 
 
@@ -56,12 +59,12 @@ def test_a_recording_replaces_nothing(run, model: Path, tmp_path: Path) -> None:
     status, _, err = run("verify", model, *PREDICTION, "--record", golden)
     assert (status, err) == (
         2,
-        f"ckpttool: error: --record {golden}: it is there already; --force replaces a recording\n",
+        f"ckpttool: error: --record {golden}: it already exists; --force replaces a recording\n",
     )
     status, _, err = run("verify", model, *PREDICTION, "--record", golden, "--force")
     assert (status, err) == (
         2,
-        f"ckpttool: error: --record {golden}: what is there is no recording; it is not replaced\n",
+        f"ckpttool: error: --record {golden}: the existing file is not a recording and is not replaced\n",
     )
     assert golden.read_bytes() == b"mine"
 
@@ -71,7 +74,7 @@ def test_a_recording_is_no_pipe(run, model: Path, tmp_path: Path) -> None:
     status, _, err = run("verify", model, *PREDICTION, "--record", tmp_path / "pipe")
     assert (status, err) == (
         2,
-        f"ckpttool: error: --record {tmp_path / 'pipe'}: it is there, and no regular file\n",
+        f"ckpttool: error: --record {tmp_path / 'pipe'}: it exists and is not a regular file\n",
     )
 
 

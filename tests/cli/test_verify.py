@@ -521,7 +521,7 @@ def test_file_that_vanishes_between_finding_and_opening(
 
     monkeypatch.setattr(verifying, "verify", vanishing)
     status, out, err = run("verify", tmp_path)
-    told = f"{tmp_path}/b.pth: it was removed or renamed meanwhile; it was not verified"
+    told = f"{tmp_path}/b.pth: removed or renamed in the meantime; not verified"
     assert (status, err) == (0, f"ckpttool: warning: {told}\n")
     assert "a.pth" in out and "b.pth" not in out
 

@@ -35,7 +35,7 @@ def test_written_checked_and_left_alone(run, guide: Path) -> None:
     assert done.stdout == "guide.pth: OK\n"
     whole = f"{LINE}, manifest 1 file\n"
     assert run("verify", guide) == (0, whole, "")
-    assert run("verify", guide, "--write-manifest") == (0, f"{whole}there already: {names}\n", "")
+    assert run("verify", guide, "--write-manifest") == (0, f"{whole}already there: {names}\n", "")
     assert run("verify", guide, "--write-manifest", "--quiet") == (0, "", "")
 
 

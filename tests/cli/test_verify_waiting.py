@@ -14,7 +14,7 @@ from ckpttool.series.changing.journal import Journal, Removal, begin_journal, jo
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents
 
-WAITS = "a command was interrupted here; the next that changes it settles it"
+WAITS = "a command was interrupted here; the next command that changes this directory recovers it"
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_where_nothing_else_is_there(run: Callable, whole: Path) -> None:
             (whole / name).unlink()
     status, out, err = run("verify", whole)
     assert (status, out) == (2, "")
-    told = "no checkpoint is whole in it: a command was interrupted, or is at work"
+    told = "no complete checkpoint in it: a command was interrupted, or is still running"
     assert err == f"ckpttool: warning: {whole}: {WAITS} ({journal})\nckpttool: error: {whole}: {told}\n"
 
 
@@ -91,7 +91,7 @@ def test_one_that_begins_meanwhile(run: Callable, whole: Path, monkeypatch: pyte
     status, out, err = run("verify", whole)
     told, waits = err.splitlines()
     assert (status, "guide.pth" in out, "model" in out) == (0, True, False)
-    assert WAITS in waits and told.endswith("it was removed or renamed meanwhile; it was not verified")
+    assert WAITS in waits and told.endswith("removed or renamed in the meantime; not verified")
 
 
 def test_what_is_renamed_meanwhile_is_verified_by_its_new_name(
@@ -106,7 +106,7 @@ def test_what_is_renamed_meanwhile_is_verified_by_its_new_name(
 
     monkeypatch.setattr(verifying, "verify", rename_first)
     status, out, err = run("verify", whole)
-    assert (status, err.count("\n"), "guide.pth: it was removed or renamed meanwhile" in err) == (0, 1, True)
+    assert (status, err.count("\n"), "guide.pth: removed or renamed in the meantime" in err) == (0, 1, True)
     assert f"valid    {whole}/renamed.pth" in out and "2 checkpoints: 2 valid" in out
 
 
@@ -125,7 +125,9 @@ def test_where_all_goes_meanwhile_nothing_is_well(
     monkeypatch.setattr(verifying, "verify", rename_first)
     status, out, err = run("verify", tmp_path / "run")
     assert (status, out) == (2, "")
-    assert err.endswith("run: all in it was removed or renamed meanwhile; nothing was verified\n")
+    assert err.endswith(
+        "run: everything in it was removed or renamed in the meantime; nothing was verified\n"
+    )
 
 
 def test_one_that_ends_meanwhile(run: Callable, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

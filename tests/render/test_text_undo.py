@@ -19,14 +19,14 @@ def test_a_renaming() -> None:
         "  run/ckpt-9    was model-9\n"
         "  run/ckpt-10   was model-10\n"
         "  run/模型.txt  rewritten\n"
-        "2 checkpoints are back"
+        "restored 2 checkpoints"
     )
 
 
 def test_one_out_of_the_trash() -> None:
     done = Undone(IDENTITY, "trash", (RestoredCheckpoint("run/a\nb.pt", "run/x"),), dry_run=True)
     assert undo_text(done) == (
-        "prune --trash of 2026-01-02 03:04:05 UTC\n  run/a\\nb.pt  from the trash\n1 checkpoint would be back"
+        "prune --trash of 2026-01-02 03:04:05 UTC\n  run/a\\nb.pt  from the trash\nwould restore 1 checkpoint"
     )
 
 
@@ -35,5 +35,5 @@ def test_pointers_alone() -> None:
     assert undo_text(done) == (
         "rename of 2026-01-02 03:04:05 UTC\n"
         "  run/latest  rewritten\n"
-        "1 pointer says again what it said; no checkpoint had moved"
+        "restored 1 pointer; no checkpoint had moved"
     )

@@ -165,8 +165,8 @@ def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Pa
     assert pending_journals(str(other)) == pending_journals(str(root.parent)) == []
     answer = run("list", root)
     assert (
-        f"{root}: a command was interrupted here; the next that changes it settles it ({journal})"
-        in answer.err
+        f"{root}: a command was interrupted here; the next command that changes this directory recovers it "
+        f"({journal})" in answer.err
     )
     prune(Request(directory=str(other), policy=KEEP_2))
     assert os.path.exists(journal)

@@ -128,7 +128,7 @@ def test_latest_is_a_prefix(run, managed: Path) -> None:
     (managed / "ckpt-10.data-00000-of-00001").unlink()
     status, out, err = run("latest", managed)
     assert (status, out) == (0, "run/ckpt-9\n")
-    assert "run/ckpt-10: passed over: incomplete" in err
+    assert "run/ckpt-10: skipped: incomplete" in err
 
 
 def test_a_directory_with_one_checkpoint_is_still_a_directory(run, managed: Path) -> None:

@@ -116,7 +116,7 @@ def test_what_is_in_the_way_is_refused_by_name(short: Path, run) -> None:
     answer = run("undo", short)
     assert answer.status == 1
     assert f"{short / 'model_epoch_7.pth'}: not taken back: model_epoch_7.pth is in the way" in answer.err
-    assert "1 checkpoint is back" in answer.out
+    assert "restored 1 checkpoint" in answer.out
     assert (short / "model_epoch_7.pth").read_bytes() == b"a new one"
     (short / "model_epoch_7.pth").unlink()
     assert undo(str(short)).identity == identity  # once it is out of the way
@@ -166,4 +166,4 @@ def test_a_renaming_is_taken_back_with_what_came_since(managed: Path, run) -> No
 
 def test_nothing_to_take_back(run, tmp_path: Path) -> None:
     answer = run("undo", tmp_path)
-    assert (answer.status, answer.out, answer.err) == (0, "", f"{tmp_path}: nothing to take back\n")
+    assert (answer.status, answer.out, answer.err) == (0, "", f"{tmp_path}: nothing to undo\n")

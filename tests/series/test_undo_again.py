@@ -78,7 +78,7 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
     (tree / "latest").write_text("a/other.pth\n")
     answer = run("undo", tree)
     assert answer.status == 1
-    assert "nothing is back: latest: somebody else has written it since" in answer.out
+    assert "nothing restored: latest: somebody else has written it since" in answer.out
     assert "cur.pth: it leads elsewhere; it is left as it is" in answer.err
     assert "0 checkpoints" not in answer.out
     assert undo(str(tree)).identity == aside
@@ -195,7 +195,7 @@ def test_what_lies_below_is_told(short: Path, tmp_path: Path, run) -> None:
     put_aside(tmp_path, recursive=True)
     answer = run("undo", tmp_path)
     assert (answer.status, answer.out) == (0, "")
-    assert answer.err == f"{tmp_path}: nothing to take back in it; something in 2 below (-r)\n"
+    assert answer.err == f"{tmp_path}: nothing to undo in it; something in 2 below (-r)\n"
 
 
 def test_a_field_that_none_has_is_warned_of(short: Path) -> None:

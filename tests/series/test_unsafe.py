@@ -67,7 +67,7 @@ def test_the_payload_runs_where_it_is_loaded(tmp_path: Path) -> None:
 
 
 def test_it_is_passed_over_and_told(run, runs: Path) -> None:
-    told = f"ckpttool: warning: runs/epoch_4.pkl: passed over: {UNSAFE} (and 1 more)\n"
+    told = f"ckpttool: warning: runs/epoch_4.pkl: skipped: {UNSAFE} (and 1 more)\n"
     assert run("latest", runs) == (0, "runs/epoch_2.pkl\n", told)
     status, out, err = run("latest", runs, "--json")
     document = json.loads(out)
@@ -89,7 +89,7 @@ def test_whatever_is_asked_for(run, runs: Path, more: tuple[str, ...]) -> None:
     directory = runs.parent / "." if more == ("-r",) else runs
     status, out, err = run("latest", directory, *more)
     assert (status, out) == (0, "runs/epoch_2.pkl\n")
-    assert err.startswith(f"ckpttool: warning: runs/epoch_4.pkl: passed over: {UNSAFE}")
+    assert err.startswith(f"ckpttool: warning: runs/epoch_4.pkl: skipped: {UNSAFE}")
     status, out, err = run("latest", directory, *more, "--allow-unsafe")
     assert (status, out) == (0, "runs/epoch_4.pkl\n")
     assert f"ckpttool: warning: runs/epoch_4.pkl: {UNSAFE}\n" in err
