@@ -210,7 +210,7 @@ def test_of_a_rule_given_twice_none_wins(run, series: Path, command: str, given:
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
 _BLOCKS = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 _COMMANDS = re.findall(r"(?:^|[ /])ckpttool prune((?: [^|#\n&]*)?)", _BLOCKS, re.MULTILINE)
-_CELLS = re.findall(r"\| `(--[^`]+)`(?=[ :|])[^|]*\|$", PAGE, re.MULTILINE)
+_CELLS = re.findall(r"\| `(--[^`]+)`(?=[ :;|])[^|]*\|$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("options", [*_COMMANDS, *(f"DIR {cell}" for cell in _CELLS)])
