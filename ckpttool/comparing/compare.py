@@ -99,24 +99,20 @@ def compare_all(
         advance: Called with the bytes done, from any thread; in all, those of both sides of all pairs,
             what both repeat once.
     """
-    known: dict[object, TensorPair] = {}
     reduced = [without_repeats(a, b) for a, b in pairs]
-    found = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
-    firsts = [known.setdefault(pair.identity, pair) for pair in found]
-    comparing = _TwoPasses(tolerance, jobs or default_jobs(), advance)
-    outcomes = comparing.run(list(known.values()))
-    advance(sum(pair.unread for pair, first in zip(found, firsts, strict=True) if pair is not first))
-    return [
-        _repeated(outcomes[id(first)], a.shape, times)
-        for first, (a, _), (_, _, times) in zip(firsts, pairs, reduced, strict=True)
-    ]
-
-
-def _repeated(outcome: Outcome, shape: tuple[int, ...], times: int) -> Outcome:
-    """Return the outcome for tensors that repeat what was compared."""
-    if times == 1 or not isinstance(outcome, Comparison) or outcome.statistics is None:
-        return outcome
-    return Comparison(outcome.equal, repeat_statistics(outcome.statistics, shape, times))
+    wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
+    by_identity: dict[object, TensorPair] = {}  # tied tensors are compared once
+    firsts = [by_identity.setdefault(pair.identity, pair) for pair in wanted]
+    by_pair = _TwoPasses(tolerance, jobs or default_jobs(), advance).run(list(by_identity.values()))
+    advance(sum(pair.unread for pair, first in zip(wanted, firsts, strict=True) if pair is not first))
+    outcomes = []
+    for first, (a, _), (_, _, times) in zip(firsts, pairs, reduced, strict=True):
+        outcome = by_pair[id(first)]
+        if times > 1 and isinstance(outcome, Comparison) and outcome.statistics is not None:
+            statistics = repeat_statistics(outcome.statistics, a.shape, times)
+            outcome = Comparison(outcome.equal, statistics)
+        outcomes.append(outcome)
+    return outcomes
 
 
 def _known_outcome(pair: TensorPair) -> Outcome | None:
@@ -158,7 +154,7 @@ class _TwoPasses:
         outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
         unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
         measurable = [pair for pair in unequal if pair.failure is None]
-        self._pass(measurable, self._measuring_workers(measurable), element_ranges)
+        self._pass(measurable, self._value_workers(measurable), element_ranges)
         outcomes |= {id(pair): _outcome_of(pair) for pair in left if not pair.is_open}
         self._advance(sum(pair.unread for pair in pairs))
         return outcomes
@@ -183,7 +179,7 @@ class _TwoPasses:
         crew = RangeCrew(batches(one for pair in placed for one in cut(pair)), streams.values())
         crew.work([partial(one, crew, Meter(self._advance)) for one in begin])
 
-    def _measuring_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
+    def _value_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
         """Return what measures values: this thread, others for what has to be put together, children."""
         own = partial(ValuesWorker, tolerance=self._tolerance)
         streams = len({pair.stream for pair in pairs} - {None})
@@ -199,23 +195,19 @@ def _outcome_of(pair: TensorPair) -> Outcome:
     if pair.failure is not None:
         return Failure(pair.failure.side, pair.failure.error)
     if pair.a.dtype.kind == "string":
-        return _compared_strings(pair)
-    whole = Tally()
-    for tally in pair.tallies:
-        whole.absorb(tally)
-    statistics = whole.statistics(pair.a.shape)
-    return Comparison(statistics is None, statistics)
+        from ckpttool.comparing.strings import NotDecoded, string_statistics
 
-
-def _compared_strings(pair: TensorPair) -> Outcome:
-    from ckpttool.comparing.strings import NotDecoded, string_statistics
-
-    try:
-        statistics = string_statistics(pair.a, pair.b)
-    except Unreadable as failure:
-        return Failure(failure.side, failure.error)
-    except NotDecoded as refusal:
-        return NotCompared(refusal.side, refusal.why)
+        try:
+            statistics = string_statistics(pair.a, pair.b)
+        except Unreadable as failure:
+            return Failure(failure.side, failure.error)
+        except NotDecoded as refusal:
+            return NotCompared(refusal.side, refusal.why)
+    else:
+        whole = Tally()
+        for tally in pair.tallies:
+            whole.absorb(tally)
+        statistics = whole.statistics(pair.a.shape)
     return Comparison(statistics is None, statistics)
 
 
@@ -232,11 +224,9 @@ def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
     ]
     shape = tuple(1 if axis in axes else length for axis, length in enumerate(a.shape))
     times = math.prod(a.shape[axis] for axis in axes)
-    return _of_shape(a, a.values, shape), _of_shape(b, b.values, shape), times
-
-
-def _of_shape(tensor: Tensor, values: Strided, shape: tuple[int, ...]) -> Tensor:
-    return replace(tensor, shape=shape, values=replace(values, shape=shape))
+    a = replace(a, shape=shape, values=replace(a.values, shape=shape))
+    b = replace(b, shape=shape, values=replace(b.values, shape=shape))
+    return a, b, times
 
 
 def is_endless(tensor: Tensor) -> bool:

@@ -118,7 +118,14 @@ class RangeCrew(Generic[T]):
         try:
             worker = begin()
             try:
-                self._do_all(worker)
+                while (batch := self._next_batch()) is not None:
+                    ranges, is_streamed = batch
+                    for one in ranges:
+                        self.check()
+                        worker.do(one)
+                    if is_streamed:
+                        with self._lock:
+                            self._streams -= 1
             finally:
                 worker.end()
         except CrewStopped:
@@ -127,17 +134,7 @@ class RangeCrew(Generic[T]):
             self._error = error
             self._stop.set()
 
-    def _do_all(self, worker: RangeWorker[T]) -> None:
-        while (batch := self._next()) is not None:
-            ranges, is_streamed = batch
-            for one in ranges:
-                self.check()
-                worker.do(one)
-            if is_streamed:
-                with self._lock:
-                    self._streams -= 1
-
-    def _next(self) -> tuple[list[WorkRange[T]], bool] | None:
+    def _next_batch(self) -> tuple[list[WorkRange[T]], bool] | None:
         """Return the next batch, and whether it is streamed; these come first, since they can't be shared."""
         with self._lock:
             if self._stop.is_set():

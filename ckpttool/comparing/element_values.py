@@ -39,8 +39,10 @@ class Widening:
         self.is_long = dtype.kind == "integer" and dtype.bits == 64
         narrow = dtype.bits <= (32 if dtype.kind == "float" else _EXACT_IN_FLOAT32)
         self.fits_float32 = narrow and not self.is_complex
-        self._table = _table(dtype) if _is_coded(dtype) else None
-        self._numpy = None if self._table is not None else _plain(dtype)
+        # The values of a type of few bits are looked up by them.
+        is_coded = dtype.bits < _EIGHT or (dtype.kind == "float" and dtype.bits == _EIGHT)
+        self._table = _table(dtype) if is_coded else None
+        self._numpy = None if is_coded else _numpy_type(dtype)
 
     def fill_float32(self, raw: Array, out: Array) -> None:
         """Set the float32 elements of ``out``, of a type whose values fit."""
@@ -134,11 +136,6 @@ def widening_of(dtype: DType) -> Widening:
     return Widening(dtype)
 
 
-def _is_coded(dtype: DType) -> bool:
-    """Tell whether the values of a type are looked up by their bits."""
-    return dtype.bits < _EIGHT or (dtype.kind == "float" and dtype.bits == _EIGHT)
-
-
 def _table(dtype: DType) -> Array:
     """Return the value of each pattern of bits, as float32."""
     import numpy as np
@@ -152,7 +149,7 @@ def _table(dtype: DType) -> Array:
     return values
 
 
-def _plain(dtype: DType) -> Any:
+def _numpy_type(dtype: DType) -> Any:
     """Return the little-endian NumPy type of an element, or of a part of one."""
     if dtype.kind == "complex":
         return _COMPLEX_PARTS[dtype.name]

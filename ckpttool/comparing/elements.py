@@ -100,7 +100,10 @@ class Elements:
         done = 0
         while done < len(buffer):
             if not self._block:
-                self._block = memoryview(self._next())
+                block = next(self._blocks, None)
+                if block is None:
+                    raise self._misfit("fewer bytes of elements")
+                self._block = memoryview(block)
                 continue
             count = min(len(self._block), len(buffer) - done)
             buffer[done : done + count] = self._block[:count]
@@ -109,12 +112,6 @@ class Elements:
         self._position += done
         if self._position == self._tensor.nbytes and (self._block or next(self._blocks, None)):
             raise self._misfit(f"more than {self._position:,} bytes of elements")
-
-    def _next(self) -> memoryview:
-        block = next(self._blocks, None)
-        if block is None:
-            raise self._misfit("fewer bytes of elements")
-        return block
 
     def _misfit(self, found: str) -> DamagedCheckpoint:
         extent = self._tensor.extent or self._tensor.storage

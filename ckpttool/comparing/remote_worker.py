@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ckpttool.children import Child, Lost
@@ -35,7 +36,9 @@ class RemoteWorker(PairWorker):
         super().__init__(crew, meter)
         self._tolerance = tolerance
         self._own: ValuesWorker | None = None
-        self._child = _start_child()
+        self._child: Child | None = None  # None, too, if none can be started
+        with suppress(Lost):
+            self._child = Child(__name__)
 
     def end(self) -> None:
         super().end()
@@ -44,8 +47,8 @@ class RemoteWorker(PairWorker):
         self._dismiss()
 
     def _do(self, part: WorkRange[TensorPair]) -> None:
-        order = _order(part, self._tolerance)
-        tally = None if order is None else self._answer(order)
+        request = _request(part, self._tolerance)
+        tally = None if request is None else self._answer(request)
         if tally is None:
             if self._own is None:
                 self._own = ValuesWorker(self._crew, self._meter, self._tolerance)
@@ -54,12 +57,12 @@ class RemoteWorker(PairWorker):
         part.item.tallies.append(tally)
         self._count(part.item, sum(one.dtype.nbytes(part.count) for one in (part.item.a, part.item.b)))
 
-    def _answer(self, order: Mapping[str, Any]) -> Tally | None:
+    def _answer(self, request: Mapping[str, Any]) -> Tally | None:
         """Return the child's tally; None where it can't tell one, or is gone."""
         if self._child is None:
             return None
         try:
-            answer = self._child.ask(order)
+            answer = self._child.ask(request)
         except Lost:
             self._dismiss()
             return None
@@ -71,72 +74,54 @@ class RemoteWorker(PairWorker):
             child.dismiss()
 
 
-def _start_child() -> Child | None:
-    """Return a child that waits for orders; None where none can be started."""
-    try:
-        return Child(__name__)
-    except Lost:
-        return None
-
-
-def _order(part: WorkRange[TensorPair], tolerance: Tolerance) -> dict[str, Any] | None:
+def _request(part: WorkRange[TensorPair], tolerance: Tolerance) -> dict[str, Any] | None:
     """Return what a child has to know of a range; None where only this process can read it."""
-    sides = [_side(tensor) for tensor in (part.item.a, part.item.b)]
-    if None in sides:
-        return None
+    sides = []
+    for tensor in (part.item.a, part.item.b):
+        place = place_of(tensor)
+        if place is None or type(place.source) is not Source:
+            return None
+        sides.append(
+            {
+                "path": os.fsdecode(place.source.path),
+                "identity": place.source.identity,
+                "offset": place.offset,
+                "swap": place.swap,
+                "dtype": tensor.dtype.name,
+                "size": tensor.size,
+            }
+        )
     limits = {"rtol": tolerance.rtol, "atol": tolerance.atol, "bitwise": tolerance.bitwise}
     return {"sides": sides, "start": part.start, "count": part.count, "tolerance": limits}
-
-
-def _side(tensor: Tensor) -> dict[str, Any] | None:
-    place = place_of(tensor)
-    if place is None or type(place.source) is not Source:
-        return None
-    return {
-        "path": os.fsdecode(place.source.path),
-        "identity": place.source.identity,
-        "offset": place.offset,
-        "swap": place.swap,
-        "dtype": tensor.dtype.name,
-        "size": tensor.size,
-    }
 
 
 # In the child ----------------------------------------------------------------------------------------
 
 
 def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
-    """Return what a child answers orders with; what can't be read is for the parent to find out."""
+    """Return what a child answers requests with; what can't be read is for the parent to find out."""
     sources: dict[tuple[Any, ...], Source] = {}
 
-    def answer(order: Mapping[str, Any]) -> Tally | None:
+    def tensor_of(side: Mapping[str, Any]) -> Tensor:
+        path, identity = side["path"], tuple(side["identity"])
+        source = sources.get((path, identity))
+        if source is None:
+            source = sources[path, identity] = Source(path)
+        if source.identity != identity:
+            raise DamagedCheckpoint(path, "it was replaced while it was read")
+        dtype = BY_NAME[side["dtype"]]
+        values = Contiguous(source, side["offset"], dtype.nbytes(side["size"]), side["swap"])
+        return Tensor((), dtype, (side["size"],), values=values)
+
+    def answer(request: Mapping[str, Any]) -> Tally | None:
+        tolerance = Tolerance(**request["tolerance"])
         try:
-            return _measure(order, sources)
+            a, b = map(tensor_of, request["sides"])
+            pair = TensorPair(a, b)
+            worker = ValuesWorker(RangeCrew((), ()), Meter(lambda nbytes: None), tolerance)
+            worker.do(WorkRange(pair, request["start"], request["count"], 0))
         except CheckpointError:
             return None
+        return None if pair.failure is not None else pair.tallies[0]
 
     return answer
-
-
-def _tensor(side: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tensor:
-    """Return the tensor that an order tells of, flat."""
-    path, identity = side["path"], tuple(side["identity"])
-    source = sources.get((path, identity))
-    if source is None:
-        source = sources[path, identity] = Source(path)
-    if source.identity != identity:
-        raise DamagedCheckpoint(path, "it was replaced while it was read")
-    dtype = BY_NAME[side["dtype"]]
-    values = Contiguous(source, side["offset"], dtype.nbytes(side["size"]), side["swap"])
-    return Tensor((), dtype, (side["size"],), values=values)
-
-
-def _measure(order: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tally | None:
-    tolerance = Tolerance(**order["tolerance"])
-    a, b = (_tensor(side, sources) for side in order["sides"])
-    pair = TensorPair(a, b)
-    crew: RangeCrew[TensorPair] = RangeCrew((), ())
-    ValuesWorker(crew, Meter(lambda nbytes: None), tolerance).do(
-        WorkRange(pair, order["start"], order["count"], 0)
-    )
-    return None if pair.failure is not None else pair.tallies[0]

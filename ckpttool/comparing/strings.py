@@ -6,7 +6,7 @@ import math
 
 from ckpttool.comparing.elements import Elements, Side, Unreadable
 from ckpttool.comparing.statistics import Statistics, unraveled
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.tensorflow.values import decoded_strings
 from ckpttool.tensor import Tensor
 
@@ -49,8 +49,8 @@ def string_statistics(a: Tensor, b: Tensor) -> Statistics | None:
         norm_a=math.nan,
         norm_b=math.nan,
         where=unraveled(first, a.shape),
-        at_a=_shown(of_a[first]),
-        at_b=_shown(of_b[first]),
+        at_a=_excerpt(of_a[first]),
+        at_b=_excerpt(of_b[first]),
     )
 
 
@@ -68,13 +68,10 @@ def _strings(tensor: Tensor, side: Side) -> list[bytes]:
     try:
         return decoded_strings(bytes(data), tensor.size)
     except ValueError as failure:
-        raise Unreadable(side, _damage_error(tensor, str(failure))) from failure
+        file = tensor.extent.file if tensor.extent else ""
+        raise Unreadable(side, DamagedCheckpoint(file, str(failure), where=tensor.name)) from failure
 
 
-def _damage_error(tensor: Tensor, found: str) -> CheckpointError:
-    return DamagedCheckpoint(tensor.extent.file if tensor.extent else "", found, where=tensor.name)
-
-
-def _shown(string: bytes) -> str:
+def _excerpt(string: bytes) -> str:
     text = string.decode("utf-8", "backslashreplace")
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -138,7 +138,10 @@ class BytesWorker(PairWorker):
         pair, buffers = part.item, self._buffers
         if pair.a.nbytes != pair.b.nbytes:
             pair.differs = True
-        a, b = pair.elements(as_stored=_have_one_order(pair))
+        # In one byte order, both sides can be compared as they lie.
+        places = place_of(pair.a), place_of(pair.b)
+        has_one_order = None not in places and len({one.swap for one in places if one is not None}) == 1
+        a, b = pair.elements(as_stored=has_one_order)
         start, end, step = part.start, part.start + part.count, _FIRST_BYTES
         while start < end and not pair.differs:
             nbytes = min(step, end - start)
@@ -178,9 +181,3 @@ class ValuesWorker(PairWorker):
                 self._count(pair, sum(sizes))
         tally.condense()
         pair.tallies.append(tally)
-
-
-def _have_one_order(pair: TensorPair) -> bool:
-    """Tell whether the bytes of both sides can be compared as they lie."""
-    places = place_of(pair.a), place_of(pair.b)
-    return None not in places and len({place.swap for place in places if place is not None}) == 1

@@ -136,8 +136,9 @@ def rearrange(
     names = [name for group in way.stored for name in group]
     order = [name for group in way.result for name in group]
     shape = tuple(math.prod(lengths[name] for name in group) for group in way.result)
-    if row is None and not way.gates and _keeps_order(names, order, lengths):
-        return replace(tensor, path=path, shape=shape)
+    long_names = [name for name in names if lengths[name] != 1]
+    if row is None and not way.gates and long_names == [name for name in order if lengths[name] != 1]:
+        return replace(tensor, path=path, shape=shape)  # the elements follow each other as they are stored
     start = {name: 0 for name in names} | ({} if row is None else {"row": row})
     count = dict(lengths) | ({} if row is None else {"row": 1})
     order = ["row", *order] if row is not None else order
@@ -156,17 +157,10 @@ def rearrange(
                 (names.index("g"), way.gates) if way.gates and not is_outermost else None,
             )
         )
-    return _with_values(tensor, path, shape, None if tensor.values is None else tuple(map(values_of, pieces)))
+    return _tensor_of(tensor, path, shape, None if tensor.values is None else tuple(map(values_of, pieces)))
 
 
-def _keeps_order(names: list[str], order: list[str], lengths: dict[str, int]) -> bool:
-    """Tell whether the elements follow each other as they are stored."""
-    return [name for name in names if lengths[name] != 1] == [name for name in order if lengths[name] != 1]
-
-
-def _with_values(
-    like: Tensor, path: Path, shape: tuple[int, ...], values: tuple[Values, ...] | None
-) -> Tensor:
+def _tensor_of(like: Tensor, path: Path, shape: tuple[int, ...], values: tuple[Values, ...] | None) -> Tensor:
     found = None if values is None else values[0] if len(values) == 1 else ValueSequence(values)
     return Tensor(path, like.dtype, shape, like.role, found, shares_with=like.shares_with)
 
@@ -184,7 +178,7 @@ def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
         raise Unfit("types " + ", ".join(one.dtype.name for one in tensors))
     shape = (sum(one.shape[0] for one in tensors), *first.shape[1:])
     values = tuple(one.values for one in tensors if one.values is not None)
-    return _with_values(first, path, shape, values if len(values) == len(tensors) else None)
+    return _tensor_of(first, path, shape, values if len(values) == len(tensors) else None)
 
 
 def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
@@ -201,7 +195,7 @@ def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
     piece = RearrangedPiece(
         tensor, tuple((one,) for one in lengths), (start, *(0 for _ in rest)), counts, order
     )
-    return _with_values(tensor, path, counts, None if tensor.values is None else (values_of(piece),))
+    return _tensor_of(tensor, path, counts, None if tensor.values is None else (values_of(piece),))
 
 
 def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
@@ -215,7 +209,7 @@ def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
     if a.dtype.kind not in ("float", "complex", "integer") or a.dtype.numpy is None or a.dtype.bits < 8:
         raise Unfit(f"elements of type {a.dtype}")
     known = a.values is not None and b.values is not None
-    return _with_values(a, path, a.shape, (ValueSum(a, b),) if known else None)
+    return _tensor_of(a, path, a.shape, (ValueSum(a, b),) if known else None)
 
 
 def zeros(like: Tensor, path: Path) -> Tensor:
