@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +34,7 @@ from ckpttool.series.changing.moves import (
 from ckpttool.series.changing.ownership import foreign_text, open_own, read_own
 from ckpttool.series.changing.state_dir import StateDir, state_dir_beside
 from ckpttool.series.changing.trash_directories import make_place, require_own_trash, tidy
-from ckpttool.series.files import Contents, Fingerprint, contents
+from ckpttool.series.files import Fingerprint, contents
 from ckpttool.wire.atomic import write_within
 from ckpttool.wire.directories import OpenDirectory
 
@@ -99,7 +99,7 @@ def inode_of(directory: str) -> int | None:
 
 
 def state_dirs(directory: str) -> tuple[StateDir, ...]:
-    """Return where a trash of a directory may lie: in it, or beside it (see ``home``)."""
+    """Return where a trash of a directory may lie: in it, or beside it (see ``state_dir``)."""
     return StateDir(directory), state_dir_beside(directory)
 
 
@@ -116,9 +116,9 @@ def identities(directory: str, home: StateDir) -> list[str]:
     try:
         with os.scandir(trash) as entries:
             return sorted(
-                one.name
-                for one in entries
-                if IDENTITY.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
+                entry.name
+                for entry in entries
+                if IDENTITY.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             )
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -140,28 +140,36 @@ def read_record(directory: str, home: StateDir, identity: str) -> CommandRecord 
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        return _record(json.loads(text), directory, home, identity)
+        return _record_of(json.loads(text), directory, home, identity)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(
             path, foreign_text(error, "a record"), expected="move it away to go on"
         ) from error
 
 
-def _record(told: Mapping[str, Any], directory: str, home: StateDir, identity: str) -> CommandRecord:
-    if told["schema"] != SCHEMA:
-        raise ValueError(f"schema {told['schema']!r}")
-    if identity_of(told["identity"]) != identity:
+def _record_of(document: Mapping[str, Any], directory: str, home: StateDir, identity: str) -> CommandRecord:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}")
+    if identity_of(document["identity"]) != identity:
         raise ValueError("it is another command's")
-    if told["kind"] not in ("trash", "rename"):
-        raise ValueError(f"kind {told['kind']!r}")
+    if document["kind"] not in ("trash", "rename"):
+        raise ValueError(f"kind {document['kind']!r}")
     steps = tuple(
-        UndoStep(text_of(one["journal"]), moves_of(one["undoing"], directory, home)) for one in told["steps"]
+        UndoStep(text_of(step["journal"]), moves_of(step["undoing"], directory, home))
+        for step in document["steps"]
     )
     undoing = [step.undoing for step in steps]
     if any(one.identity != identity or one.kind != "restore" or one.chain is not None for one in undoing):
         raise ValueError("a step of another command")
-    root = None if told.get("root") is None else count_of(told["root"])
-    return CommandRecord(directory, home, identity, told["kind"], steps, told.get("told") is True, root)
+    return CommandRecord(
+        directory,
+        home,
+        identity,
+        document["kind"],
+        steps,
+        is_told=document.get("told") is True,
+        root=None if document.get("root") is None else count_of(document["root"]),
+    )
 
 
 def write_record(record: CommandRecord) -> None:
@@ -171,7 +179,7 @@ def write_record(record: CommandRecord) -> None:
             with _opened_place(record) as place:
                 place.unlink(RECORD)
         return
-    told = {
+    data = {
         "schema": SCHEMA,
         "identity": record.identity,
         "kind": record.kind,
@@ -184,7 +192,7 @@ def write_record(record: CommandRecord) -> None:
     }
     make_place(record.home, record.identity)
     with _opened_place(record) as place:
-        write_within(place, RECORD, json.dumps(told).encode())
+        write_within(place, RECORD, json.dumps(data).encode())
 
 
 def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:
@@ -202,24 +210,29 @@ def add_to_record(directory: str, home: StateDir, done: Moves, stage: str, targe
         target: Descriptor of the directory that the checkpoints came to.
     """
     if done.kind == "restore":
-        _drop_restored(directory, home, done, target)
-        return
-    if not (done.moves or done.rewrites or done.relinks):
-        return
-    found = read_record(directory, home, done.identity)
-    record = found or _new_record(directory, home, done.identity, done.kind)
-    step = UndoStep(os.path.basename(stage), inverse(done, target))
-    others = tuple(one for one in record.steps if one.journal != step.journal)
-    write_record(replace(record, steps=(*others, step)))
+        _drop_restored_moves(directory, home, done, target)
+    elif done.moves or done.rewrites or done.relinks:
+        record = read_record(directory, home, done.identity)
+        record = record or _new_record(directory, home, done.identity, done.kind)
+        # A step of this journal is there already if a kill came after it was recorded: it is replaced.
+        step = UndoStep(os.path.basename(stage), inverse(done, target))
+        others = tuple(other for other in record.steps if other.journal != step.journal)
+        write_record(replace(record, steps=(*others, step)))
 
 
 def inverse(done: Moves, target: int) -> Moves:
     """Return what takes moves back that were made."""
     rewritten = {one.name for one in done.rewrites}
+    moves: list[Move] = []
+    for move in done.moves:
+        there = contents_at_target(move)
+        if any(file.path in rewritten for file in there.files):  # a pointer in it says something else now
+            there = contents(target, [new for _, new in move.members])
+        moves.append(reversed_move(move, there))
     return Moves(
         kind="restore",
         identity=done.identity,
-        moves=tuple(reversed_move(one, _contents_at_target(one, rewritten, target)) for one in done.moves),
+        moves=tuple(moves),
         rewrites=tuple(Rewrite(old_name(done, one.name), one.after, one.before) for one in done.rewrites),
         relinks=tuple(Relink(old_name(done, one.name), one.after, one.before) for one in done.relinks),
         source=done.target,
@@ -227,44 +240,34 @@ def inverse(done: Moves, target: int) -> Moves:
     )
 
 
-def _contents_at_target(move: Move, rewritten: Collection[str], target: int) -> Contents:
-    """Return the contents of what has moved, as they are now where a pointer in it was rewritten."""
-    found = contents_at_target(move)
-    if any(file.path in rewritten for file in found.files):
-        return contents(target, [new for _, new in move.members])
-    return found
-
-
-def _drop_restored(directory: str, home: StateDir, done: Moves, target: int) -> None:
+def _drop_restored_moves(directory: str, home: StateDir, done: Moves, target: int) -> None:
     """Take what is back in its place out of the record, with what pointers said once nothing is left."""
     record = read_record(directory, home, done.identity)
     if record is None:
         return
-    back = {one.members for one in done.moves}
-    now = current_files(done, target)
+    back = {move.members for move in done.moves}
+    now = _current_fingerprints(done, target)
     steps: list[UndoStep] = []
     for step in record.steps:
-        left = tuple(move_with_files(one, now) for one in step.undoing.moves if one.members not in back)
-        if left or not (step.undoing.moves or _says_the_same(step.undoing, done)):
-            steps.append(replace(step, undoing=replace(step.undoing, moves=left)))
+        left: list[Move] = []
+        for move in step.undoing.moves:
+            if move.members not in back:
+                files = tuple(now.get(file.path, file) for file in move.contents.files)
+                left.append(replace(move, contents=replace(move.contents, files=files)))
+        if left or not (step.undoing.moves or _has_same_pointers(step.undoing, done)):
+            steps.append(replace(step, undoing=replace(step.undoing, moves=tuple(left))))
     write_record(replace(record, steps=tuple(steps)))
 
 
-def current_files(done: Moves, target: int) -> dict[str, Fingerprint]:
+def _current_fingerprints(done: Moves, target: int) -> dict[str, Fingerprint]:
     """Return the files of what has moved, and those that were written anew, as they are now, by path."""
     if done.target != done.source:  # in a trash, no name is one of two files
         return {}
-    found = {file.path: file for move in done.moves for file in contents_at_target(move).files}
-    for one in done.rewrites:
+    files = {file.path: file for move in done.moves for file in contents_at_target(move).files}
+    for rewrite in done.rewrites:
         with suppress(OSError):  # it has gone since, and who needs it is told
-            found |= {file.path: file for file in contents(target, [one.name]).files}
-    return found
-
-
-def move_with_files(move: Move, now: Mapping[str, Fingerprint]) -> Move:
-    """Return a move of files as they are now, as far as that is told."""
-    files = tuple(now.get(file.path, file) for file in move.contents.files)
-    return replace(move, contents=replace(move.contents, files=files))
+            files |= {file.path: file for file in contents(target, [rewrite.name]).files}
+    return files
 
 
 def remove_from_record(directory: str, home: StateDir, moves: Moves, stage: str, source: int) -> None:
@@ -279,45 +282,35 @@ def remove_from_record(directory: str, home: StateDir, moves: Moves, stage: str,
     """
     record = read_record(directory, home, moves.identity)
     if moves.kind == "restore":
-        _restore_steps(record, directory, home, moves, stage, source)
+        kind: Kind = "rename" if moves.source == directory else "trash"
+        record = record or _new_record(directory, home, moves.identity, kind)
+        _add_unrestored_moves(record, moves, stage, source)
     elif record is not None:
-        steps = tuple(one for one in record.steps if one.journal != os.path.basename(stage))
+        steps = tuple(step for step in record.steps if step.journal != os.path.basename(stage))
         if steps != record.steps:
             write_record(replace(record, steps=steps))
 
 
-def _restore_steps(
-    record: CommandRecord | None, directory: str, home: StateDir, moves: Moves, stage: str, source: int
-) -> None:
+def _add_unrestored_moves(record: CommandRecord, moves: Moves, stage: str, source: int) -> None:
     """Record again what was not taken back after all, with its files as they are now."""
     rewritten = {old_name(moves, one.name) for one in moves.rewrites}
-    now = {one.members: remeasured_move(one, rewritten, source) for one in moves.moves}
-    kind: Kind = "rename" if moves.source == directory else "trash"
-    known = record or _new_record(directory, home, moves.identity, kind)
-    steps = [
-        replace(
-            step,
-            undoing=replace(
-                step.undoing, moves=tuple(now.pop(one.members, one) for one in step.undoing.moves)
-            ),
-        )
-        for step in known.steps
-    ]
-    is_noted = any(_says_the_same(step.undoing, moves) for step in steps)
+    now: dict[tuple[tuple[str, str], ...], Move] = {}
+    for move in moves.moves:
+        if any(file.path in rewritten for file in move.contents.files):  # it was written anew
+            move = replace(move, contents=contents(source, [old for old, _ in move.members]))
+        now[move.members] = move
+    steps: list[UndoStep] = []
+    for step in record.steps:
+        noted = tuple(now.pop(move.members, move) for move in step.undoing.moves)
+        steps.append(replace(step, undoing=replace(step.undoing, moves=noted)))
+    is_noted = any(_has_same_pointers(step.undoing, moves) for step in steps)
     if now or not (moves.moves or is_noted):
         steps.append(UndoStep(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
-    if tuple(steps) != known.steps:
-        write_record(replace(known, steps=tuple(steps)))
+    if tuple(steps) != record.steps:
+        write_record(replace(record, steps=tuple(steps)))
 
 
-def remeasured_move(move: Move, rewritten: Collection[str], place: int) -> Move:
-    """Return a move with its files as they are in an open directory, if one of them was written anew."""
-    if not any(file.path in rewritten for file in move.contents.files):
-        return move
-    return replace(move, contents=contents(place, [old for old, _ in move.members]))
-
-
-def _says_the_same(undoing: Moves, done: Moves) -> bool:
+def _has_same_pointers(undoing: Moves, done: Moves) -> bool:
     """Tell whether moves change the same pointers in the same way."""
     return (undoing.rewrites, undoing.relinks) == (done.rewrites, done.relinks)
 
@@ -328,8 +321,8 @@ def _new_record(directory: str, home: StateDir, identity: str, kind: Kind) -> Co
 
 def drop_step(record: CommandRecord, step: UndoStep) -> None:
     """Take a step out of a record, as that is now; without any, it goes."""
-    found = read_record(record.directory, record.home, record.identity)
-    if found is not None:
-        steps = tuple(one for one in found.steps if one.journal != step.journal)
-        write_record(replace(found, steps=steps))
+    current = read_record(record.directory, record.home, record.identity)
+    if current is not None:
+        steps = tuple(other for other in current.steps if other.journal != step.journal)
+        write_record(replace(current, steps=steps))
     tidy(record.home, record.identity)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
-from typing import Any
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.series.changing.journal_schema import contents_document, contents_of, name_of, names_of, text_of
@@ -33,6 +32,8 @@ STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
 SCHEMA = "ckpttool.journal/1"
 TEMPORARY = ".tmp"
+
+_STAGE = re.compile(rf"{re.escape(STAGE_PREFIX)}[0-9a-f]{{8}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def begin_journal(directory: str, home: StateDir, journal: bytes, done: str) -> 
         journal: Its text.
         done: What was done to nothing if it can't be written: "removed".
     """
+    # Nobody reads more than that back: what can't be settled later isn't begun.
     if len(journal) > MAX_BYTES:
         reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
@@ -169,31 +171,23 @@ def read_journal(path: str, directory: str) -> Journal | Moves:
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        told = json.loads(text)
-        return (
-            moves_of(told, directory, state_dir_of_stage(stage))
-            if told["schema"] in MOVES_SCHEMAS
-            else _journal(told)
-        )
+        document = json.loads(text)
+        if document["schema"] in MOVES_SCHEMAS:
+            return moves_of(document, directory, state_dir_of_stage(stage))
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        removals: list[Removal] = []
+        for removal in document["removals"]:
+            members = names_of(removal["members"])
+            survivors = tuple(name_of(name) for name in removal["survivors"])
+            contents = contents_of(removal, members)
+            removals.append(Removal(text_of(removal["path"]), members, contents, survivors))
+        rewrites = [PointerText(name_of(one["name"]), text_of(one["text"])) for one in document["rewrites"]]
+        return Journal(tuple(removals), tuple(rewrites))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(
             path, foreign_text(error, "a journal"), expected="move it away to go on"
         ) from error
-
-
-def _journal(told: Mapping[str, Any]) -> Journal:
-    if told["schema"] != SCHEMA:
-        raise ValueError(f"schema {told['schema']!r}")
-    return Journal(
-        tuple(_removal(one) for one in told["removals"]),
-        tuple(PointerText(name_of(one["name"]), text_of(one["text"])) for one in told["rewrites"]),
-    )
-
-
-def _removal(told: Mapping[str, Any]) -> Removal:
-    members = names_of(told["members"])
-    survivors = tuple(name_of(name) for name in told["survivors"])
-    return Removal(text_of(told["path"]), members, contents_of(told, members), survivors)
 
 
 def stages(directory: str) -> list[str]:
@@ -210,18 +204,12 @@ def stages_beside(directory: str) -> list[str]:
 def _stages(place: str, suffix: str) -> list[str]:
     try:
         with os.scandir(place) as entries:
-            found = [
+            return sorted(
                 entry.name
                 for entry in entries
-                if entry.name.startswith(STAGE_PREFIX)
-                and entry.name.endswith(suffix)
+                if entry.name.endswith(suffix)
+                and _STAGE.fullmatch(entry.name.removesuffix(suffix))
                 and entry.is_dir(follow_symlinks=False)
-            ]
+            )
     except OSError as error:
         raise from_os_error(error, place) from error
-    return sorted(name for name in found if _is_stage(name.removesuffix(suffix)))
-
-
-def _is_stage(name: str) -> bool:
-    identity = name.removeprefix(STAGE_PREFIX)
-    return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)

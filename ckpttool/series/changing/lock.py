@@ -19,10 +19,12 @@ BUSY = "locked"
 _FLAGS = FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
 """Others can lock what they can read: a lock that somebody left behind is in nobody's way."""
+
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """What a full disk, or a full quota, refuses with."""
 
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+"""What ``flock`` says on a file system without locks."""
 
 
 @contextmanager
@@ -33,12 +35,23 @@ def lock_directory(directory: str) -> Iterator[None]:
     """
     around, suffix = state_dir_of(directory)
     name = LOCK + suffix
-    with _open_state_dir(around, name) as place:
+    try:
+        place = OpenDirectory(around)
+    except OSError as error:
+        raise from_os_error(error, os.path.join(around, name)) from error
+    with place:
         descriptor = _acquire(place, name)
         try:
             yield
         finally:
-            _release(place, name, descriptor)
+            # Its name goes while it is locked: whoever has opened the file meanwhile finds another in its
+            # place, or none, once it gets the lock, and begins again.
+            try:
+                with suppress(OSError):  # it would stay behind, unlocked, and the next command uses it
+                    if _is_same(place, name, descriptor):
+                        place.unlink(name)
+            finally:
+                os.close(descriptor)
 
 
 def clear_stale(directories: Iterable[str]) -> None:
@@ -53,13 +66,6 @@ def clear_stale(directories: Iterable[str]) -> None:
         ):
             with suppress(CheckpointError), lock_directory(directory):
                 pass
-
-
-def _open_state_dir(around: str, name: str) -> OpenDirectory:
-    try:
-        return OpenDirectory(around)
-    except OSError as error:
-        raise from_os_error(error, os.path.join(around, name)) from error
 
 
 def _acquire(place: OpenDirectory, name: str) -> int:
@@ -101,12 +107,6 @@ def _open_lock(place: OpenDirectory, name: str) -> int:
     return descriptor
 
 
-def _foreign_lock(path: str, status: os.stat_result) -> AccessDenied:
-    user = user_name(status.st_uid)
-    told = f"the lock {os.path.basename(path)} is of another user, {user}, and can't be opened"
-    return AccessDenied(path, told, expected="remove it if no ckpttool of that user is at work here")
-
-
 def _acquire_directory(place: OpenDirectory, path: str) -> int:
     """Lock the directory itself, where a full disk has no room for a file."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
@@ -137,14 +137,11 @@ def _lock(path: str, descriptor: int) -> None:
 
 
 def _is_same(place: OpenDirectory, name: str, descriptor: int) -> bool:
-    found = place.status(name)
-    return found is not None and os.path.samestat(found, os.fstat(descriptor))
+    status = place.status(name)
+    return status is not None and os.path.samestat(status, os.fstat(descriptor))
 
 
-def _release(place: OpenDirectory, name: str, descriptor: int) -> None:
-    try:
-        with suppress(OSError):  # it would stay behind, unlocked, and the next command uses it
-            if _is_same(place, name, descriptor):
-                place.unlink(name)
-    finally:
-        os.close(descriptor)
+def _foreign_lock(path: str, status: os.stat_result) -> AccessDenied:
+    user = user_name(status.st_uid)
+    problem = f"the lock {os.path.basename(path)} is of another user, {user}, and can't be opened"
+    return AccessDenied(path, problem, expected="remove it if no ckpttool of that user is at work here")

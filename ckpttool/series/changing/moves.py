@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ckpttool.series.changing.journal_schema import (
     contents_document,
@@ -160,6 +160,9 @@ def _map_path(path: str, new: Mapping[str, str]) -> str:
     raise ValueError(f"{path!r} is no part of what moves")
 
 
+# The text of a journal -----------------------------------------------------------------------------
+
+
 def dumps(moves: Moves, directory: str) -> bytes:
     """Return moves as a journal has them."""
     return json.dumps(document(moves, directory)).encode()
@@ -167,82 +170,71 @@ def dumps(moves: Moves, directory: str) -> bytes:
 
 def document(moves: Moves, directory: str) -> dict[str, Any]:
     """Return moves as plain data; see ``moves_of``."""
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "schema": SCHEMA if moves.chain is None else CHAINED,
         "kind": moves.kind,
         "identity": moves.identity,
         "source": "directory" if moves.source == directory else "trash",
         "target": "directory" if moves.target == directory else "trash",
         "moves": [
-            {"path": one.path, "members": one.members, **contents_document(one.contents)}
-            for one in moves.moves
+            {"path": move.path, "members": move.members, **contents_document(move.contents)}
+            for move in moves.moves
         ],
         "rewrites": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.rewrites],
         "relinks": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.relinks],
     }
     if moves.chain is not None:
-        told["before"] = [document(one, directory) for one in moves.chain.before]
-        told["has_more"] = moves.chain.has_more
-    return told
+        result["before"] = [document(one, directory) for one in moves.chain.before]
+        result["has_more"] = moves.chain.has_more
+    return result
 
 
-def moves_of(told: Mapping[str, Any], directory: str, home: StateDir) -> Moves:
+def moves_of(document: Mapping[str, Any], directory: str, home: StateDir) -> Moves:
     """Return moves from what ``document`` returned; every name was checked to stay inside.
 
     Args:
-        told: The document.
+        document: The plain data.
         directory: The directory that it is for.
         home: Where its trash lies.
     """
-    if told["schema"] not in SCHEMAS:
-        raise ValueError(f"schema {told['schema']!r}")
-    identity = identity_of(told["identity"])
+    schema, kind = document["schema"], document["kind"]
+    if schema not in SCHEMAS:
+        raise ValueError(f"schema {schema!r}")
+    identity = identity_of(document["identity"])
     places = {"directory": directory, "trash": trash_path(home, identity)}
-    source, target = told["source"], told["target"]
-    return Moves(
-        kind=_kind(told["kind"]),
+    source, target = document["source"], document["target"]
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind {kind!r}")
+    moves = Moves(
+        kind=kind,
         identity=identity,
-        moves=tuple(_move(one, source, target) for one in told["moves"]),
-        rewrites=tuple(_rewrite(one) for one in told["rewrites"]),
+        moves=tuple(_move_of(move, source, target) for move in document["moves"]),
+        rewrites=tuple(
+            Rewrite(path_of(one["name"]), text_or_none(one["before"]), text_or_none(one["after"]))
+            for one in document["rewrites"]
+        ),
         relinks=tuple(
             Relink(path_of(one["name"]), text_of(one["before"]), text_of(one["after"]))
-            for one in told["relinks"]
+            for one in document["relinks"]
         ),
         source=places[source],
         target=places[target],
-        chain=_chain(told, directory, home) if told["schema"] == CHAINED else None,
     )
-
-
-def _chain(told: Mapping[str, Any], directory: str, home: StateDir) -> Chain:
-    before = tuple(moves_of(one, directory, home) for one in told["before"])
-    if any(one.chain is not None or one.identity != told["identity"] for one in before):
+    if schema != CHAINED:
+        return moves
+    before = tuple(moves_of(one, directory, home) for one in document["before"])
+    if any(one.chain is not None or one.identity != identity for one in before):
         raise ValueError("moves of another journal go before")
-    if not isinstance(told["has_more"], bool):
+    if not isinstance(document["has_more"], bool):
         raise TypeError("has_more")
-    return Chain(before, told["has_more"])
+    return replace(moves, chain=Chain(before, document["has_more"]))
 
 
-def identity_of(value: object) -> str:
-    """Return an identity."""
-    identity = text_of(value)
-    if not IDENTITY.fullmatch(identity):
-        raise ValueError(f"{identity!r} is no identity")
-    return identity
-
-
-def _kind(value: object) -> Kind:
-    match value:
-        case "trash" | "restore" | "rename":
-            return value
-    raise ValueError(f"kind {value!r}")
-
-
-def _move(told: Mapping[str, Any], source: str, target: str) -> Move:
-    members = tuple((_member(old, source), _member(new, target)) for old, new in told["members"])
+def _move_of(document: Mapping[str, Any], source: str, target: str) -> Move:
+    members = tuple((_member(old, source), _member(new, target)) for old, new in document["members"])
     if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
         raise ValueError("no member, or two of one name")
-    return Move(text_of(told["path"]), members, contents_of(told, [old for old, _ in members]))
+    return Move(text_of(document["path"]), members, contents_of(document, [old for old, _ in members]))
 
 
 def _member(value: object, place: str) -> str:
@@ -255,5 +247,9 @@ def _member(value: object, place: str) -> str:
     return os.path.join(number, name_of(name))
 
 
-def _rewrite(told: Mapping[str, Any]) -> Rewrite:
-    return Rewrite(path_of(told["name"]), text_or_none(told["before"]), text_or_none(told["after"]))
+def identity_of(value: object) -> str:
+    """Return an identity."""
+    identity = text_of(value)
+    if not IDENTITY.fullmatch(identity):
+        raise ValueError(f"{identity!r} is no identity")
+    return identity

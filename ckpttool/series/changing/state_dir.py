@@ -39,14 +39,28 @@ class StateDir(NamedTuple):
 
 
 def state_dir_of(directory: str) -> StateDir:
-    """Return where the stage and the lock of a directory go."""
-    return state_dir_beside(directory) if _keeps_state_beside(directory) else StateDir(directory)
+    """Return where the stage, the lock and the trash of a directory go."""
+    if _is_scanned_by_accelerate(directory):
+        real = os.path.realpath(directory)
+        is_mount_point = os.path.ismount(real) or real in (mount_points(below=real) or ())
+        # Nothing could be renamed from a mount point to the directory around it.
+        return StateDir(directory) if is_mount_point else state_dir_beside(directory)
+    if _has_serials(directory):
+        names = sorted(name for name in os.listdir(directory) if SERIAL.fullmatch(name))
+        if any(_is_serial(os.path.join(directory, name)) for name in names):
+            return state_dir_beside(directory)
+    return StateDir(directory)
 
 
 def state_dir_beside(directory: str) -> StateDir:
     """Return the place in the directory around another."""
     real = os.path.realpath(directory)
     return StateDir(os.path.dirname(real), OWNER + os.path.basename(real))
+
+
+def may_keep_state_beside(directory: str) -> bool:
+    """Tell from names alone whether what is ours may lie beside a directory."""
+    return _is_named_as_accelerates(directory) or _has_serials(directory)
 
 
 def owner_of_stage(path: str) -> str:
@@ -57,43 +71,16 @@ def owner_of_stage(path: str) -> str:
 
 
 def state_dir_of_stage(path: str) -> StateDir:
-    """Return the home that a stage lies in."""
+    """Return the state directory that a stage lies in."""
     around, name = os.path.split(path)
     _, mark, owner = name.partition(OWNER)
     return StateDir(around or os.curdir, mark + owner)
-
-
-def may_keep_state_beside(directory: str) -> bool:
-    """Tell from names alone whether what is ours may lie beside a directory."""
-    return _is_named_as_accelerates(directory) or _has_serials(directory)
-
-
-def _is_named_as_accelerates(directory: str) -> bool:
-    return os.path.basename(os.path.realpath(directory)) == ACCELERATES
-
-
-def _has_serials(directory: str) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return any(SERIAL.fullmatch(entry.name) for entry in entries)
-    except OSError:  # what can't be read tells nothing
-        return False
 
 
 def enclosing_serial(directory: str) -> str | None:
     """Return the Fluid serial that a directory is a part of: what lies in it are no checkpoints."""
     around, name = os.path.split(os.path.abspath(directory))
     return around if name in (MODEL, *TABLES) and _is_serial(around) else None
-
-
-def _keeps_state_beside(directory: str) -> bool:
-    """Tell whether a directory is Accelerate's, or a Fluid root: a checkpoint of its owner's lies in it."""
-    if _is_scanned_by_accelerate(directory):
-        return not _is_mount_point(directory)  # nothing could be moved out of it
-    if not _has_serials(directory):
-        return False
-    names = sorted(name for name in os.listdir(directory) if SERIAL.fullmatch(name))
-    return any(_is_serial(os.path.join(directory, name)) for name in names)
 
 
 def _is_scanned_by_accelerate(directory: str) -> bool:
@@ -104,10 +91,14 @@ def _is_scanned_by_accelerate(directory: str) -> bool:
     is_called_so = _is_named_as_accelerates(directory)
     try:
         with os.scandir(directory) as entries:
-            named = [one for one in entries if is_called_so or SERIAL.fullmatch(one.name)]
+            named = [entry for entry in entries if is_called_so or SERIAL.fullmatch(entry.name)]
     except OSError:  # what can't be read tells nothing
         return False
     return any(map(_holds_random_states, named))
+
+
+def _is_named_as_accelerates(directory: str) -> bool:
+    return os.path.basename(os.path.realpath(directory)) == ACCELERATES
 
 
 def _holds_random_states(entry: os.DirEntry[str]) -> bool:
@@ -117,9 +108,12 @@ def _holds_random_states(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_mount_point(directory: str) -> bool:
-    real = os.path.realpath(directory)
-    return os.path.ismount(real) or real in (mount_points(below=real) or ())
+def _has_serials(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(SERIAL.fullmatch(entry.name) for entry in entries)
+    except OSError:  # what can't be read tells nothing
+        return False
 
 
 def _is_serial(path: str) -> bool:

@@ -26,13 +26,7 @@ def require_own_trash(home: StateDir) -> None:
     """Require that a trash was made by this user, or by the owner of its directory, or isn't there."""
     trash = os.path.join(home.path, TRASH + home.suffix)
     if os.path.lexists(trash):
-        require_own(trash, _owner_of(home), _ANOTHERS)
-
-
-def _owner_of(home: StateDir) -> str:
-    """Return the directory whose trash a home holds."""
-    owner = os.path.join(home.path, home.suffix.removeprefix(OWNER))
-    return owner if os.path.isdir(owner) else home.path  # a root may have got another name
+        require_own(trash, _directory_of_trash(home), _ANOTHERS)
 
 
 @contextmanager
@@ -40,16 +34,20 @@ def open_trash(home: StateDir, around: int) -> Iterator[int]:
     """Open a trash in an open directory, and require that what was opened is ours."""
     name = TRASH + home.suffix
     with opened(name, around) as trash:
-        path, owner = os.path.join(home.path, name), os.stat(_owner_of(home))
+        path, owner = os.path.join(home.path, name), os.stat(_directory_of_trash(home))
         require_own_status(path, os.fstat(trash), owner, _ANOTHERS)
         yield trash
+
+
+def _directory_of_trash(home: StateDir) -> str:
+    directory = os.path.join(home.path, home.suffix.removeprefix(OWNER))
+    return directory if os.path.isdir(directory) else home.path  # a root may have got another name
 
 
 def make_room(directory: str, home: StateDir, moves: Moves) -> None:
     """Make the places in the trash that some moves leave or come to, as far as they are not there."""
     require_own_trash(home)
-    sides = [(0, moves.source), (1, moves.target)]
-    for side, place in sides:
+    for side, place in enumerate((moves.source, moves.target)):
         if place != directory:
             numbers = {os.path.dirname(pair[side]) for move in moves.moves for pair in move.members}
             make_place(home, moves.identity, numbers)
@@ -59,7 +57,7 @@ def make_trash(home: StateDir) -> None:
     """Make a trash, if it is not there; others can't look inside."""
     require_own_trash(home)
     with opened(home.path) as around:
-        if _make_if_missing(TRASH + home.suffix, around):
+        if _make_directory(TRASH + home.suffix, around):
             sync_opened(around)
         with open_trash(home, around):
             return
@@ -68,19 +66,19 @@ def make_trash(home: StateDir) -> None:
 def make_place(home: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
     """Make the place of a command in the trash, and numbered directories in it; others can't look inside."""
     require_own_trash(home)
-    trash = TRASH + home.suffix
     with opened(home.path) as around:
-        is_new = _make_if_missing(trash, around)
+        is_new = _make_directory(TRASH + home.suffix, around)
         with open_trash(home, around) as root:
-            is_new |= _make_if_missing(identity, root)
+            is_new |= _make_directory(identity, root)
             with opened(identity, root) as place:
-                made = [_make_if_missing(number, place) for number in sorted(numbers)]
+                made = [_make_directory(number, place) for number in sorted(numbers)]
                 if is_new or any(made):
                     for changed in (around, root, place):
                         sync_opened(changed)
 
 
-def _make_if_missing(name: str, place: int) -> bool:
+def _make_directory(name: str, place: int) -> bool:
+    """Make a directory if it isn't there; tell whether it wasn't."""
     try:
         os.close(make_directory(name, 0o700, place))
     except FileExistsError:
@@ -97,20 +95,16 @@ def tidy(home: StateDir, identity: str) -> None:
     with suppress(OSError), opened(home.path) as around:
         with suppress(OSError), opened(trash, around) as root:
             with suppress(OSError), opened(identity, root) as place:
-                _clear(place)
-            _remove(identity, root)
-        _remove(trash, around)
+                for name in os.listdir(place):
+                    if name.isdecimal():
+                        _remove_directory(name, place)
+                    elif is_temporary(name):
+                        with suppress(OSError):  # it isn't ours to remove
+                            os.unlink(name, dir_fd=place)
+            _remove_directory(identity, root)
+        _remove_directory(trash, around)
 
 
-def _clear(place: int) -> None:
-    for name in os.listdir(place):
-        if name.isdecimal():
-            _remove(name, place)
-        elif is_temporary(name):
-            with suppress(OSError):  # it isn't ours to remove
-                os.unlink(name, dir_fd=place)
-
-
-def _remove(name: str, place: int) -> None:
+def _remove_directory(name: str, place: int) -> None:
     with suppress(OSError):  # it isn't empty, or isn't there
         os.rmdir(name, dir_fd=place)

@@ -49,15 +49,15 @@ def is_of_other_directory(record: CommandRecord) -> bool:
 
 
 def other_directory_problem(record: CommandRecord) -> Problem:
-    """Return what is to be told of a record that was made for another directory; see ``is_anothers``."""
+    """Return what is to be told of a record for which ``is_of_other_directory`` is true."""
     name = shown(record.directory)
-    told = f"it belongs to a directory that was {name} before, and is left as it is"
+    text = f"it belongs to a directory that was {name} before, and is left as it is"
     place = shown(path_as_given(record.directory, record.place))
     now = renamed_directory(record)
     if now is None:
-        return Problem(place, f"{told}; take out of it by hand what you need, or remove it")
+        return Problem(place, f"{text}; take out of it by hand what you need, or remove it")
     other = shown(path_as_given(record.directory, now))
-    return Problem(place, f"{told}: that is {other} now (undo {other})")
+    return Problem(place, f"{text}: that is {other} now (undo {other})")
 
 
 def path_as_given(directory: str, path: str) -> str:
@@ -70,34 +70,45 @@ def path_as_given(directory: str, path: str) -> str:
 
 def trashes_under_other_names(directory: str) -> list[StateDir]:
     """Return where the trash of a directory lies that had another name when something was put there."""
-    around, suffix = state_dir_beside(directory)
+    beside = state_dir_beside(directory)
+    try:
+        with os.scandir(beside.path) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith(_MARK))
+    except OSError:  # what can't be listed can't be searched
+        return []
     inode = inode_of(directory)
-    found = [
-        StateDir(around, name.removeprefix(TRASH)) for name in _trashes(around) if name != TRASH + suffix
+    homes = [
+        StateDir(beside.path, name.removeprefix(TRASH)) for name in names if name != TRASH + beside.suffix
     ]
-    return [home for home in found if any(record.root == inode for record in _records(directory, home))]
+    return [home for home in homes if any(record.root == inode for record in _records(directory, home))]
 
 
-def follow_renamed(directory: str) -> list[StateDir]:
+def adopt_renamed_trashes(directory: str) -> list[StateDir]:
     """Have the trash of a directory that got another name follow it; return where it lay.
 
     Args:
         directory: The directory; it is locked.
     """
-    found, own = trashes_under_other_names(directory), state_dir_beside(directory)
-    for home in found:
+    homes, beside = trashes_under_other_names(directory), state_dir_beside(directory)
+    for home in homes:
         for record in _records(directory, home):
             if record.root == inode_of(directory):
+                name = record.identity
                 try:
-                    make_trash(own)
-                    _move_place(home, own, record.identity)
+                    make_trash(beside)
+                    with (
+                        opened(home.path) as around,
+                        open_trash(home, around) as old,
+                        open_trash(beside, around) as new,
+                    ):
+                        os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
                 except OSError as error:
                     raise from_os_error(error, record.place) from error
-                tidy(home, record.identity)
-    return found
+                tidy(home, name)
+    return homes
 
 
-def trash_owners(around: str, name: str) -> Iterator[str]:
+def directories_of_trash(around: str, name: str) -> Iterator[str]:
     """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
     named = os.path.join(around, name.removeprefix(_MARK))
     if os.path.isdir(named):
@@ -109,20 +120,8 @@ def trash_owners(around: str, name: str) -> Iterator[str]:
             yield path
 
 
-def _move_place(home: StateDir, own: StateDir, identity: str) -> None:
-    with opened(home.path) as around, open_trash(home, around) as old, open_trash(own, around) as new:
-        os.rename(identity, identity, src_dir_fd=old, dst_dir_fd=new)
-
-
-def _trashes(around: str) -> list[str]:
-    try:
-        with os.scandir(around) as entries:
-            return sorted(one.name for one in entries if one.name.startswith(_MARK))
-    except OSError:  # what can't be listed can't be searched
-        return []
-
-
 def _records(directory: str, home: StateDir) -> Iterator[CommandRecord]:
+    """Yield the records in a trash that tell which directory they were made for."""
     with suppress(CheckpointError):  # another's, or none that can be read: whoever has its name is told
         for identity in identities(directory, home):
             record = read_record(directory, home, identity)

@@ -39,8 +39,8 @@ from ckpttool.series.changing.state_dir import StateDir, state_dir_of
 from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.changing.trash_directories import open_trash, tidy
 from ckpttool.series.changing.trash_ownership import (
+    adopt_renamed_trashes,
     belongs_to_directory,
-    follow_renamed,
     is_of_other_directory,
     other_directory_problem,
     trashes_under_other_names,
@@ -149,7 +149,7 @@ def empty(
         settled = recover_directory(directory)
         emptying.problems += [Problem(path, why) for path, why in settled.failed.items()]
         emptying.warnings += settled.moved
-        follow_renamed(directory)
+        adopt_renamed_trashes(directory)
         _empty(directory, older_than, emptying)
     return _emptied(emptying)
 

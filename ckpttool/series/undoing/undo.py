@@ -25,13 +25,13 @@ from ckpttool.series.changing.moves import TRASH, Kind
 from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.changing.state_dir import OWNER
 from ckpttool.series.changing.trash_ownership import (
+    adopt_renamed_trashes,
     belongs_to_directory,
-    follow_renamed,
+    directories_of_trash,
     is_of_other_directory,
     other_directory_problem,
     path_as_given,
     renamed_directory,
-    trash_owners,
     trashes_under_other_names,
 )
 from ckpttool.series.paths import require_directory, shown
@@ -260,7 +260,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
     for directory, names, _ in walk(root):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
-                for place in [directory] if name == TRASH else trash_owners(directory, name):
+                for place in [directory] if name == TRASH else directories_of_trash(directory, name):
                     if place not in seen:
                         seen.add(place)
                         yield place
@@ -279,7 +279,7 @@ def _recorded(directory: str) -> Iterator[str]:
 def _followed(places: Sequence[str], *, dry_run: bool) -> Iterator[str]:
     """Have the trashes of directories that got other names follow them; yield where they lay."""
     for place in places:
-        for home in trashes_under_other_names(place) if dry_run else follow_renamed(place):
+        for home in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
             path = path_as_given(place, os.path.join(home.path, TRASH + home.suffix))
             yield f"{shown(place)}: its trash bears the name that it had before: {shown(path)}"
 
