@@ -83,6 +83,11 @@ def trashes_under_other_names(directory: str) -> list[StateDir]:
     return [home for home in homes if any(record.root == inode for record in _records(directory, home))]
 
 
+def trash_homes(directory: str) -> tuple[StateDir, ...]:
+    """Return where a trash of a directory lies, or may lie."""
+    return *state_dirs(directory), *trashes_under_other_names(directory)
+
+
 def adopt_renamed_trashes(directory: str) -> list[StateDir]:
     """Have the trash of a directory that got another name follow it; return where it lay.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
@@ -43,11 +43,11 @@ from ckpttool.series.changing.trash_ownership import (
     belongs_to_directory,
     is_of_other_directory,
     other_directory_problem,
-    trashes_under_other_names,
+    trash_homes,
 )
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
-from ckpttool.series.paths import shown
+from ckpttool.series.paths import bare, shown
 from ckpttool.series.reasons import Problem
 from ckpttool.wire.directories import walk
 
@@ -60,10 +60,10 @@ def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Rem
     outcome = RemovalOutcome()
     left = list(removals)
     while left:
-        done = apply_moves(directory, _aside(directory, left, identity))
+        done = apply_moves(directory, _moves_to_trash(directory, left, identity))
         outcome.removed += done.moved + done.gone
         outcome.failed |= done.failed
-        outcome.freed += sum(one.contents.nbytes for one in left if one.path in done.moved)
+        outcome.freed += sum(removal.contents.nbytes for removal in left if removal.path in done.moved)
         if done.moved or not done.failed:
             break
         # A pointer goes with all of them: what can't go is taken out, and the rest tried again.
@@ -71,8 +71,11 @@ def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Rem
     return outcome
 
 
-def _aside(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
-    rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
+def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
+    state = state_without(directory, {os.path.basename(removal.path) for removal in removals})
+    rewrites: tuple[Rewrite, ...] = ()
+    if state is not None:
+        rewrites = (Rewrite(state.name, text_at(os.path.join(directory, state.name)), state.text),)
     return Moves(
         kind="trash",
         identity=identity,
@@ -80,14 +83,10 @@ def _aside(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
             Move(one.path, tuple((name, os.path.join(PLACE, name)) for name in one.members), one.contents)
             for one in removals
         ),
-        rewrites=() if rewrite is None else (_rewrite(directory, rewrite.name, rewrite.text),),
+        rewrites=rewrites,
         source=directory,
         target=trash_path(state_dir_of(directory), identity),
     )
-
-
-def _rewrite(directory: str, name: str, text: str) -> Rewrite:
-    return Rewrite(name, text_at(os.path.join(directory, name)), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,70 +122,49 @@ class _Emptying:
     warnings: list[str] = field(default_factory=list)
 
 
-def empty(
-    directory: str,
-    older_than: int | None = None,
-    dry_run: bool = False,
-) -> EmptiedTrash:
+def empty(directory: str, older_than: int | None = None, dry_run: bool = False) -> EmptiedTrash:
     """Remove what the records of a directory's trash list, and nothing else. It can't be taken back then.
 
     Args:
         directory: The directory whose trash it is.
         older_than: Only what was put there more than so many seconds ago.
         dry_run: Whether to change nothing.
-
-    Raises:
-        CheckpointError: The directory can't be looked at, locked or changed.
     """
-    directory = directory.rstrip(os.sep) or directory[:1]
-    if not any(_exists(home) for home in _homes(directory)):
+    directory = bare(directory)
+    if not any(
+        os.path.isdir(os.path.join(home.path, TRASH + home.suffix)) for home in trash_homes(directory)
+    ):
         return EmptiedTrash(dry_run=dry_run)
     emptying = _Emptying(dry_run)
-    if dry_run:
-        _empty(directory, older_than, emptying)
-        return _emptied(emptying)
-    with lock_directory(directory):
-        settled = recover_directory(directory)
-        emptying.problems += [Problem(path, why) for path, why in settled.failed.items()]
-        emptying.warnings += settled.moved
-        adopt_renamed_trashes(directory)
-        _empty(directory, older_than, emptying)
-    return _emptied(emptying)
-
-
-def _homes(directory: str) -> tuple[StateDir, ...]:
-    return *state_dirs(directory), *trashes_under_other_names(directory)
-
-
-def _exists(home: StateDir) -> bool:
-    return os.path.isdir(os.path.join(home.path, TRASH + home.suffix))
-
-
-def _emptied(emptying: _Emptying) -> EmptiedTrash:
+    with nullcontext() if dry_run else lock_directory(directory):
+        if not dry_run:
+            recovery = recover_directory(directory)
+            emptying.problems += [Problem(path, why) for path, why in recovery.failed.items()]
+            emptying.warnings += recovery.moved
+            adopt_renamed_trashes(directory)
+        for home in trash_homes(directory):
+            for identity in identities(directory, home):
+                if older_than is None or _seconds_since(identity) >= older_than:
+                    _empty_place(directory, home, identity, emptying)
     return EmptiedTrash(
-        tuple(emptying.removed),
-        emptying.freed,
-        emptying.dry_run,
-        tuple(emptying.problems),
-        tuple(emptying.warnings),
-        emptying.left,
+        removed=tuple(emptying.removed),
+        freed_bytes=emptying.freed,
+        dry_run=dry_run,
+        problems=tuple(emptying.problems),
+        warnings=tuple(emptying.warnings),
+        left_bytes=emptying.left,
     )
 
 
-def _empty(directory: str, older_than: int | None, emptying: _Emptying) -> None:
-    for home in _homes(directory):
-        for identity in identities(directory, home):
-            if older_than is None or _age(identity) >= older_than:
-                _empty_one(directory, home, identity, emptying)
-
-
-def _age(identity: str) -> float:
-    """Return how long ago a command was run, in seconds."""
+def _seconds_since(identity: str) -> float:
+    """Return how long ago a command was run."""
     moment = datetime.strptime(identity.partition("Z")[0], "%Y%m%dT%H%M%S.%f")
     return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
 
-def _empty_one(directory: str, home: StateDir, identity: str, emptying: _Emptying) -> None:
+def _empty_place(directory: str, home: StateDir, identity: str, emptying: _Emptying) -> None:
+    """Remove what one command has put into a trash."""
+    path = trash_path(home, identity)
     try:
         record = read_record(directory, home, identity)
         if home not in state_dirs(directory) and not (record and belongs_to_directory(record)):
@@ -194,23 +172,29 @@ def _empty_one(directory: str, home: StateDir, identity: str, emptying: _Emptyin
         if record is not None and is_of_other_directory(record):
             emptying.problems.append(other_directory_problem(record))
             return
-        steps = (
-            () if record is None else tuple(_emptied_step(record, step, emptying) for step in record.steps)
-        )
-        listed = _listed(record.steps if record is not None and emptying.dry_run else steps)
-        if record is not None and not emptying.dry_run:
-            write_record(replace(record, steps=tuple(step for step in steps if step.undoing.moves)))
+        listed = () if record is None else record.steps
+        left = () if record is None else tuple(_empty_step(record, step, emptying) for step in listed)
         if not emptying.dry_run:
-            _clear_temporaries(home, identity)
+            if record is not None:
+                write_record(replace(record, steps=tuple(step for step in left if step.undoing.moves)))
+            with (
+                opened(home.path) as around,
+                open_trash(home, around) as trash,
+                opened(identity, trash) as place,
+            ):
+                for name in os.listdir(place):
+                    if is_temporary(name):
+                        os.unlink(name, dir_fd=place)
             tidy(home, identity)
-        emptying.problems += _foreign(trash_path(home, identity), listed)
+            listed = left
+        emptying.problems += _unlisted_files(path, listed)
     except OSError as error:
-        raise from_os_error(error, trash_path(home, identity)) from error
+        raise from_os_error(error, path) from error
     except CheckpointError as failure:
-        emptying.problems.append(Problem(trash_path(home, identity), f"left as it is: {failure.reason}"))
+        emptying.problems.append(Problem(path, f"left as it is: {failure.reason}"))
 
 
-def _emptied_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> UndoStep:
+def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> UndoStep:
     """Remove what a step would put back; return it with what could not be removed."""
     if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
         return replace(step, undoing=replace(step.undoing, moves=()))
@@ -224,11 +208,10 @@ def _emptied_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) ->
         for move in moves.moves:
             path = shown(os.path.join(record.directory, os.path.basename(move.path)))
             try:
-                freed = _removed(place, move, dry_run=emptying.dry_run)
+                freed = _remove_from_place(place, move, dry_run=emptying.dry_run)
             except (StalePlan, OSError) as failure:
-                emptying.problems.append(
-                    Problem(path, f"left in {shown(record.place)}: {failure_text(failure)}")
-                )
+                problem = f"left in {shown(record.place)}: {failure_text(failure)}"
+                emptying.problems.append(Problem(path, problem))
                 emptying.left += move.contents.nbytes
                 left.append(move)
             else:
@@ -237,9 +220,9 @@ def _emptied_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) ->
     return replace(step, undoing=replace(moves, moves=tuple(left)))
 
 
-def _removed(place: int, move: Move, *, dry_run: bool) -> int:
+def _remove_from_place(place: int, move: Move, *, dry_run: bool) -> int:
     """Remove a checkpoint from the trash; return how many bytes that frees, or would."""
-    freed = sum(_freed_by(place, file) for file in move.contents.files)
+    freed = sum(_freed_bytes(place, file) for file in move.contents.files)
     require_unmounted(place, (old for old, _ in move.members))
     if dry_run:
         return freed
@@ -255,7 +238,7 @@ def _removed(place: int, move: Move, *, dry_run: bool) -> int:
     return freed
 
 
-def _freed_by(place: int, file: Fingerprint) -> int:
+def _freed_bytes(place: int, file: Fingerprint) -> int:
     """Return how many bytes a file's going would free; one that is gone frees none."""
     parent, name = os.path.split(file.path)
     try:
@@ -270,30 +253,16 @@ def _freed_by(place: int, file: Fingerprint) -> int:
     return status.st_size if status.st_nlink == 1 else 0
 
 
-def _listed(steps: Iterable[UndoStep]) -> set[str]:
-    """Return all that a record lists, with the directories above it."""
-    found: set[str] = {RECORD}
-    for step in steps:
-        for move in step.undoing.moves:
-            found.update(file.path for file in move.contents.files)
-            found.update(move.contents.directories)
-            found.update(os.path.dirname(old) for old, _ in move.members)
-    return found
-
-
-def _clear_temporaries(home: StateDir, identity: str) -> None:
-    with opened(home.path) as around, open_trash(home, around) as trash, opened(identity, trash) as place:
-        for name in os.listdir(place):
-            if is_temporary(name):
-                os.unlink(name, dir_fd=place)
-
-
-def _foreign(place: str, listed: Collection[str]) -> Iterator[Problem]:
+def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
     """Yield what lies in a command's place in the trash, and no record lists."""
+    listed = {RECORD}
+    for move in (move for step in steps for move in step.undoing.moves):
+        listed.update(file.path for file in move.contents.files)
+        listed.update(move.contents.directories)
+        listed.update(os.path.dirname(old) for old, _ in move.members)
     for directory, names, files in walk(place):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
-            relative = os.path.relpath(path, place)
-            is_around = name in names and not os.path.islink(path) and os.listdir(path)
-            if relative not in listed and not is_around:
+            holds_something = name in names and not os.path.islink(path) and os.listdir(path)
+            if os.path.relpath(path, place) not in listed and not holds_something:  # what it holds is told
                 yield Problem(path, "no record lists it; it is left")
