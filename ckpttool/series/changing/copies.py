@@ -7,18 +7,23 @@ their times, nothing tells which file is which, and nothing is done.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.series.changing.journal import Journal, Removal
+from ckpttool.series.changing.journal import Removal
 from ckpttool.series.changing.move_steps import open_move_dirs
-from ckpttool.series.changing.moves import Chain, Move, Moves, contents_at_target
+from ckpttool.series.changing.moves import Chain, Moves, contents_at_target
 from ckpttool.series.changing.stage import status_of
 from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
-from ckpttool.series.paths import shown
 
-_Known = Sequence[tuple[Fingerprint, Sequence[Fingerprint]]]
-"""Files as they were noted, each with what lies where it may be."""
+COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
+LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
+
+_SECOND = 10**9
+"""In nanoseconds."""
+
+
+# What was interrupted: each file lies in its old place, in its new one, or in both ---------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +51,12 @@ def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
     """Return which files some moves mean, that may have been made already, or not."""
     try:
         with open_move_dirs(directory, moves) as dirs:
-            pairs = (
-                (file, there)
-                for move in moves.moves
-                for file, there in zip(move.contents.files, contents_at_target(move).files, strict=True)
-                if there.path not in dirs.rewritten
-            )
             return _inode_map(
                 [
                     (file, _fingerprints_at((dirs.source, file.path), (dirs.target, there.path)))
-                    for file, there in pairs
+                    for move in moves.moves
+                    for file, there in zip(move.contents.files, contents_at_target(move).files, strict=True)
+                    if there.path not in dirs.rewritten
                 ]
             )
     except OSError:  # whoever makes the moves is told the same
@@ -77,8 +78,8 @@ def moves_with_inodes(moves: Moves, inodes: InodeMap) -> Moves:
     chain = moves.chain
     if chain is not None:
         chain = Chain(tuple(moves_with_inodes(one, inodes) for one in chain.before), chain.has_more)
-    made = tuple(replace(move, contents=inodes.of(move.contents)) for move in moves.moves)
-    return replace(moves, moves=made, chain=chain)
+    meant = tuple(replace(move, contents=inodes.of(move.contents)) for move in moves.moves)
+    return replace(moves, moves=meant, chain=chain)
 
 
 def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:
@@ -93,60 +94,33 @@ def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[st
     ]
 
 
-def with_current_paths(directory: str, found: Journal | Moves) -> Journal | Moves:
-    """Return a journal with the paths that its checkpoints have in the directory as it is called now."""
-
-    def path(one: Move | Removal) -> str:
-        return shown(os.path.join(directory, os.path.basename(one.path)))
-
-    if isinstance(found, Journal):
-        return replace(found, removals=tuple(replace(one, path=path(one)) for one in found.removals))
-    chain = found.chain
-    if chain is not None:
-        before = (with_current_paths(directory, one) for one in chain.before)
-        chain = Chain(tuple(one for one in before if isinstance(one, Moves)), chain.has_more)
-    return replace(found, moves=tuple(replace(one, path=path(one)) for one in found.moves), chain=chain)
-
-
-def fingerprint_at(place: int, path: str) -> Fingerprint | None:
-    """Return what lies at a path below an open directory, or None."""
-    above, name = os.path.split(path)
-    try:
-        with opened(above, place) as directory:
-            status = status_of(name, directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return None if status is None else fingerprint(path, status)
+def _fingerprints_at(*paths: tuple[int, str]) -> list[Fingerprint]:
+    """Return what lies at some paths, each below an open directory."""
+    result: list[Fingerprint] = []
+    for place, path in paths:
+        parent, name = os.path.split(path)
+        try:
+            with opened(parent, place) as directory:
+                status = status_of(name, directory)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if status is not None:
+            result.append(fingerprint(path, status))
+    return result
 
 
-def _fingerprints_at(*where: tuple[int, str]) -> list[Fingerprint]:
-    return [found for place, path in where if (found := fingerprint_at(place, path)) is not None]
-
-
-def _inode_map(known: _Known) -> InodeMap:
-    pairs = [(file, found) for file, there in known for found in there]
-    if not pairs or any(file.inode == found.inode for file, found in pairs):
+def _inode_map(known: Sequence[tuple[Fingerprint, Sequence[Fingerprint]]]) -> InodeMap:
+    """Return which files are meant, from those that were noted, each with what lies where it may be."""
+    pairs = [(file, here) for file, found in known for here in found]
+    # One file that is still itself tells that nothing was copied.
+    if not pairs or any(file.inode == here.inode for file, here in pairs):
         return InodeMap(is_copy=False, now={})
-    if any((file.size, file.mtime_ns) != (found.size, found.mtime_ns) for file, found in pairs):
+    if any((file.size, file.mtime_ns) != (here.size, here.mtime_ns) for file, here in pairs):
         return InodeMap(is_copy=True, now=None)
-    return InodeMap(is_copy=True, now={file.inode: there[0].inode for file, there in known if there})
+    return InodeMap(is_copy=True, now={file.inode: found[0].inode for file, found in known if found})
 
 
-COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
-LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
-
-_SECOND = 10**9
-"""In nanoseconds."""
-
-
-def is_of_copy(moves: Moves, noted: Moves) -> bool:
-    """Tell whether moves are of other files than those that were noted; see ``as_copied``."""
-    pairs = zip(moves.moves, noted.moves, strict=True)
-    return any(
-        here.inode != there.inode
-        for now, before in pairs
-        for here, there in zip(now.contents.files, before.contents.files, strict=True)
-    )
+# What was done: each file lies where the record has it -------------------------------------------------
 
 
 def moves_of_copy(directory: str, moves: Moves) -> Moves:
@@ -156,49 +130,54 @@ def moves_of_copy(directory: str, moves: Moves) -> Moves:
     is the file that was noted. Elsewhere the moves are returned as they are; what is missing stays as noted.
     """
     now = _current_files(directory, moves)
-    if not now or not all(_is_copy(file, found) for file, found in now.items()):
-        return moves
-    copies = (replace(move, contents=_with_current_files(move.contents, now)) for move in moves.moves)
+    for noted, here in now.items():
+        # An archive may hold whole seconds alone.
+        has_time = here.mtime_ns in (noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND)
+        is_itself = (noted.device, noted.inode) == (here.device, here.inode)
+        if noted.size != here.size or not has_time or is_itself:
+            return moves
+    copies = [
+        replace(
+            move,
+            contents=replace(move.contents, files=tuple(now.get(file, file) for file in move.contents.files)),
+        )
+        for move in moves.moves
+    ]
     return replace(moves, moves=tuple(copies))
+
+
+def is_of_copy(moves: Moves, noted: Moves) -> bool:
+    """Tell whether moves are of other files than those that were noted; see ``moves_of_copy``."""
+    pairs = zip(moves.moves, noted.moves, strict=True)
+    return any(
+        here.inode != there.inode
+        for now, before in pairs
+        for here, there in zip(now.contents.files, before.contents.files, strict=True)
+    )
 
 
 def has_lost_times(directory: str, moves: Moves) -> bool:
     """Tell whether files have the sizes that were noted, and neither their inodes nor all of their times."""
     now = _current_files(directory, moves)
     return bool(now) and all(
-        file.size == found.size and file.inode != found.inode for file, found in now.items()
+        noted.size == here.size and noted.inode != here.inode for noted, here in now.items()
     )
 
 
 def _current_files(directory: str, moves: Moves) -> dict[Fingerprint, Fingerprint]:
     """Return what lies where files were noted, by what was noted of them."""
+    now: dict[Fingerprint, Fingerprint] = {}
     try:
         with open_move_dirs(directory, moves) as dirs:
-            return {
-                file: found
-                for move in moves.moves
-                for file in move.contents.files
-                if (found := _fingerprint_below(dirs.source, file)) is not None
-            }
+            for file in (file for move in moves.moves for file in move.contents.files):
+                parent, name = os.path.split(file.path)
+                try:
+                    with opened(parent, dirs.source) as place:
+                        status = status_of(name, place)
+                except FileNotFoundError:
+                    continue
+                if status is not None:
+                    now[file] = fingerprint(file.path, status)
     except OSError:  # whoever makes the moves is told the same
         return {}
-
-
-def _fingerprint_below(place: int, file: Fingerprint) -> Fingerprint | None:
-    parent, name = os.path.split(file.path)
-    try:
-        with opened(parent, place) as directory:
-            status = status_of(name, directory)
-    except FileNotFoundError:
-        return None
-    return None if status is None else fingerprint(file.path, status)
-
-
-def _is_copy(noted: Fingerprint, found: Fingerprint) -> bool:
-    times = {noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND}  # an archive may hold whole seconds alone
-    is_alike = noted.size == found.size and found.mtime_ns in times
-    return is_alike and (noted.device, noted.inode) != (found.device, found.inode)
-
-
-def _with_current_files(noted: Contents, now: Mapping[Fingerprint, Fingerprint]) -> Contents:
-    return replace(noted, files=tuple(now.get(file, file) for file in noted.files))
+    return now

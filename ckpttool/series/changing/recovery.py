@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +13,6 @@ from ckpttool.series.changing.copies import (
     inodes_of_removal,
     leftover_names,
     moves_with_inodes,
-    with_current_paths,
 )
 from ckpttool.series.changing.journal import (
     JOURNAL,
@@ -44,6 +43,7 @@ from ckpttool.series.changing.stage import (
 )
 from ckpttool.series.changing.state_dir import may_keep_state_beside, state_dir_of_stage
 from ckpttool.series.files import Fingerprint, fingerprint, opened
+from ckpttool.series.paths import shown
 
 _DOING = {
     "trash": "to put it into the trash",
@@ -77,49 +77,61 @@ class Recovery:
 def recover_directory(directory: str) -> Recovery:
     """Settle all that was interrupted in a directory."""
     total = Recovery()
-    within = [os.path.join(directory, name) for name in stages(directory)]
-    for stage in within + _stages_beside(directory):
-        one = recover_stage(directory, stage)
-        total.finished += one.finished
-        total.put_back += one.put_back
-        total.moved += one.moved
-        total.failed |= one.failed
-    return total
-
-
-def _stages_beside(directory: str) -> list[str]:
-    """Return the stages in the directory around one, which nobody else needs to be able to list."""
+    paths = [os.path.join(directory, name) for name in stages(directory)]
     try:
-        return stages_beside(directory)
-    except AccessDenied:
+        paths += stages_beside(directory)
+    except AccessDenied:  # nobody else needs to be able to list the directory around one
         if may_keep_state_beside(directory):
             raise
-        return []
+    for path in paths:
+        recovery = recover_stage(directory, path)
+        total.finished += recovery.finished
+        total.put_back += recovery.put_back
+        total.moved += recovery.moved
+        total.failed |= recovery.failed
+    return total
 
 
 def recover_stage(directory: str, path: str) -> Recovery:
     """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan."""
-    settled = Recovery()
+    recovery = Recovery()
     journal_path = os.path.join(path, JOURNAL)
     require_own(path, directory)
     try:
-        found = read_journal(journal_path, directory) if os.path.lexists(journal_path) else Journal(())
-        found = with_current_paths(directory, found)
-        if isinstance(found, Moves):
-            if not _recover_moves(directory, path, found, settled):
-                return settled
+        journal = read_journal(journal_path, directory) if os.path.lexists(journal_path) else Journal(())
+        if isinstance(journal, Moves):
+            if not _recover_moves(directory, path, _rebased_moves(journal, directory), recovery):
+                return recovery
         else:
-            _recover_removals(path, directory, found, settled)
-        if not remove_stage(path) and not settled.failed:
+            removals = [replace(one, path=_rebased(one.path, directory)) for one in journal.removals]
+            if removals:
+                _recover_removals(path, directory, removals, recovery)
+        if not remove_stage(path) and not recovery.failed:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise AccessDenied(path, f"what was interrupted can't be settled: {reason}") from error
-    return settled
+    return recovery
 
 
-def _recover_moves(directory: str, path: str, moves: Moves, settled: Recovery) -> bool:
+def _rebased(path: str, directory: str) -> str:
+    """Return the path that a checkpoint has in a directory as that is called now."""
+    return shown(os.path.join(directory, os.path.basename(path)))
+
+
+def _rebased_moves(moves: Moves, directory: str) -> Moves:
+    chain = moves.chain
+    if chain is not None:
+        chain = Chain(tuple(_rebased_moves(one, directory) for one in chain.before), chain.has_more)
+    rebased = tuple(replace(move, path=_rebased(move.path, directory)) for move in moves.moves)
+    return replace(moves, moves=rebased, chain=chain)
+
+
+# Moves ---------------------------------------------------------------------------------------------
+
+
+def _recover_moves(directory: str, path: str, moves: Moves, recovery: Recovery) -> bool:
     """Make moves that were interrupted, or else take them back; tell whether their journal may go."""
     inodes = inodes_of_moves(directory, moves)
     moves = moves_with_inodes(moves, inodes)
@@ -127,11 +139,15 @@ def _recover_moves(directory: str, path: str, moves: Moves, settled: Recovery) -
     doing = f"a command had begun {_DOING[moves.kind]} when it was interrupted"
     if inodes.is_copy:
         doing += ", and the directory was copied as it was then"
-    if inodes.now is None:
-        _report_copy(directory, moves, doing, settled)
+    if inodes.now is None:  # nothing tells which file is which, and so what is to be done
+        before = len(recovery.failed)
+        for one in (moves, *(moves.chain.before if moves.chain is not None else ())):
+            _report_leftovers(directory, one, (), doing, recovery)
+        if len(recovery.failed) == before:
+            recovery.moved.append(f"{directory}: {doing}; nothing was changed here")
         return True
     if moves.chain is not None:
-        return _recover_chain(transaction, moves.chain, doing, settled)
+        return _recover_chain(transaction, moves.chain, doing, recovery)
     try:
         failures: dict[str, MoveFailure] = {}
         try:
@@ -141,33 +157,24 @@ def _recover_moves(directory: str, path: str, moves: Moves, settled: Recovery) -
             transaction.undo()
             done, why = set(), f" ({failure_text(failure)})"
             if not moves.moves:
-                settled.moved.append(f"{directory}: {doing}; nothing was changed{why}")
+                recovery.moved.append(f"{directory}: {doing}; nothing was changed{why}")
     except (StalePlan, CheckpointError, OSError) as failure:
         reason = (
             f"{doing}, and it can be neither finished nor taken back: {failure_text(failure)}; see {path}"
         )
-        settled.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
+        recovery.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
         return False
     for move in moves.moves:
         reason = f" ({failures[move.path].text()})" if move.path in failures else why
-        what = "that is finished now" if move.path in done else f"it is where it was{reason}"
-        settled.moved.append(f"{move.path}: {doing}; {what}")
+        result = "that is finished now" if move.path in done else f"it is where it was{reason}"
+        recovery.moved.append(f"{move.path}: {doing}; {result}")
     if inodes.is_copy:
-        _report_leftovers(directory, moves, done, doing, settled)
+        _report_leftovers(directory, moves, done, doing, recovery)
     return True
 
 
-def _report_copy(directory: str, moves: Moves, doing: str, settled: Recovery) -> None:
-    """Tell of a copy without the times of its files, in which nothing tells what is to be done."""
-    before = len(settled.failed)
-    for one in (moves, *(moves.chain.before if moves.chain is not None else ())):
-        _report_leftovers(directory, one, (), doing, settled)
-    if len(settled.failed) == before:
-        settled.moved.append(f"{directory}: {doing}; nothing was changed here")
-
-
 def _report_leftovers(
-    directory: str, moves: Moves, done: Collection[str], doing: str, settled: Recovery
+    directory: str, moves: Moves, done: Collection[str], doing: str, recovery: Recovery
 ) -> None:
     """Tell what is under new names in a copy beside what hasn't moved: a part, or all of it once more."""
     for move in moves.moves:
@@ -175,10 +182,10 @@ def _report_leftovers(
         if names:
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
             why = f"{doing}; {names[0]}{more} stayed beside it: remove by hand what is there twice"
-            settled.failed.setdefault(move.path, why)
+            recovery.failed.setdefault(move.path, why)
 
 
-def _recover_chain(transaction: MoveTransaction, chain: Chain, doing: str, settled: Recovery) -> bool:
+def _recover_chain(transaction: MoveTransaction, chain: Chain, doing: str, recovery: Recovery) -> bool:
     """Finish moves that follow each other, or take all of them back; tell whether their journal may go."""
     directory = transaction.directory
     paths = {move.path for one in (transaction.moves, *chain.before) for move in one.moves} or {directory}
@@ -187,36 +194,43 @@ def _recover_chain(transaction: MoveTransaction, chain: Chain, doing: str, settl
     except (StalePlan, CheckpointError, OSError) as failure:
         why = failure_text(failure)
         reason = f"{doing}, and it can be neither finished nor taken back: {why}; see {transaction.stage}"
-        settled.failed |= dict.fromkeys(sorted(paths), reason)
+        recovery.failed |= dict.fromkeys(sorted(paths), reason)
         return False
     for path in sorted(paths):
         reason = f" ({failures[path].text()})" if path in failures else ""
-        what = "that is finished now" if is_done else f"it is where it was{reason}"
-        settled.moved.append(f"{path}: {doing}; {what}")
+        result = "that is finished now" if is_done else f"it is where it was{reason}"
+        recovery.moved.append(f"{path}: {doing}; {result}")
     above = None if is_done else directory_changed_above(transaction)
     if above is not None:
         why = f"a command was interrupted that changed names in {directory}, and is taken back there"
-        settled.failed[above] = f"{why}; what names them here may have other names (undo {above})"
+        recovery.failed[above] = f"{why}; what names them here may have other names (undo {above})"
     return True
 
 
-def _recover_removals(path: str, directory: str, journal: Journal, settled: Recovery) -> None:
-    if not journal.removals:
-        return
+# Removals ------------------------------------------------------------------------------------------
+
+
+def _recover_removals(path: str, directory: str, removals: Sequence[Removal], recovery: Recovery) -> None:
     with opened(directory) as home, open_own(directory, *os.path.split(path)) as inner:
         assert inner.descriptor is not None  # else nothing was begun
         stage = RemovalStage(path, home, inner.descriptor)
-        shared = place_numbers(journal.removals)
-        for number, removal in enumerate(journal.removals):
+        shared = place_numbers(removals)
+        for number, removal in enumerate(removals):
             # A directory of its own is what ckpttool gave single files, too, before they shared one.
             has_own = status_of(str(number), stage.inner) is not None
-            _recover_removal(stage, number if has_own else shared[number], removal, settled)
-        singles = [number for number, removal in enumerate(journal.removals) if removal.is_single]
-        for number in singles:
-            _clear_shared(stage, number, settled)
+            _recover_removal(stage, number if has_own else shared[number], removal, recovery)
+        for number, removal in enumerate(removals):
+            if removal.is_single:
+                try:
+                    retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    if not recovery.failed:
+                        recovery.failed[stage.path] = (error.strerror or str(error)).lower()
 
 
-def _recover_removal(stage: RemovalStage, number: int, removal: Removal, settled: Recovery) -> None:
+def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recovery: Recovery) -> None:
     if status_of(str(number), stage.inner) is None:
         return
     try:
@@ -226,54 +240,38 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, settled
             inodes = inodes_of_removal(removal, place, stage.home)
             removal = replace(removal, contents=inodes.of(removal.contents))
             try:
-                is_finished = _finish_if_begun(stage, place, removal)
+                is_finished = _is_to_finish(stage, place, removal)
+                if is_finished:
+                    _finish(stage, place, removal)
             except StalePlan as change:
                 raise StalePlan(_COPIED if inodes.now is None else str(change)) from change
         if not is_finished:
             stage.put_back(number, removal)
         elif not removal.is_single:
             retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
-        (settled.finished if is_finished else settled.put_back).append(removal.path)
+        (recovery.finished if is_finished else recovery.put_back).append(removal.path)
     except StalePlan as change:
-        settled.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
+        recovery.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        settled.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
+        recovery.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
 
 
-def _clear_shared(stage: RemovalStage, number: int, settled: Recovery) -> None:
-    """Remove a directory that single files were put in."""
-    try:
-        retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if not settled.failed:
-            settled.failed[stage.path] = (error.strerror or str(error)).lower()
-
-
-def _finish_if_begun(stage: RemovalStage, place: int, removal: Removal) -> bool:
-    """Finish a removal that lost a part in its stage already, or is whole and still wanted.
+def _is_to_finish(stage: RemovalStage, place: int, removal: Removal) -> bool:
+    """Tell whether a removal lost a part in its stage already, or is whole and still wanted.
 
     What is lost while nothing lies in the stage was never removed by us, and says nothing of the rest.
-
-    Returns:
-        Whether it is finished.
     """
-    states = [_states(file, place, stage.home) for file in removal.contents.files]
+    # For each file, of the stage and of its old place, those that have the name: whether it is this file.
+    states = [
+        [is_same for one in (place, stage.home) if (is_same := _is_there(file, one)) is not None]
+        for file in removal.contents.files
+    ]
     has_begun = any(status_of(name, place) is not None for name in removal.members)
     is_lost = not any(states) or (has_begun and not all(states))
-    is_whole = all(True in found for found in states)
+    is_whole = all(True in state for state in states)
     is_wanted = has_begun and all(status_of(name, stage.home) for name in removal.survivors)
-    if not is_lost and not (is_whole and is_wanted):
-        return False
-    _finish(stage, place, removal)
-    return True
-
-
-def _states(file: Fingerprint, *directories: int) -> list[bool]:
-    """Return for each directory that has a file of that name whether it is the one that is meant."""
-    return [is_same for one in directories if (is_same := _is_there(file, one)) is not None]
+    return is_lost or (is_whole and is_wanted)
 
 
 def _is_there(file: Fingerprint, directory: int) -> bool | None:
