@@ -35,6 +35,7 @@ from ckpttool.series.changing.ownership import open_own, require_own
 from ckpttool.series.changing.stage import (
     RemovalStage,
     StalePlan,
+    error_text,
     place_numbers,
     remove_directories,
     retry_while_busy,
@@ -110,8 +111,8 @@ def recover_stage(directory: str, path: str) -> Recovery:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise AccessDenied(path, f"what was interrupted can't be settled: {reason}") from error
+        reason = f"what was interrupted can't be settled: {error_text(error)}"
+        raise AccessDenied(path, reason) from error
     return recovery
 
 
@@ -227,7 +228,7 @@ def _recover_removals(path: str, directory: str, removals: Sequence[Removal], re
                     continue
                 except OSError as error:
                     if not recovery.failed:
-                        recovery.failed[stage.path] = (error.strerror or str(error)).lower()
+                        recovery.failed[stage.path] = error_text(error)
 
 
 def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recovery: Recovery) -> None:
@@ -253,8 +254,7 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recover
     except StalePlan as change:
         recovery.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        recovery.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
+        recovery.failed[removal.path] = f"{error_text(error)}; what is left of it lies in {stage.path}"
 
 
 def _is_to_finish(stage: RemovalStage, place: int, removal: Removal) -> bool:

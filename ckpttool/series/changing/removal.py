@@ -33,6 +33,7 @@ from ckpttool.series.changing.stage import (
     RemovalStage,
     StalePlan,
     StrandedCheckpoint,
+    error_text,
     place_numbers,
     require_removable,
     status_of,
@@ -66,28 +67,34 @@ class RemovalOutcome:
 
 
 def remove(directory: str, journal: Journal) -> RemovalOutcome:
-    """Remove checkpoints of one directory; what has changed since the plan was made stays."""
+    """Remove checkpoints of one directory; what has changed since the plan was made stays.
+
+    On a full disk each that goes makes room: what failed for want of it is tried again as long as some go.
+    """
     require_system(directory, "removed")
     outcome = RemovalOutcome()
     while journal.removals or journal.rewrites:
         refusal, so_far = None, len(outcome.removed)
         try:
-            _carry_out(directory, journal, outcome)
-            journal = Journal(_retriable(directory, journal, outcome))
+            _remove_with_journal(directory, journal, outcome)
+            journal = Journal(_crowded_out(directory, journal, outcome))
             if len(outcome.removed) > so_far:
                 continue
         except NoRoom as failure:
             refusal = failure
+        # There is no room for a journal, or for what moving to the stage takes: something goes without one.
         first = next(filter(_IS_SINGLE, journal.removals), next(iter(journal.removals), None))
         if first is None or journal.rewrites:  # pointers are rewritten before anything goes
-            _give_up(journal, outcome, refusal)
+            if refusal is not None and not outcome.removed:
+                raise refusal
+            outcome.failed |= {one.path: "no space left for a journal" for one in journal.removals}
             break
         _unlink_at_once(directory, first, outcome)
         journal = Journal(tuple(one for one in journal.removals if one is not first))
     return outcome
 
 
-def _carry_out(directory: str, journal: Journal, outcome: RemovalOutcome) -> None:
+def _remove_with_journal(directory: str, journal: Journal, outcome: RemovalOutcome) -> None:
     with journaled_stage(directory, journal) as stage:
         home, scratch = OpenDirectory(directory, stage.home), OpenDirectory(stage.path, stage.inner)
         for rewrite in journal.rewrites:
@@ -97,12 +104,13 @@ def _carry_out(directory: str, journal: Journal, outcome: RemovalOutcome) -> Non
             for number, removal in zip(place_numbers(journal.removals), journal.removals, strict=True)
             if _succeeds(outcome, removal, partial(stage.set_aside, number, removal))
         ]
+        # What follows can't be taken back: that all of it is in the stage must be on the disk before.
         sync_directory(directory)
         _unlink_all(stage, staged, outcome)
         try:
             stage.close()
         except OSError as error:
-            outcome.failed[stage.path] = (error.strerror or str(error)).lower()
+            outcome.failed[stage.path] = error_text(error)
 
 
 def _unlink_all(stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outcome: RemovalOutcome) -> None:
@@ -139,11 +147,20 @@ def _unlink_each(
     for number, removal in staged:
         if stop.is_set():
             return
-        if _succeeds(outcome, removal, partial(_unlink, stage, number, removal, outcome)):
+        if _succeeds(outcome, removal, partial(_unlink_or_restore, stage, number, removal, outcome)):
             outcome.removed.append(removal.path)
 
 
-def _retriable(directory: str, journal: Journal, outcome: RemovalOutcome) -> tuple[Removal, ...]:
+def _unlink_or_restore(stage: RemovalStage, number: int, removal: Removal, outcome: RemovalOutcome) -> None:
+    try:
+        for nbytes in stage.unlink(number, removal):
+            outcome.freed += nbytes
+    except (StalePlan, OSError):
+        stage.restore(number, removal)
+        raise
+
+
+def _crowded_out(directory: str, journal: Journal, outcome: RemovalOutcome) -> tuple[Removal, ...]:
     """Return what failed on a full disk and lies where it lay; it counts as failed no more."""
     crowded = tuple(
         one
@@ -175,13 +192,6 @@ def _unlink_at_once(directory: str, removal: Removal, outcome: RemovalOutcome) -
         outcome.removed.append(removal.path)
 
 
-def _give_up(journal: Journal, outcome: RemovalOutcome, refusal: NoRoom | None) -> None:
-    """Note what stays for want of room; ``refusal`` is why there is no journal."""
-    if refusal is not None and not outcome.removed:
-        raise refusal
-    outcome.failed |= {one.path: "no space left for a journal" for one in journal.removals}
-
-
 def _succeeds(outcome: RemovalOutcome, removal: Removal, step: Callable[[], object]) -> bool:
     try:
         step()
@@ -193,21 +203,12 @@ def _succeeds(outcome: RemovalOutcome, removal: Removal, step: Callable[[], obje
         outcome.failed[removal.path] = str(rest)
         outcome.stranded.add(removal.path)
     except OSError as error:
-        outcome.failed[removal.path] = (error.strerror or str(error)).lower()
+        outcome.failed[removal.path] = error_text(error)
         if error.errno in FULL:
             outcome.crowded.add(removal.path)
     else:
         return True
     return False
-
-
-def _unlink(stage: RemovalStage, number: int, removal: Removal, outcome: RemovalOutcome) -> None:
-    try:
-        for nbytes in stage.unlink(number, removal):
-            outcome.freed += nbytes
-    except (StalePlan, OSError):
-        stage.restore(number, removal)
-        raise
 
 
 @contextmanager

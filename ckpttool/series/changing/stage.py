@@ -87,7 +87,7 @@ class RemovalStage:
         """Rename a checkpoint away, its index first.
 
         Args:
-            number: Of the directory that it is put in; see ``places``.
+            number: Of the directory that it is put in; see ``place_numbers``.
             removal: The checkpoint.
         """
         if removal.is_single:
@@ -115,19 +115,16 @@ class RemovalStage:
         if status is None:
             raise AlreadyGone
         _require_same(file, status)
-        place = self._shared(number)
+        if number not in self.shared:
+            self.shared[number] = make_directory(str(number), 0o700, self.inner)
+        place = self.shared[number]
         retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
         try:
+            # Only what was renamed is known to be what was checked: another could have come between.
             _require_same(file, status_of(name, place))
         except (OSError, StalePlan):
             _move_back(name, place, self.home)
             raise
-
-    def _shared(self, number: int) -> int:
-        """Return the directory that single files are put in; it is made for the first."""
-        if number not in self.shared:
-            self.shared[number] = make_directory(str(number), 0o700, self.inner)
-        return self.shared[number]
 
     def put_back(self, number: int, removal: Removal) -> None:
         """Rename a checkpoint to where it was, its index last."""
@@ -144,7 +141,7 @@ class RemovalStage:
             self.put_back(number, removal)
         except OSError as error:
             raise StrandedCheckpoint(
-                f"not put back: {_failure_text(error)}; it lies in {self._place(number)}"
+                f"not put back: {error_text(error)}; it lies in {self._place(number)}"
             ) from error
 
     def unlink(self, number: int, removal: Removal) -> Iterator[int]:
@@ -157,41 +154,38 @@ class RemovalStage:
         try:
             retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
         except OSError as failure:
-            raise _stranded(failure, self._place(number)) from failure
+            raise _partly_removed(failure, self._place(number)) from failure
 
     def _place(self, number: int) -> str:
         return shown(os.path.join(self.path, str(number)))
 
 
-def _failure_text(failure: Exception) -> str:
-    if isinstance(failure, OSError):
-        return (failure.strerror or str(failure)).lower()
-    return str(failure)
+def _move_back(name: str, place: int, home: int) -> None:
+    """Rename without ever replacing what is there now.
 
-
-def unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]:
-    """Unlink all files and directories of a checkpoint; yield the bytes that each file frees.
-
-    Args:
-        place: Descriptor of the directory that its members lie in.
-        removal: The checkpoint.
-        shown_place: What the user is told of where the rest lies.
+    ``rename`` would replace what comes to stand there between the look and the call; ``link`` never does. So
+    a file gets its old name beside the one in the stage, and then loses that one.
     """
-    has_begun = False
-    try:
-        _require_unchanged(place, removal)
-        for freed in _unlink_files(place, removal.contents):
-            has_begun = True
-            yield freed
-        remove_directories(place, removal.contents)
-    except (StalePlan, OSError) as failure:
-        if not has_begun:
+    there, here = status_of(name, home), status_of(name, place)
+    if there is not None and here is not None and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+        os.unlink(name, dir_fd=place)  # a kill came between the two steps below
+        return
+    if there is not None:
+        raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
+    if here is not None and stat.S_ISREG(here.st_mode):
+        try:
+            os.link(name, name, src_dir_fd=place, dst_dir_fd=home, follow_symlinks=False)
+        except FileExistsError:
             raise
-        raise _stranded(failure, shown_place) from failure
+        except OSError:  # a file system without hard links
+            os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
+        else:
+            os.unlink(name, dir_fd=place)
+        return
+    os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
 
 
-def _stranded(failure: Exception, shown_place: str) -> StrandedCheckpoint:
-    return StrandedCheckpoint(f"partly removed: {_failure_text(failure)}; the rest lies in {shown_place}")
+# Looking first -------------------------------------------------------------------------------------
 
 
 def _require_unchanged(place: int, removal: Removal) -> None:
@@ -216,12 +210,62 @@ def _is_same(file: Fingerprint, status: os.stat_result) -> bool:
     return status.st_ino == file.inode and status.st_mtime_ns == file.mtime_ns and status.st_size == file.size
 
 
-def _unlink_files(place: int, found: Contents) -> Iterator[int]:
-    """Unlink the files of a checkpoint, directory by directory; see ``unlink_file``."""
-    for parent, files in groupby(found.files, key=lambda file: os.path.dirname(file.path)):
-        with _opened_within(parent, place) as directory:
-            for file in files:
-                yield unlink_here(directory, file, os.path.basename(file.path))
+def require_removable(place: int, found: Contents) -> None:
+    """Require that all directories of a checkpoint let this user unlink what they hold."""
+    for path in found.directories:
+        with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
+            if not _may_unlink_in(directory):
+                raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
+
+
+def _may_unlink_in(directory: int) -> bool:
+    """Tell whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
+    asks_effective = os.access in os.supports_effective_ids
+    if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
+        return False
+    status = os.fstat(directory)
+    user = os.geteuid()
+    if not status.st_mode & stat.S_ISVTX or user in (0, status.st_uid):
+        return True
+    with os.scandir(directory) as entries:
+        return all(entry.stat(follow_symlinks=False).st_uid == user for entry in entries)
+
+
+# Unlinking ------------------------------------------------------------------------------------------
+
+
+def unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]:
+    """Unlink all files and directories of a checkpoint; yield the bytes that each file frees.
+
+    Args:
+        place: Descriptor of the directory that its members lie in.
+        removal: The checkpoint.
+        shown_place: What the user is told of where the rest lies.
+    """
+    has_begun = False
+    try:
+        _require_unchanged(place, removal)
+        for parent, files in groupby(removal.contents.files, key=lambda file: os.path.dirname(file.path)):
+            with _opened_within(parent, place) as directory:
+                for file in files:
+                    freed = unlink_here(directory, file, os.path.basename(file.path))
+                    has_begun = True
+                    yield freed
+        remove_directories(place, removal.contents)
+    except (StalePlan, OSError) as failure:
+        if not has_begun:
+            raise
+        raise _partly_removed(failure, shown_place) from failure
+
+
+def _partly_removed(failure: StalePlan | OSError, shown_place: str) -> StrandedCheckpoint:
+    why = error_text(failure) if isinstance(failure, OSError) else str(failure)
+    return StrandedCheckpoint(f"partly removed: {why}; the rest lies in {shown_place}")
+
+
+def error_text(error: OSError) -> str:
+    """Return what the system said, as a part of a sentence."""
+    return (error.strerror or str(error)).lower()
 
 
 def unlink_file(place: int, file: Fingerprint) -> int:
@@ -277,27 +321,6 @@ def status_of(name: str, directory: int) -> os.stat_result | None:
         return None
 
 
-def _move_back(name: str, place: int, home: int) -> None:
-    """Rename without ever replacing what is there now."""
-    there, here = status_of(name, home), status_of(name, place)
-    if there is not None and here is not None and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
-        os.unlink(name, dir_fd=place)  # a kill came between the two steps below
-        return
-    if there is not None:
-        raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
-    if here is not None and stat.S_ISREG(here.st_mode):
-        try:
-            os.link(name, name, src_dir_fd=place, dst_dir_fd=home, follow_symlinks=False)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
-        else:
-            os.unlink(name, dir_fd=place)
-        return
-    os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
-
-
 def retry_while_busy(step: Callable[[], None]) -> None:
     """Do a step; where it is busy try again for a while."""
     for attempt in range(RETRIES):
@@ -308,24 +331,3 @@ def retry_while_busy(step: Callable[[], None]) -> None:
                 raise
             time.sleep(RETRY_SECONDS)
     return None
-
-
-def require_removable(place: int, found: Contents) -> None:
-    """Require that all directories of a checkpoint let this user unlink what they hold."""
-    for path in found.directories:
-        with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
-            if not _may_unlink_in(directory):
-                raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
-
-
-def _may_unlink_in(directory: int) -> bool:
-    """Tell whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
-    asks_effective = os.access in os.supports_effective_ids
-    if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
-        return False
-    status = os.fstat(directory)
-    user = os.geteuid()
-    if not status.st_mode & stat.S_ISVTX or user in (0, status.st_uid):
-        return True
-    with os.scandir(directory) as entries:
-        return all(entry.stat(follow_symlinks=False).st_uid == user for entry in entries)
