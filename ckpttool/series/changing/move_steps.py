@@ -12,7 +12,7 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -316,18 +316,10 @@ def _unlink_other_name(
     """Unlink a name of a file that has another one; whatever else is there stays."""
     if must_share and not _is_same_file(place, path, other_place, other_path):
         return
-    with _missing_is_fine(), _opened_parent(place, path) as (directory, name):
+    with suppress(FileNotFoundError), _opened_parent(place, path) as (directory, name):  # somebody was faster
         status = status_of(name, directory)
         if status is not None and not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
             retry_while_busy(partial(os.unlink, name, dir_fd=directory))
-
-
-@contextmanager
-def _missing_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:  # somebody else was faster
-        return
 
 
 @contextmanager

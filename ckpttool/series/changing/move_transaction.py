@@ -101,12 +101,12 @@ def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> M
     """
     outcome = MoveOutcome()
     home = state_dir_of(directory) if home is None else home
-    fit = feasible_moves(directory, moves, home, outcome)
-    if not (fit.moves or fit.rewrites or fit.relinks):
+    feasible = feasible_moves(directory, moves, home, outcome)
+    if not (feasible.moves or feasible.rewrites or feasible.relinks):
         return outcome
-    stage = begin_journal(directory, home, dumps(fit, directory), "moved")
+    stage = begin_journal(directory, home, dumps(feasible, directory), "moved")
     try:
-        _apply_or_undo(MoveTransaction(directory, home, stage, fit), outcome)
+        _apply_or_undo(MoveTransaction(directory, home, stage, feasible), outcome)
     except KeyboardInterrupt:
         from ckpttool.series.changing.recovery import recover_stage
 
@@ -116,15 +116,38 @@ def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> M
 
 
 def feasible_moves(directory: str, moves: Moves, home: StateDir, outcome: MoveOutcome) -> Moves:
-    """Return what of some moves can be made and undone; the outcome is told why the rest can't."""
+    """Return what of some moves can be made and undone; the outcome is told why the rest can't.
+
+    Where pointers go with them, that is all of them, or nothing.
+    """
     require_system(directory, "moved")
     if {moves.source, moves.target} - {directory, trash_path(home, moves.identity)}:
         raise ValueError(f"{moves.source} -> {moves.target}: neither {directory} nor its trash")
-    fit = _fit(directory, moves, outcome)
-    if fit.moves or fit.rewrites or fit.relinks:
+    outcome.failures |= dict(move_obstacles(directory, moves))
+    if moves.kind == "trash" and outcome.failures:
+        with open_move_dirs(directory, moves, is_planned=True) as dirs:
+            outcome.gone += [
+                move.path
+                for move in moves.moves
+                if move.path in outcome.failures and has_vanished(dirs, move)
+            ]
+        for path in outcome.gone:
+            del outcome.failures[path]
+    stuck = {*outcome.failures, *outcome.gone}
+    feasible = replace(moves, moves=tuple(move for move in moves.moves if move.path not in stuck))
+    if moves.is_bound:
+        try:
+            require_pointers(directory, moves)
+        except (StalePlan, OSError) as failure:
+            outcome.failures |= {move.path: move_failure(failure) for move in feasible.moves}
+            if not moves.moves:
+                outcome.failures[directory] = move_failure(failure)
+        if outcome.failures:
+            feasible = replace(moves, moves=(), rewrites=(), relinks=())
+    if feasible.moves or feasible.rewrites or feasible.relinks:
         require_own_trash(home)
         read_record(directory, home, moves.identity)  # what can't be recorded isn't begun
-    return fit
+    return feasible
 
 
 def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, MoveFailure]]:
@@ -138,32 +161,6 @@ def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, MoveFail
                     yield move.path, move_failure(failure)
     except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
         yield from ((move.path, MoveFailure("it has vanished")) for move in moves.moves)
-
-
-def _fit(directory: str, moves: Moves, outcome: MoveOutcome) -> Moves:
-    """Return what of some moves can be made; where pointers go with them, all or nothing."""
-    outcome.failures |= dict(move_obstacles(directory, moves))
-    if moves.kind == "trash" and outcome.failures:
-        with open_move_dirs(directory, moves, is_planned=True) as dirs:
-            outcome.gone += [
-                move.path
-                for move in moves.moves
-                if move.path in outcome.failures and has_vanished(dirs, move)
-            ]
-        for path in outcome.gone:
-            del outcome.failures[path]
-    passed_over = {*outcome.failures, *outcome.gone}
-    fit = tuple(move for move in moves.moves if move.path not in passed_over)
-    if moves.is_bound:
-        try:
-            require_pointers(directory, moves)
-        except (StalePlan, OSError) as failure:
-            outcome.failures |= {move.path: move_failure(failure) for move in fit}
-            if not moves.moves:
-                outcome.failures[directory] = move_failure(failure)
-        if outcome.failures:
-            return replace(moves, moves=(), rewrites=(), relinks=())
-    return replace(moves, moves=fit)
 
 
 def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
@@ -197,14 +194,11 @@ def failures_by_path(
 def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
     """Return why something could not be moved, with the file that it failed at if that is asked for."""
     if isinstance(error, OSError):
-        is_elsewhere = error.errno == errno.EXDEV
-        problem = (
-            "its new place is on another file system" if is_elsewhere else from_os_error(error, "").reason
-        )
-        file = (
-            os.path.basename(error.filename) if isinstance(error.filename, str) and error.filename else None
-        )
-        return MoveFailure(problem, file=file if names_file else None)
+        problem = from_os_error(error, "").reason
+        if error.errno == errno.EXDEV:
+            problem = "its new place is on another file system"
+        has_name = names_file and isinstance(error.filename, str) and error.filename
+        return MoveFailure(problem, file=os.path.basename(error.filename) if has_name else None)
     if isinstance(error, StalePlan):
         return MoveFailure(error.problem, error.since_plan)
     return MoveFailure(error.reason if isinstance(error, CheckpointError) else str(error))
@@ -249,10 +243,11 @@ class MoveTransaction:
         make_room(self.directory, self.home, moves)
         with open_move_dirs(self.directory, moves) as dirs:
             come = [move for move in moves.moves if self._does(link_new, dirs, move, failures)]
-            self._sync()
+            self._sync()  # the new names are on the disk before anything says them
             rewrite_pointers(self.directory, moves, self.stage, is_late=self.is_late)
             done = [move for move in come if self._does(unlink_old, dirs, move, failures)]
             self._sync()
+            # Recorded last: a kill before it leaves the journal, from which recovery records it.
             made = replace(moves, moves=tuple(done), chain=None)
             add_to_record(self.directory, self.home, made, self._step, dirs.target)
         tidy(self.home, moves.identity)
@@ -311,6 +306,7 @@ def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     moves = moves_with_inodes(moves, inodes_of_moves(directory, moves))
     try:
         with open_move_dirs(directory, moves) as dirs:
+            # Between its two names a checkpoint has both: its pointers tell which of them counts.
             turned = are_pointers_rewritten(directory, moves)
             for move in moves.moves:
                 here, there = is_at_source(dirs, move), is_at_target(dirs, move)
@@ -364,7 +360,7 @@ class ChainedMoves:
     def make(self, moves: Moves, *, has_more: bool) -> MoveOutcome:
         """Make the next moves; where one can't be made, take back all that were made before.
 
-        The only ones are made as far as they can be, as ``carry_out`` does.
+        The only ones are made as far as they can be, as ``apply_moves`` does.
 
         Args:
             moves: What goes where.
@@ -383,14 +379,14 @@ class ChainedMoves:
         if outcome.failures:
             self.undo()
         elif not has_more:
-            self._over()
+            self._end()
         return outcome
 
     def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
-        fit = feasible_moves(self._directory, moves, self._home, outcome)
-        if outcome.failures or not (fit.moves or fit.rewrites or fit.relinks):
+        feasible = feasible_moves(self._directory, moves, self._home, outcome)
+        if outcome.failures or not (feasible.moves or feasible.rewrites or feasible.relinks):
             return
-        now = replace(fit, chain=Chain(self._made, has_more))
+        now = replace(feasible, chain=Chain(self._made, has_more))
         if self._stage is None:
             self._stage = begin_journal(self._directory, self._home, dumps(now, self._directory), "moved")
         transaction = MoveTransaction(self._directory, self._home, self._stage, now)
@@ -409,18 +405,18 @@ class ChainedMoves:
         if self._stage is not None and self._made:
             now = replace(self._made[0], chain=Chain(self._made[1:], has_more=True))
             transaction = MoveTransaction(self._directory, self._home, self._stage, now)
-            with self._settled_later():
+            with self._left_to_recovery():
                 undo_chain(transaction)
-        self._over()
+        self._end()
 
-    def _over(self) -> None:
+    def _end(self) -> None:
         if self._stage is not None:
-            with self._settled_later():
+            with self._left_to_recovery():
                 remove_stage(self._stage)
         self._stage, self._made = None, ()
 
     @contextmanager
-    def _settled_later(self) -> Iterator[None]:
+    def _left_to_recovery(self) -> Iterator[None]:
         try:
             yield
         except (StalePlan, CheckpointError, OSError) as failure:

@@ -44,12 +44,12 @@ def text_at(path: str, place: int | None = None) -> str | None:
 
 def require_pointers(directory: str, moves: Moves) -> None:
     """Require that all pointers say what they said when the plan was made."""
-    with _opened_pointers(directory, moves) as inside:
+    with _opened_pointers(directory, moves) as pointers:
         for one in moves.rewrites:
-            if inside.text(one.name) != one.before:
+            if pointers.text(one.name) != one.before:
                 raise StalePlan(f"{one.name} has changed", since_plan=True)
         for link in moves.relinks:
-            if inside.target(link.name) != link.before:
+            if pointers.target(link.name) != link.before:
                 raise StalePlan(f"{link.name} has changed", since_plan=True)
 
 
@@ -63,24 +63,36 @@ def rewrite_pointers(directory: str, moves: Moves, stage: str, *, is_late: bool 
         is_late: Whether somebody may have rightly written one since: one that names none of the old names,
             or one of the new, is left as it is.
     """
-    with _opened_pointers(directory, moves) as inside, _opened_stage(directory, stage) as scratch:
+    with _opened_pointers(directory, moves) as pointers, _opened_stage(directory, stage) as scratch:
         for one in _creations_first(moves.rewrites):
-            if not (is_late and _is_written_since(moves, inside.text(one.name), (one.before, one.after))):
-                _write_text(inside, one, scratch, _file_to_imitate(moves.rewrites, one))
+            if not (is_late and _is_written_since(moves, pointers.text(one.name), (one.before, one.after))):
+                _write_text(pointers, one, scratch, _file_to_imitate(moves.rewrites, one))
         for link in moves.relinks:
             if not (
-                is_late and _is_written_since(moves, inside.target(link.name), (link.before, link.after))
+                is_late and _is_written_since(moves, pointers.target(link.name), (link.before, link.after))
             ):
-                _write_link(inside, link, scratch)
+                _write_link(pointers, link, scratch)
+
+
+def restore_pointers(directory: str, moves: Moves, stage: str) -> None:
+    """Make pointers say what they said; one that somebody else has written meanwhile stays as it is."""
+    turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
+    with _opened_pointers(directory, moves) as pointers, _opened_stage(directory, stage) as scratch:
+        for link in reversed(moves.relinks):
+            if pointers.leads(link.name, link.after):
+                _write_link(pointers, Relink(link.name, link.after, link.before), scratch)
+        for one in _creations_first(turned):
+            if pointers.says(one.name, one.before):
+                _write_text(pointers, one, scratch, _file_to_imitate(turned, one))
 
 
 def are_pointers_rewritten(directory: str, moves: Moves) -> bool:
     """Tell whether no pointer says any more what it said before, and there are some."""
-    with _opened_pointers(directory, moves) as inside:
+    with _opened_pointers(directory, moves) as pointers:
         kept = [one for one in moves.rewrites if one.after is not None]
         return moves.is_bound and not (
-            any(inside.says(one.name, one.before) for one in kept)
-            or any(inside.leads(one.name, one.before) for one in moves.relinks)
+            any(pointers.says(one.name, one.before) for one in kept)
+            or any(pointers.leads(one.name, one.before) for one in moves.relinks)
         )
 
 
@@ -94,37 +106,31 @@ def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, s
     return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
 
 
-def restore_pointers(directory: str, moves: Moves, stage: str) -> None:
-    """Make pointers say what they said; one that somebody else has written meanwhile stays as it is."""
-    turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
-    with _opened_pointers(directory, moves) as inside, _opened_stage(directory, stage) as scratch:
-        for link in reversed(moves.relinks):
-            if inside.leads(link.name, link.after):
-                _write_link(inside, Relink(link.name, link.after, link.before), scratch)
-        for one in _creations_first(turned):
-            if inside.says(one.name, one.before):
-                _write_text(inside, one, scratch, _file_to_imitate(turned, one))
-
-
 class _PointerDirectory:
     """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
 
     def __init__(self, home: int, moves: Moves) -> None:
         self._home = home
-        self._old = {new: old for one in moves.moves for old, new in one.members}
+        self._old_names = {new: old for move in moves.moves for old, new in move.members}
         self._is_within = moves.source == moves.target
 
     @contextmanager
-    def around(self, name: str) -> Iterator[tuple[int, str]]:
+    def open_parent(self, name: str) -> Iterator[tuple[int, str]]:
         """Open the directory that a pointer lies in, and yield it with the pointer's name there."""
-        above, base = os.path.split(self._path_of(name))
-        with _opened_below(above, self._home, name) as place:
+        above, base = os.path.split(self._current_path(name))
+        with ExitStack() as stack:
+            try:
+                place = stack.enter_context(opened(above, self._home))
+            except OSError as error:
+                if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                    raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
+                raise
             yield place, base
 
     def text(self, name: str) -> str | None:
         """Return what a pointer says; None where there is none."""
         try:
-            with self.around(name) as (place, base):
+            with self.open_parent(name) as (place, base):
                 return text_at(base, place)
         except FileNotFoundError:
             return None
@@ -132,7 +138,7 @@ class _PointerDirectory:
     def target(self, name: str) -> str | None:
         """Return where a symlink leads; None where there is none."""
         try:
-            with self.around(name) as (place, base):
+            with self.open_parent(name) as (place, base):
                 return os.readlink(base, dir_fd=place)
         except OSError:  # it has gone, or is no symlink any more
             return None
@@ -151,21 +157,20 @@ class _PointerDirectory:
         except StalePlan:
             return False
 
-    def _path_of(self, name: str) -> str:
+    def _current_path(self, name: str) -> str:
+        """Return the path of a pointer: below the old name of its directory while nothing has the new one."""
         first, _, rest = name.partition(os.sep)
-        if rest and self._is_within and first in self._old and not self._stands(name):
-            return os.path.join(self._old[first], rest)
-        return name
-
-    def _stands(self, name: str) -> bool:
+        if not rest or not self._is_within or first not in self._old_names:
+            return name
         above, base = os.path.split(name)
         try:
             with opened(above, self._home) as place:
-                return status_of(base, place) is not None
+                exists = status_of(base, place) is not None
         except FileNotFoundError:
-            return False
+            exists = False
         except OSError:  # something stands there that can't be looked into
-            return True
+            exists = True
+        return name if exists else os.path.join(self._old_names[first], rest)
 
 
 @contextmanager
@@ -179,18 +184,6 @@ def _opened_stage(directory: str, stage: str) -> Iterator[int]:
     with open_own(directory, *os.path.split(stage)) as scratch:
         assert scratch.descriptor is not None  # else nothing was begun
         yield scratch.descriptor
-
-
-@contextmanager
-def _opened_below(path: str, home: int, name: str) -> Iterator[int]:
-    with ExitStack() as stack:
-        try:
-            place = stack.enter_context(opened(path, home))
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
-            raise
-        yield place
 
 
 def _creations_first(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
@@ -207,56 +200,51 @@ def _file_to_imitate(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
     return next((other.name for other in near if other.after is None), one.name)
 
 
-def _write_text(inside: _PointerDirectory, one: Rewrite, scratch: int, like: str) -> None:
-    now = inside.text(one.name)
+def _write_text(pointers: _PointerDirectory, one: Rewrite, scratch: int, like: str) -> None:
+    """Make a pointer say something else: all of it, or nothing, whenever a kill comes."""
+    now = pointers.text(one.name)
     if now == one.after:
         return
     if now != one.before:
         raise StalePlan(f"{one.name} has changed", since_plan=True)
-    with inside.around(one.name) as (place, name), _keeping_time(place, one.name):
+    with pointers.open_parent(one.name) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
             temporary = _temporary_name()
-            is_part = like != one.name or os.sep in one.name
             descriptor = os.open(temporary, CREATE, 0o666, dir_fd=scratch)
-            with open(descriptor, "wb") as file, inside.around(like) as (near, other):
+            with open(descriptor, "wb") as file, pointers.open_parent(like) as (near, other):
                 file.write(one.after.encode("utf-8", "surrogateescape"))
                 file.flush()
-                _imitate(descriptor, near, other, keeps_time=is_part)
+                adopt(descriptor, other, near)  # the mode and the owner of the file that it replaces
+                status = status_of(other, near)
+                # A part of a checkpoint keeps its time, too, which tells when that was saved.
+                if status is not None and (like != one.name or os.sep in one.name):
+                    os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+                # Its content is on the disk before its name is: else a crash could leave an empty pointer.
                 os.fsync(descriptor)
             if one.before is None:
-                _link_without_replacing(scratch, temporary, place, name)
+                _link_new_file(scratch, temporary, place, name)
             else:
                 os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
         sync_opened(place)
 
 
-@contextmanager
-def _keeping_time(place: int, name: str) -> Iterator[None]:
-    """Let a directory in a checkpoint keep its time, whatever is replaced in it: trainers sort by that."""
-    status = os.fstat(place)
-    yield
-    if os.sep in name:
-        os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None:
+    """Make a symlink lead elsewhere, without a moment in which there is none."""
+    now = pointers.target(link.name)
+    if now == link.after:
+        return
+    if now != link.before:
+        raise StalePlan(f"{link.name} has changed", since_plan=True)
+    temporary = _temporary_name()
+    with pointers.open_parent(link.name) as (place, name), _keeping_time(place, link.name):
+        os.symlink(link.after, temporary, dir_fd=scratch)
+        os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        sync_opened(place)
 
 
-def _temporary_name() -> str:
-    return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
-
-
-def _imitate(descriptor: int, place: int, name: str, *, keeps_time: bool) -> None:
-    """Give a new file the mode and the owner of the one that it replaces.
-
-    A part of a checkpoint keeps its time, too, which tells when that was saved.
-    """
-    adopt(descriptor, name, place)
-    status = status_of(name, place)
-    if keeps_time and status is not None:
-        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _link_without_replacing(scratch: int, temporary: str, place: int, name: str) -> None:
+def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:
     """Give a new file its name, unless there is one of this name."""
     try:
         os.link(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
@@ -270,15 +258,14 @@ def _link_without_replacing(scratch: int, temporary: str, place: int, name: str)
         os.unlink(temporary, dir_fd=scratch)
 
 
-def _write_link(inside: _PointerDirectory, link: Relink, scratch: int) -> None:
-    """Make a symlink lead elsewhere, without a moment in which there is none."""
-    now = inside.target(link.name)
-    if now == link.after:
-        return
-    if now != link.before:
-        raise StalePlan(f"{link.name} has changed", since_plan=True)
-    temporary = _temporary_name()
-    with inside.around(link.name) as (place, name), _keeping_time(place, link.name):
-        os.symlink(link.after, temporary, dir_fd=scratch)
-        os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
-        sync_opened(place)
+@contextmanager
+def _keeping_time(place: int, name: str) -> Iterator[None]:
+    """Let a directory in a checkpoint keep its time, whatever is replaced in it: trainers sort by that."""
+    status = os.fstat(place)
+    yield
+    if os.sep in name:
+        os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _temporary_name() -> str:
+    return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
