@@ -57,7 +57,7 @@ class CommandRecord:
 
     Attributes:
         directory: The directory.
-        home: Where its trash lies.
+        state_dir: Where its trash lies.
         identity: The command's.
         kind: What it did: "trash" or "rename".
         steps: What takes it back, the last first to be done.
@@ -67,7 +67,7 @@ class CommandRecord:
     """
 
     directory: str
-    home: StateDir
+    state_dir: StateDir
     identity: str
     kind: Kind
     steps: tuple[UndoStep, ...] = ()
@@ -82,7 +82,7 @@ class CommandRecord:
     @property
     def place(self) -> str:
         """Return the directory that it lies in, with what was put aside."""
-        return trash_path(self.home, self.identity)
+        return trash_path(self.state_dir, self.identity)
 
     @property
     def path(self) -> str:
@@ -109,10 +109,10 @@ def moment_of(identity: str) -> str:
     return f"{when[:4]}-{when[4:6]}-{when[6:8]} {when[9:11]}:{when[11:13]}:{when[13:15]} UTC"
 
 
-def identities(directory: str, home: StateDir) -> list[str]:
+def identities(directory: str, state_dir: StateDir) -> list[str]:
     """Return the identities of the commands that have a place in a trash, the oldest first."""
-    trash = os.path.join(home.path, TRASH + home.suffix)
-    require_own_trash(home)
+    trash = os.path.join(state_dir.path, TRASH + state_dir.suffix)
+    require_own_trash(state_dir)
     try:
         with os.scandir(trash) as entries:
             return sorted(
@@ -126,28 +126,30 @@ def identities(directory: str, home: StateDir) -> list[str]:
         raise from_os_error(error, trash) from error
 
 
-def read_record(directory: str, home: StateDir, identity: str) -> CommandRecord | None:
+def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRecord | None:
     """Return the record of a command, or None where there is none."""
-    path = os.path.join(trash_path(home, identity), RECORD)
-    require_own_trash(home)
+    path = os.path.join(trash_path(state_dir, identity), RECORD)
+    require_own_trash(state_dir)
     if not os.path.lexists(os.path.dirname(path)):
         return None
     try:
-        with open_own(directory, home.path, TRASH + home.suffix, identity) as place:
+        with open_own(directory, state_dir.path, TRASH + state_dir.suffix, identity) as place:
             text = read_own(place, RECORD, directory, "a record", MAX_RECORD)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        return _record_of(json.loads(text), directory, home, identity)
+        return _record_of(json.loads(text), directory, state_dir, identity)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(
             path, foreign_text(error, "a record"), expected="move it away to go on"
         ) from error
 
 
-def _record_of(document: Mapping[str, Any], directory: str, home: StateDir, identity: str) -> CommandRecord:
+def _record_of(
+    document: Mapping[str, Any], directory: str, state_dir: StateDir, identity: str
+) -> CommandRecord:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
     if identity_of(document["identity"]) != identity:
@@ -155,7 +157,7 @@ def _record_of(document: Mapping[str, Any], directory: str, home: StateDir, iden
     if document["kind"] not in ("trash", "rename"):
         raise ValueError(f"kind {document['kind']!r}")
     steps = tuple(
-        UndoStep(text_of(step["journal"]), moves_of(step["undoing"], directory, home))
+        UndoStep(text_of(step["journal"]), moves_of(step["undoing"], directory, state_dir))
         for step in document["steps"]
     )
     undoing = [step.undoing for step in steps]
@@ -163,7 +165,7 @@ def _record_of(document: Mapping[str, Any], directory: str, home: StateDir, iden
         raise ValueError("a step of another command")
     return CommandRecord(
         directory,
-        home,
+        state_dir,
         identity,
         document["kind"],
         steps,
@@ -190,30 +192,30 @@ def write_record(record: CommandRecord) -> None:
         "told": record.is_told,
         "root": record.root,
     }
-    make_place(record.home, record.identity)
+    make_place(record.state_dir, record.identity)
     with _opened_place(record) as place:
         write_within(place, RECORD, json.dumps(data).encode())
 
 
 def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:
-    return open_own(record.directory, record.home.path, TRASH + record.home.suffix, record.identity)
+    return open_own(record.directory, record.state_dir.path, TRASH + record.state_dir.suffix, record.identity)
 
 
-def add_to_record(directory: str, home: StateDir, done: Moves, stage: str, target: int) -> None:
+def add_to_record(directory: str, state_dir: StateDir, done: Moves, stage: str, target: int) -> None:
     """Record what was done; doing it twice is allowed. What was taken back is in no record any more.
 
     Args:
         directory: Where it was done.
-        home: Where its trash lies.
+        state_dir: Where its trash lies.
         done: What was done.
         stage: The path of the directory that the journal lies in, and for later moves of it their number.
         target: Descriptor of the directory that the checkpoints came to.
     """
     if done.kind == "restore":
-        _drop_restored_moves(directory, home, done, target)
+        _drop_restored_moves(directory, state_dir, done, target)
     elif done.moves or done.rewrites or done.relinks:
-        record = read_record(directory, home, done.identity)
-        record = record or _new_record(directory, home, done.identity, done.kind)
+        record = read_record(directory, state_dir, done.identity)
+        record = record or _new_record(directory, state_dir, done.identity, done.kind)
         # A step of this journal is there already if a kill came after it was recorded: it is replaced.
         step = UndoStep(os.path.basename(stage), inverse(done, target))
         others = tuple(other for other in record.steps if other.journal != step.journal)
@@ -240,9 +242,9 @@ def inverse(done: Moves, target: int) -> Moves:
     )
 
 
-def _drop_restored_moves(directory: str, home: StateDir, done: Moves, target: int) -> None:
+def _drop_restored_moves(directory: str, state_dir: StateDir, done: Moves, target: int) -> None:
     """Take what is back in its place out of the record, with what pointers said once nothing is left."""
-    record = read_record(directory, home, done.identity)
+    record = read_record(directory, state_dir, done.identity)
     if record is None:
         return
     back = {move.members for move in done.moves}
@@ -270,20 +272,20 @@ def _current_fingerprints(done: Moves, target: int) -> dict[str, Fingerprint]:
     return files
 
 
-def remove_from_record(directory: str, home: StateDir, moves: Moves, stage: str, source: int) -> None:
+def remove_from_record(directory: str, state_dir: StateDir, moves: Moves, stage: str, source: int) -> None:
     """Make a record say what it said before some moves, which were taken back.
 
     Args:
         directory: Where they were made.
-        home: Where its trash lies.
+        state_dir: Where its trash lies.
         moves: The moves.
         stage: The path of the directory that the journal lies in.
         source: Descriptor of the directory that the checkpoints have come back to.
     """
-    record = read_record(directory, home, moves.identity)
+    record = read_record(directory, state_dir, moves.identity)
     if moves.kind == "restore":
         kind: Kind = "rename" if moves.source == directory else "trash"
-        record = record or _new_record(directory, home, moves.identity, kind)
+        record = record or _new_record(directory, state_dir, moves.identity, kind)
         _add_unrestored_moves(record, moves, stage, source)
     elif record is not None:
         steps = tuple(step for step in record.steps if step.journal != os.path.basename(stage))
@@ -315,14 +317,16 @@ def _has_same_pointers(undoing: Moves, done: Moves) -> bool:
     return (undoing.rewrites, undoing.relinks) == (done.rewrites, done.relinks)
 
 
-def _new_record(directory: str, home: StateDir, identity: str, kind: Kind) -> CommandRecord:
-    return CommandRecord(directory, home, identity, kind, root=inode_of(directory) if home.suffix else None)
+def _new_record(directory: str, state_dir: StateDir, identity: str, kind: Kind) -> CommandRecord:
+    return CommandRecord(
+        directory, state_dir, identity, kind, root=inode_of(directory) if state_dir.suffix else None
+    )
 
 
 def drop_step(record: CommandRecord, step: UndoStep) -> None:
     """Take a step out of a record, as that is now; without any, it goes."""
-    current = read_record(record.directory, record.home, record.identity)
+    current = read_record(record.directory, record.state_dir, record.identity)
     if current is not None:
         steps = tuple(other for other in current.steps if other.journal != step.journal)
         write_record(replace(current, steps=steps))
-    tidy(record.home, record.identity)
+    tidy(record.state_dir, record.identity)

@@ -1,6 +1,6 @@
 """What a removal is about to do, written down first: a kill at any point loses nothing.
 
-A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints, or where ``home`` says. Its
+A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints, or where ``state_dir_of`` says. Its
 ``journal.json`` appears whole, once all that will be removed is known; a directory without one is an attempt
 that touched nothing. What goes is renamed into it, and unlinked only there, so that no half of a checkpoint
 ever lies where one is looked for.
@@ -84,12 +84,12 @@ def require_system(directory: str, done: str) -> None:
         raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
 
 
-def begin_journal(directory: str, home: StateDir, journal: bytes, done: str) -> str:
+def begin_journal(directory: str, state_dir: StateDir, journal: bytes, done: str) -> str:
     """Write a journal, synced to disk, and return the directory of ours that it lies in.
 
     Args:
         directory: Whose journal it is.
-        home: Where it is to lie.
+        state_dir: Where it is to lie.
         journal: Its text.
         done: What was done to nothing if it can't be written: "removed".
     """
@@ -97,7 +97,7 @@ def begin_journal(directory: str, home: StateDir, journal: bytes, done: str) -> 
     if len(journal) > MAX_BYTES:
         reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
-    around, suffix = home
+    around, suffix = state_dir
     name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}"
     try:
         with OpenDirectory(around) as place, place.make(name, 0o700) as stage:

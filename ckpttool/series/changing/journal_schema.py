@@ -69,13 +69,13 @@ def path_below(value: object, members: Collection[str]) -> str:
     return path
 
 
-def contents_of(told: Mapping[str, Any], members: Collection[str]) -> Contents:
+def contents_of(document: Mapping[str, Any], members: Collection[str]) -> Contents:
     """Return the files and directories that lie at some members."""
     files = tuple(
         Fingerprint(path_below(path, members), *(count_of(number) for number in numbers))
-        for path, *numbers in told["files"]
+        for path, *numbers in document["files"]
     )
-    return Contents(files, tuple(path_below(path, members) for path in told["directories"]))
+    return Contents(files, tuple(path_below(path, members) for path in document["directories"]))
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

@@ -62,29 +62,30 @@ class MoveDirs:
 
 @contextmanager
 def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) -> Iterator[MoveDirs]:
-    """Open the directories that checkpoints leave and come to; a trash is opened below its home."""
+    """Open the directories that checkpoints leave and come to; nothing is followed into a trash."""
     is_within = moves.source == moves.target
     rewritten = frozenset(one.name for one in moves.rewrites if is_within)
     was_at = frozenset(old_name(moves, name) for name in rewritten)
-    with opened_move_dir(directory, moves.source) as source:
+    with _opened_move_dir(directory, moves.source) as source:
         if is_planned and moves.kind == "trash":
             yield MoveDirs(source, -1, rewritten, was_at)
             return
-        with opened_move_dir(directory, moves.target) as target:
+        with _opened_move_dir(directory, moves.target) as target:
             yield MoveDirs(source, target, rewritten, was_at)
 
 
 @contextmanager
-def opened_move_dir(directory: str, place: str) -> Iterator[int]:
-    if place == directory:
-        with opened(directory) as found:
-            yield found
+def _opened_move_dir(directory: str, path: str) -> Iterator[int]:
+    """Open a directory itself, or the place of a command in its trash."""
+    if path == directory:
+        with opened(directory) as place:
+            yield place
         return
-    trash, identity = os.path.split(place)
+    trash, identity = os.path.split(path)
     around, name = os.path.split(trash)
-    with opened(around or os.curdir) as home, opened(name, home) as root, opened(identity, root) as found:
-        require_own_status(place, os.fstat(found), os.stat(directory))
-        yield found
+    with opened(around or os.curdir) as parent, opened(name, parent) as root, opened(identity, root) as place:
+        require_own_status(path, os.fstat(place), os.stat(directory))
+        yield place
 
 
 def require_movable(dirs: MoveDirs, move: Move) -> None:
@@ -195,32 +196,32 @@ def _entry_state(
 ) -> EntryState:
     """Return what is at a name, where a member of a checkpoint is expected."""
     try:
-        found = contents(place, [name])
+        here = contents(place, [name])
     except (FileNotFoundError, NotADirectoryError):
         return EntryState.NOTHING
     except OSError as error:
         if error.errno == errno.ELOOP:
             return EntryState.OTHER
         raise
-    files, directories = _relative(found, name)
-    wanted, wanted_directories = _relative(move.contents, member)
+    files, directories = _relative(here, name)
+    noted, noted_directories = _relative(move.contents, member)
     for path in {os.path.relpath(one, name) for one in rewritten if _lies_below(one, name)}:
-        if path in files and path in wanted:
-            files[path] = wanted[path]
-    if files == wanted and directories == wanted_directories:
+        if path in files and path in noted:  # a pointer in it may say something else by now
+            files[path] = noted[path]
+    if files == noted and directories == noted_directories:
         return EntryState.SAME
-    is_kin = any(path in wanted and one[0] == wanted[path][0] for path, one in files.items())
-    return EntryState.KIN if is_kin or (directories and not wanted and not files) else EntryState.OTHER
+    is_kin = any(path in noted and file[0] == noted[path][0] for path, file in files.items())
+    return EntryState.KIN if is_kin or (directories and not noted and not files) else EntryState.OTHER
 
 
-def _relative(found: Contents, member: str) -> tuple[dict[str, tuple[int, int, int]], set[str]]:
+def _relative(contents: Contents, member: str) -> tuple[dict[str, tuple[int, int, int]], set[str]]:
     """Return what lies at a member, by path below it: inode, size and time of files, and directories."""
     files = {
-        os.path.relpath(one.path, member): (one.inode, one.size, one.mtime_ns)
-        for one in found.files
-        if _lies_below(one.path, member)
+        os.path.relpath(file.path, member): (file.inode, file.size, file.mtime_ns)
+        for file in contents.files
+        if _lies_below(file.path, member)
     }
-    return files, {os.path.relpath(one, member) for one in found.directories if _lies_below(one, member)}
+    return files, {os.path.relpath(one, member) for one in contents.directories if _lies_below(one, member)}
 
 
 def _lies_below(path: str, member: str) -> bool:

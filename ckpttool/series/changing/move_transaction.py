@@ -89,7 +89,7 @@ class MoveOutcome:
         return {path: failure.text() for path, failure in self.failures.items()}
 
 
-def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> MoveOutcome:
+def apply_moves(directory: str, moves: Moves, state_dir: StateDir | None = None) -> MoveOutcome:
     """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
 
     Where pointers go with them, all are moved or none.
@@ -97,16 +97,16 @@ def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> M
     Args:
         directory: The directory of the journal; it is locked.
         moves: What goes where.
-        home: Where its trash lies, if that is not where one would be made now.
+        state_dir: Where its trash lies, if that is not where one would be made now.
     """
     outcome = MoveOutcome()
-    home = state_dir_of(directory) if home is None else home
-    feasible = feasible_moves(directory, moves, home, outcome)
+    state_dir = state_dir_of(directory) if state_dir is None else state_dir
+    feasible = feasible_moves(directory, moves, state_dir, outcome)
     if not (feasible.moves or feasible.rewrites or feasible.relinks):
         return outcome
-    stage = begin_journal(directory, home, dumps(feasible, directory), "moved")
+    stage = begin_journal(directory, state_dir, dumps(feasible, directory), "moved")
     try:
-        _apply_or_undo(MoveTransaction(directory, home, stage, feasible), outcome)
+        _apply_or_undo(MoveTransaction(directory, state_dir, stage, feasible), outcome)
     except KeyboardInterrupt:
         from ckpttool.series.changing.recovery import recover_stage
 
@@ -115,13 +115,13 @@ def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> M
     return outcome
 
 
-def feasible_moves(directory: str, moves: Moves, home: StateDir, outcome: MoveOutcome) -> Moves:
+def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: MoveOutcome) -> Moves:
     """Return what of some moves can be made and undone; the outcome is told why the rest can't.
 
     Where pointers go with them, that is all of them, or nothing.
     """
     require_system(directory, "moved")
-    if {moves.source, moves.target} - {directory, trash_path(home, moves.identity)}:
+    if {moves.source, moves.target} - {directory, trash_path(state_dir, moves.identity)}:
         raise ValueError(f"{moves.source} -> {moves.target}: neither {directory} nor its trash")
     outcome.failures |= dict(move_obstacles(directory, moves))
     if moves.kind == "trash" and outcome.failures:
@@ -145,8 +145,8 @@ def feasible_moves(directory: str, moves: Moves, home: StateDir, outcome: MoveOu
         if outcome.failures:
             feasible = replace(moves, moves=(), rewrites=(), relinks=())
     if feasible.moves or feasible.rewrites or feasible.relinks:
-        require_own_trash(home)
-        read_record(directory, home, moves.identity)  # what can't be recorded isn't begun
+        require_own_trash(state_dir)
+        read_record(directory, state_dir, moves.identity)  # what can't be recorded isn't begun
     return feasible
 
 
@@ -215,14 +215,14 @@ class MoveTransaction:
 
     Attributes:
         directory: The directory of the journal.
-        home: Where its stage and its trash lie.
+        state_dir: Where its stage and its trash lie.
         stage: The path of the directory that holds the journal.
         moves: What it says.
         is_late: Whether it was interrupted: others may have changed pointers meanwhile.
     """
 
     directory: str
-    home: StateDir
+    state_dir: StateDir
     stage: str
     moves: Moves
     is_late: bool = False
@@ -240,7 +240,7 @@ class MoveTransaction:
             failures: Gets why others were not; where pointers go with them, the first failure is raised.
         """
         moves = self.moves
-        make_room(self.directory, self.home, moves)
+        make_room(self.directory, self.state_dir, moves)
         with open_move_dirs(self.directory, moves) as dirs:
             come = [move for move in moves.moves if self._does(link_new, dirs, move, failures)]
             self._sync()  # the new names are on the disk before anything says them
@@ -249,8 +249,8 @@ class MoveTransaction:
             self._sync()
             # Recorded last: a kill before it leaves the journal, from which recovery records it.
             made = replace(moves, moves=tuple(done), chain=None)
-            add_to_record(self.directory, self.home, made, self._step, dirs.target)
-        tidy(self.home, moves.identity)
+            add_to_record(self.directory, self.state_dir, made, self._step, dirs.target)
+        tidy(self.state_dir, moves.identity)
         return done
 
     def _does(
@@ -275,7 +275,7 @@ class MoveTransaction:
 
     def undo(self) -> None:
         """Take the moves back, as far as they were made."""
-        make_room(self.directory, self.home, self.moves)
+        make_room(self.directory, self.state_dir, self.moves)
         with open_move_dirs(self.directory, self.moves) as dirs:
             for move in self.moves.moves:
                 relink_old(dirs, move)
@@ -285,9 +285,9 @@ class MoveTransaction:
                 unlink_new(dirs, move)
             self._sync()
             remove_from_record(
-                self.directory, self.home, replace(self.moves, chain=None), self._step, dirs.source
+                self.directory, self.state_dir, replace(self.moves, chain=None), self._step, dirs.source
             )
-        tidy(self.home, self.moves.identity)
+        tidy(self.state_dir, self.moves.identity)
 
     def _sync(self) -> None:
         places = {
@@ -329,15 +329,15 @@ class ChainedMoves:
     Whoever leaves it before the last of them were made has all of them taken back.
     """
 
-    def __init__(self, directory: str, home: StateDir | None = None) -> None:
+    def __init__(self, directory: str, state_dir: StateDir | None = None) -> None:
         """Begin nothing yet.
 
         Args:
             directory: The directory of the journal.
-            home: Where its trash lies, if that is not where one would be made now.
+            state_dir: Where its trash lies, if that is not where one would be made now.
         """
         self._directory = directory
-        self._home = state_dir_of(directory) if home is None else home
+        self._state_dir = state_dir_of(directory) if state_dir is None else state_dir
         self._stage: str | None = None
         self._made: tuple[Moves, ...] = ()
 
@@ -367,7 +367,7 @@ class ChainedMoves:
             has_more: Whether others are to follow.
         """
         if self._stage is None and not has_more:
-            return apply_moves(self._directory, moves, self._home)
+            return apply_moves(self._directory, moves, self._state_dir)
         outcome = MoveOutcome()
         try:
             self._make(moves, has_more, outcome)
@@ -383,13 +383,15 @@ class ChainedMoves:
         return outcome
 
     def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
-        feasible = feasible_moves(self._directory, moves, self._home, outcome)
+        feasible = feasible_moves(self._directory, moves, self._state_dir, outcome)
         if outcome.failures or not (feasible.moves or feasible.rewrites or feasible.relinks):
             return
         now = replace(feasible, chain=Chain(self._made, has_more))
         if self._stage is None:
-            self._stage = begin_journal(self._directory, self._home, dumps(now, self._directory), "moved")
-        transaction = MoveTransaction(self._directory, self._home, self._stage, now)
+            self._stage = begin_journal(
+                self._directory, self._state_dir, dumps(now, self._directory), "moved"
+            )
+        transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
         try:
             if self._made:
                 _rewrite_journal(transaction)
@@ -404,7 +406,7 @@ class ChainedMoves:
         """Take back all that was made."""
         if self._stage is not None and self._made:
             now = replace(self._made[0], chain=Chain(self._made[1:], has_more=True))
-            transaction = MoveTransaction(self._directory, self._home, self._stage, now)
+            transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
             with self._left_to_recovery():
                 undo_chain(transaction)
         self._end()
@@ -446,9 +448,9 @@ def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, Mov
 def directory_changed_above(transaction: MoveTransaction) -> str | None:
     """Return the directory above, if the same command changed there what names checkpoints of this one."""
     above = os.path.dirname(os.path.realpath(transaction.directory))
-    for home in state_dirs(above):
+    for state_dir in state_dirs(above):
         with suppress(CheckpointError):  # another's: nothing of ours is in it
-            if read_record(above, home, transaction.moves.identity) is not None:
+            if read_record(above, state_dir, transaction.moves.identity) is not None:
                 return above
     return None
 

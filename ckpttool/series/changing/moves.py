@@ -124,9 +124,9 @@ def new_identity() -> str:
     return f"{moment}.{rest // 1000:06d}Z-{os.urandom(4).hex()}"
 
 
-def trash_path(home: StateDir, identity: str) -> str:
-    """Return where a command puts things aside, in the home of a directory."""
-    return os.path.join(home.path, TRASH + home.suffix, identity)
+def trash_path(state_dir: StateDir, identity: str) -> str:
+    """Return where a command puts things aside, in the trash that lies in a state directory."""
+    return os.path.join(state_dir.path, TRASH + state_dir.suffix, identity)
 
 
 def reversed_move(move: Move, contents: Contents | None = None) -> Move:
@@ -189,19 +189,19 @@ def document(moves: Moves, directory: str) -> dict[str, Any]:
     return result
 
 
-def moves_of(document: Mapping[str, Any], directory: str, home: StateDir) -> Moves:
+def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -> Moves:
     """Return moves from what ``document`` returned; every name was checked to stay inside.
 
     Args:
         document: The plain data.
         directory: The directory that it is for.
-        home: Where its trash lies.
+        state_dir: Where its trash lies.
     """
     schema, kind = document["schema"], document["kind"]
     if schema not in SCHEMAS:
         raise ValueError(f"schema {schema!r}")
     identity = identity_of(document["identity"])
-    places = {"directory": directory, "trash": trash_path(home, identity)}
+    places = {"directory": directory, "trash": trash_path(state_dir, identity)}
     source, target = document["source"], document["target"]
     if kind not in get_args(Kind):
         raise ValueError(f"kind {kind!r}")
@@ -222,7 +222,7 @@ def moves_of(document: Mapping[str, Any], directory: str, home: StateDir) -> Mov
     )
     if schema != CHAINED:
         return moves
-    before = tuple(moves_of(one, directory, home) for one in document["before"])
+    before = tuple(moves_of(one, directory, state_dir) for one in document["before"])
     if any(one.chain is not None or one.identity != identity for one in before):
         raise ValueError("moves of another journal go before")
     if not isinstance(document["has_more"], bool):

@@ -20,7 +20,6 @@ MAX_BYTES = 1 << 28
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
-
 LEFT_AS_IT_IS = "it is left as it is"
 
 
@@ -83,8 +82,8 @@ def read_own(place: OpenDirectory, name: str, directory: str, what: str, most: i
         what: What it should be: "a journal".
         most: The most bytes that it may have.
     """
-    path, found = place.join(name), place.status(name)
-    if found is not None and stat.S_ISLNK(found.st_mode):
+    path, status_before = place.join(name), place.status(name)
+    if status_before is not None and stat.S_ISLNK(status_before.st_mode):
         raise DamagedCheckpoint(path, "a symlink", expected=what)
     try:
         descriptor = regular_descriptor(place.at(name), follows=False, place=place.descriptor)
@@ -103,8 +102,8 @@ def read_own(place: OpenDirectory, name: str, directory: str, what: str, most: i
 
 def foreign_text(error: Exception, what: str) -> str:
     """Return what is wrong with a journal or a record, in words that tell a user something."""
-    found = f"{what} that isn't one of ours"
-    return f"{found}: {error}" if type(error) is ValueError else found
+    text = f"{what} that isn't one of ours"
+    return f"{text}: {error}" if type(error) is ValueError else text
 
 
 def _require_owner(

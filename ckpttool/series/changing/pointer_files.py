@@ -109,8 +109,8 @@ def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, s
 class _PointerDirectory:
     """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
 
-    def __init__(self, home: int, moves: Moves) -> None:
-        self._home = home
+    def __init__(self, place: int, moves: Moves) -> None:
+        self._place = place
         self._old_names = {new: old for move in moves.moves for old, new in move.members}
         self._is_within = moves.source == moves.target
 
@@ -120,7 +120,7 @@ class _PointerDirectory:
         above, base = os.path.split(self._current_path(name))
         with ExitStack() as stack:
             try:
-                place = stack.enter_context(opened(above, self._home))
+                place = stack.enter_context(opened(above, self._place))
             except OSError as error:
                 if error.errno in (errno.ENOTDIR, errno.ELOOP):
                     raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
@@ -164,7 +164,7 @@ class _PointerDirectory:
             return name
         above, base = os.path.split(name)
         try:
-            with opened(above, self._home) as place:
+            with opened(above, self._place) as place:
                 exists = status_of(base, place) is not None
         except FileNotFoundError:
             exists = False
@@ -175,8 +175,8 @@ class _PointerDirectory:
 
 @contextmanager
 def _opened_pointers(directory: str, moves: Moves) -> Iterator[_PointerDirectory]:
-    with opened(directory) as home:
-        yield _PointerDirectory(home, moves)
+    with opened(directory) as place:
+        yield _PointerDirectory(place, moves)
 
 
 @contextmanager

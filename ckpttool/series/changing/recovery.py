@@ -212,9 +212,9 @@ def _recover_chain(transaction: MoveTransaction, chain: Chain, doing: str, recov
 
 
 def _recover_removals(path: str, directory: str, removals: Sequence[Removal], recovery: Recovery) -> None:
-    with opened(directory) as home, open_own(directory, *os.path.split(path)) as inner:
+    with opened(directory) as place, open_own(directory, *os.path.split(path)) as inner:
         assert inner.descriptor is not None  # else nothing was begun
-        stage = RemovalStage(path, home, inner.descriptor)
+        stage = RemovalStage(path, place, inner.descriptor)
         shared = place_numbers(removals)
         for number, removal in enumerate(removals):
             # A directory of its own is what ckpttool gave single files, too, before they shared one.
@@ -238,7 +238,7 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recover
         with opened(str(number), stage.inner) as place:
             if removal.is_single and status_of(removal.members[0], place) is None:
                 return  # it wasn't put there yet, or has gone already
-            inodes = inodes_of_removal(removal, place, stage.home)
+            inodes = inodes_of_removal(removal, place, stage.directory)
             removal = replace(removal, contents=inodes.of(removal.contents))
             try:
                 is_finished = _is_to_finish(stage, place, removal)
@@ -264,13 +264,13 @@ def _is_to_finish(stage: RemovalStage, place: int, removal: Removal) -> bool:
     """
     # For each file, of the stage and of its old place, those that have the name: whether it is this file.
     states = [
-        [is_same for one in (place, stage.home) if (is_same := _is_there(file, one)) is not None]
+        [is_same for one in (place, stage.directory) if (is_same := _is_there(file, one)) is not None]
         for file in removal.contents.files
     ]
     has_begun = any(status_of(name, place) is not None for name in removal.members)
     is_lost = not any(states) or (has_begun and not all(states))
     is_whole = all(True in state for state in states)
-    is_wanted = has_begun and all(status_of(name, stage.home) for name in removal.survivors)
+    is_wanted = has_begun and all(status_of(name, stage.directory) for name in removal.survivors)
     return is_lost or (is_whole and is_wanted)
 
 
@@ -289,10 +289,10 @@ def _finish(stage: RemovalStage, place: int, removal: Removal) -> None:
     """Rename away what is still in its place, unless it is another file by now, and unlink all."""
     for name in removal.members:
         files = [file for file in removal.contents.files if file.path.split(os.sep)[0] == name]
-        if files and all(_is_there(file, stage.home) for file in files):
+        if files and all(_is_there(file, stage.directory) for file in files):
             if status_of(name, place) is not None:
                 os.unlink(name, dir_fd=place)  # put back already, but for this second name
-            retry_while_busy(partial(os.rename, name, name, src_dir_fd=stage.home, dst_dir_fd=place))
+            retry_while_busy(partial(os.rename, name, name, src_dir_fd=stage.directory, dst_dir_fd=place))
     for file in removal.contents.files:
         try:
             unlink_file(place, file)

@@ -96,9 +96,9 @@ def remove(directory: str, journal: Journal) -> RemovalOutcome:
 
 def _remove_with_journal(directory: str, journal: Journal, outcome: RemovalOutcome) -> None:
     with journaled_stage(directory, journal) as stage:
-        home, scratch = OpenDirectory(directory, stage.home), OpenDirectory(stage.path, stage.inner)
+        place, scratch = OpenDirectory(directory, stage.directory), OpenDirectory(stage.path, stage.inner)
         for rewrite in journal.rewrites:
-            write_within(home, rewrite.name, rewrite.text.encode(), scratch)
+            write_within(place, rewrite.name, rewrite.text.encode(), scratch)
         staged = [
             (number, removal)
             for number, removal in zip(place_numbers(journal.removals), journal.removals, strict=True)
@@ -181,11 +181,11 @@ def _unlink_at_once(directory: str, removal: Removal, outcome: RemovalOutcome) -
     """
 
     def unlink() -> None:
-        with opened(directory) as home:
-            if not any(status_of(name, home) for name in removal.members):
+        with opened(directory) as place:
+            if not any(status_of(name, place) for name in removal.members):
                 raise AlreadyGone
-            require_removable(home, removal.contents)
-            for freed in unlink_all(home, removal, shown(directory)):
+            require_removable(place, removal.contents)
+            for freed in unlink_all(place, removal, shown(directory)):
                 outcome.freed += freed
 
     if _succeeds(outcome, removal, unlink):
@@ -216,9 +216,9 @@ def journaled_stage(directory: str, journal: Journal) -> Iterator[RemovalStage]:
     """Write a journal, yield the stage to work on, and take both away if all went well."""
     path = begin_journal(directory, state_dir_of(directory), journal_bytes(journal), "removed")
     try:
-        with opened(directory) as home, open_own(directory, *os.path.split(path)) as inner:
+        with opened(directory) as place, open_own(directory, *os.path.split(path)) as inner:
             assert inner.descriptor is not None  # the system was asked
-            stage = RemovalStage(path, home, inner.descriptor)
+            stage = RemovalStage(path, place, inner.descriptor)
             try:
                 yield stage
             finally:

@@ -62,13 +62,13 @@ class RemovalStage:
 
     Attributes:
         path: Its path.
-        home: Descriptor of the directory that the checkpoints lie in.
+        directory: Descriptor of the directory that the checkpoints lie in.
         inner: Descriptor of the owned directory itself.
         shared: Descriptor of the directory in it that single files are put in, by its number; see ``close``.
     """
 
     path: str
-    home: int
+    directory: int
     inner: int
     shared: dict[int, int] = field(default_factory=dict)
 
@@ -93,14 +93,14 @@ class RemovalStage:
         if removal.is_single:
             self._set_file_aside(number, removal)
             return
-        if not any(status_of(name, self.home) for name in removal.members):
+        if not any(status_of(name, self.directory) for name in removal.members):
             raise AlreadyGone
-        _require_unchanged(self.home, removal)
-        require_removable(self.home, removal.contents)
+        _require_unchanged(self.directory, removal)
+        require_removable(self.directory, removal.contents)
         place = make_directory(str(number), 0o700, self.inner)
         try:
             for name in removal.members:
-                retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+                retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.directory, dst_dir_fd=place))
             # Only what was renamed is known to be what was checked: another could have come between.
             _require_unchanged(place, removal)
         except (OSError, StalePlan):
@@ -111,19 +111,19 @@ class RemovalStage:
 
     def _set_file_aside(self, number: int, removal: Removal) -> None:
         (name,), (file,) = removal.members, removal.contents.files
-        status = status_of(name, self.home)
+        status = status_of(name, self.directory)
         if status is None:
             raise AlreadyGone
         _require_same(file, status)
         if number not in self.shared:
             self.shared[number] = make_directory(str(number), 0o700, self.inner)
         place = self.shared[number]
-        retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+        retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.directory, dst_dir_fd=place))
         try:
             # Only what was renamed is known to be what was checked: another could have come between.
             _require_same(file, status_of(name, place))
         except (OSError, StalePlan):
-            _move_back(name, place, self.home)
+            _move_back(name, place, self.directory)
             raise
 
     def put_back(self, number: int, removal: Removal) -> None:
@@ -131,7 +131,7 @@ class RemovalStage:
         with opened(str(number), self.inner) as place:
             for name in reversed(removal.members):
                 if status_of(name, place) is not None:
-                    _move_back(name, place, self.home)
+                    _move_back(name, place, self.directory)
         if not removal.is_single:
             retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
 
@@ -160,13 +160,13 @@ class RemovalStage:
         return shown(os.path.join(self.path, str(number)))
 
 
-def _move_back(name: str, place: int, home: int) -> None:
+def _move_back(name: str, place: int, directory: int) -> None:
     """Rename without ever replacing what is there now.
 
     ``rename`` would replace what comes to stand there between the look and the call; ``link`` never does. So
     a file gets its old name beside the one in the stage, and then loses that one.
     """
-    there, here = status_of(name, home), status_of(name, place)
+    there, here = status_of(name, directory), status_of(name, place)
     if there is not None and here is not None and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
         os.unlink(name, dir_fd=place)  # a kill came between the two steps below
         return
@@ -174,15 +174,15 @@ def _move_back(name: str, place: int, home: int) -> None:
         raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
     if here is not None and stat.S_ISREG(here.st_mode):
         try:
-            os.link(name, name, src_dir_fd=place, dst_dir_fd=home, follow_symlinks=False)
+            os.link(name, name, src_dir_fd=place, dst_dir_fd=directory, follow_symlinks=False)
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links
-            os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
+            os.rename(name, name, src_dir_fd=place, dst_dir_fd=directory)
         else:
             os.unlink(name, dir_fd=place)
         return
-    os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
+    os.rename(name, name, src_dir_fd=place, dst_dir_fd=directory)
 
 
 # Looking first -------------------------------------------------------------------------------------
@@ -190,11 +190,11 @@ def _move_back(name: str, place: int, home: int) -> None:
 
 def _require_unchanged(place: int, removal: Removal) -> None:
     try:
-        found = contents(place, removal.members)
-        require_unmounted(place, removal.members, found)
+        here = contents(place, removal.members)
+        require_unmounted(place, removal.members, here)
     except FileNotFoundError as error:
         raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
-    if not found.is_same_as(removal.contents):
+    if not here.is_same_as(removal.contents):
         raise StalePlan("it has changed", since_plan=True)
 
 
@@ -210,9 +210,9 @@ def _is_same(file: Fingerprint, status: os.stat_result) -> bool:
     return status.st_ino == file.inode and status.st_mtime_ns == file.mtime_ns and status.st_size == file.size
 
 
-def require_removable(place: int, found: Contents) -> None:
+def require_removable(place: int, contents: Contents) -> None:
     """Require that all directories of a checkpoint let this user unlink what they hold."""
-    for path in found.directories:
+    for path in contents.directories:
         with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
             if not _may_unlink_in(directory):
                 raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
@@ -302,9 +302,9 @@ def unlink_here(directory: int, file: Fingerprint, name: str | None = None) -> i
     return status.st_size if status.st_nlink == 1 and stat.S_ISREG(status.st_mode) else 0
 
 
-def remove_directories(place: int, found: Contents) -> None:
+def remove_directories(place: int, contents: Contents) -> None:
     """Remove the directories of a checkpoint, the innermost first; one that holds something else stays."""
-    for path in sorted(found.directories, key=lambda path: path.count(os.sep), reverse=True):
+    for path in sorted(contents.directories, key=lambda path: path.count(os.sep), reverse=True):
         parent, name = os.path.split(path)
         try:
             with _opened_within(parent, place) as directory:

@@ -22,53 +22,53 @@ _ANOTHERS = (
 )
 
 
-def require_own_trash(home: StateDir) -> None:
+def require_own_trash(state_dir: StateDir) -> None:
     """Require that a trash was made by this user, or by the owner of its directory, or isn't there."""
-    trash = os.path.join(home.path, TRASH + home.suffix)
+    trash = os.path.join(state_dir.path, TRASH + state_dir.suffix)
     if os.path.lexists(trash):
-        require_own(trash, _directory_of_trash(home), _ANOTHERS)
+        require_own(trash, _directory_of_trash(state_dir), _ANOTHERS)
 
 
 @contextmanager
-def open_trash(home: StateDir, around: int) -> Iterator[int]:
+def open_trash(state_dir: StateDir, around: int) -> Iterator[int]:
     """Open a trash in an open directory, and require that what was opened is ours."""
-    name = TRASH + home.suffix
+    name = TRASH + state_dir.suffix
     with opened(name, around) as trash:
-        path, owner = os.path.join(home.path, name), os.stat(_directory_of_trash(home))
+        path, owner = os.path.join(state_dir.path, name), os.stat(_directory_of_trash(state_dir))
         require_own_status(path, os.fstat(trash), owner, _ANOTHERS)
         yield trash
 
 
-def _directory_of_trash(home: StateDir) -> str:
-    directory = os.path.join(home.path, home.suffix.removeprefix(OWNER))
-    return directory if os.path.isdir(directory) else home.path  # a root may have got another name
+def _directory_of_trash(state_dir: StateDir) -> str:
+    directory = os.path.join(state_dir.path, state_dir.suffix.removeprefix(OWNER))
+    return directory if os.path.isdir(directory) else state_dir.path  # a root may have got another name
 
 
-def make_room(directory: str, home: StateDir, moves: Moves) -> None:
+def make_room(directory: str, state_dir: StateDir, moves: Moves) -> None:
     """Make the places in the trash that some moves leave or come to, as far as they are not there."""
-    require_own_trash(home)
+    require_own_trash(state_dir)
     for side, place in enumerate((moves.source, moves.target)):
         if place != directory:
             numbers = {os.path.dirname(pair[side]) for move in moves.moves for pair in move.members}
-            make_place(home, moves.identity, numbers)
+            make_place(state_dir, moves.identity, numbers)
 
 
-def make_trash(home: StateDir) -> None:
+def make_trash(state_dir: StateDir) -> None:
     """Make a trash, if it is not there; others can't look inside."""
-    require_own_trash(home)
-    with opened(home.path) as around:
-        if _make_directory(TRASH + home.suffix, around):
+    require_own_trash(state_dir)
+    with opened(state_dir.path) as around:
+        if _make_directory(TRASH + state_dir.suffix, around):
             sync_opened(around)
-        with open_trash(home, around):
+        with open_trash(state_dir, around):
             return
 
 
-def make_place(home: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
+def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
     """Make the place of a command in the trash, and numbered directories in it; others can't look inside."""
-    require_own_trash(home)
-    with opened(home.path) as around:
-        is_new = _make_directory(TRASH + home.suffix, around)
-        with open_trash(home, around) as root:
+    require_own_trash(state_dir)
+    with opened(state_dir.path) as around:
+        is_new = _make_directory(TRASH + state_dir.suffix, around)
+        with open_trash(state_dir, around) as root:
             is_new |= _make_directory(identity, root)
             with opened(identity, root) as place:
                 made = [_make_directory(number, place) for number in sorted(numbers)]
@@ -86,13 +86,13 @@ def _make_directory(name: str, place: int) -> bool:
     return True
 
 
-def tidy(home: StateDir, identity: str) -> None:
+def tidy(state_dir: StateDir, identity: str) -> None:
     """Remove a command's directories and half-written files from the trash, and the trash, where empty.
 
     What can't be removed stays, and is removed when the trash is emptied.
     """
-    trash = TRASH + home.suffix
-    with suppress(OSError), opened(home.path) as around:
+    trash = TRASH + state_dir.suffix
+    with suppress(OSError), opened(state_dir.path) as around:
         with suppress(OSError), opened(trash, around) as root:
             with suppress(OSError), opened(identity, root) as place:
                 for name in os.listdir(place):

@@ -30,13 +30,15 @@ def is_for_other_inode(record: CommandRecord) -> bool:
 
 def belongs_to_directory(record: CommandRecord) -> bool:
     """Tell whether a record lies under the name of its directory, or was made for that under another name."""
-    is_named = record.home in state_dirs(record.directory)
+    is_named = record.state_dir in state_dirs(record.directory)
     return is_named or (record.root is not None and record.root == inode_of(record.directory))
 
 
 def renamed_directory(record: CommandRecord) -> str | None:
     """Return the directory beside that a record was made for, if it lies there under another name."""
-    return next((path for path, inode in _directories_in(record.home.path) if inode == record.root), None)
+    return next(
+        (path for path, inode in _directories_in(record.state_dir.path) if inode == record.root), None
+    )
 
 
 def is_of_other_directory(record: CommandRecord) -> bool:
@@ -77,13 +79,17 @@ def trashes_under_other_names(directory: str) -> list[StateDir]:
     except OSError:  # what can't be listed can't be searched
         return []
     inode = inode_of(directory)
-    homes = [
+    others = [
         StateDir(beside.path, name.removeprefix(TRASH)) for name in names if name != TRASH + beside.suffix
     ]
-    return [home for home in homes if any(record.root == inode for record in _records(directory, home))]
+    return [
+        state_dir
+        for state_dir in others
+        if any(record.root == inode for record in _records(directory, state_dir))
+    ]
 
 
-def trash_homes(directory: str) -> tuple[StateDir, ...]:
+def all_state_dirs(directory: str) -> tuple[StateDir, ...]:
     """Return where a trash of a directory lies, or may lie."""
     return *state_dirs(directory), *trashes_under_other_names(directory)
 
@@ -94,23 +100,24 @@ def adopt_renamed_trashes(directory: str) -> list[StateDir]:
     Args:
         directory: The directory; it is locked.
     """
-    homes, beside = trashes_under_other_names(directory), state_dir_beside(directory)
-    for home in homes:
-        for record in _records(directory, home):
+    beside = state_dir_beside(directory)
+    others = trashes_under_other_names(directory)
+    for state_dir in others:
+        for record in _records(directory, state_dir):
             if record.root == inode_of(directory):
                 name = record.identity
                 try:
                     make_trash(beside)
                     with (
-                        opened(home.path) as around,
-                        open_trash(home, around) as old,
+                        opened(state_dir.path) as around,
+                        open_trash(state_dir, around) as old,
                         open_trash(beside, around) as new,
                     ):
                         os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
                 except OSError as error:
                     raise from_os_error(error, record.place) from error
-                tidy(home, name)
-    return homes
+                tidy(state_dir, name)
+    return others
 
 
 def directories_of_trash(around: str, name: str) -> Iterator[str]:
@@ -125,11 +132,11 @@ def directories_of_trash(around: str, name: str) -> Iterator[str]:
             yield path
 
 
-def _records(directory: str, home: StateDir) -> Iterator[CommandRecord]:
+def _records(directory: str, state_dir: StateDir) -> Iterator[CommandRecord]:
     """Yield the records in a trash that tell which directory they were made for."""
     with suppress(CheckpointError):  # another's, or none that can be read: whoever has its name is told
-        for identity in identities(directory, home):
-            record = read_record(directory, home, identity)
+        for identity in identities(directory, state_dir):
+            record = read_record(directory, state_dir, identity)
             if record is not None and record.root is not None:
                 yield record
 

@@ -48,15 +48,15 @@ def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
     done = RecordUndo()
 
     def undo_alone(moves: Moves) -> MoveOutcome:
-        return apply_moves(record.directory, moves, record.home)
+        return apply_moves(record.directory, moves, record.state_dir)
 
     with ExitStack() as stack:
         is_chain = record.kind == "rename" and len(record.steps) > 1 and not dry_run
-        chain = stack.enter_context(ChainedMoves(record.directory, record.home)) if is_chain else None
+        chain = stack.enter_context(ChainedMoves(record.directory, record.state_dir)) if is_chain else None
         for number, noted in reversed(list(enumerate(record.steps))):
             step, is_last = noted, noted is record.steps[-1]
             if not (is_last or dry_run):  # as it is noted now that those after it were taken back
-                current = read_record(record.directory, record.home, record.identity)
+                current = read_record(record.directory, record.state_dir, record.identity)
                 now = (
                     [] if current is None else [one for one in current.steps if one.journal == noted.journal]
                 )

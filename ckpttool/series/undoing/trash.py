@@ -40,10 +40,10 @@ from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.changing.trash_directories import open_trash, tidy
 from ckpttool.series.changing.trash_ownership import (
     adopt_renamed_trashes,
+    all_state_dirs,
     belongs_to_directory,
     is_of_other_directory,
     other_directory_problem,
-    trash_homes,
 )
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
@@ -132,7 +132,8 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
     """
     directory = bare(directory)
     if not any(
-        os.path.isdir(os.path.join(home.path, TRASH + home.suffix)) for home in trash_homes(directory)
+        os.path.isdir(os.path.join(state_dir.path, TRASH + state_dir.suffix))
+        for state_dir in all_state_dirs(directory)
     ):
         return EmptiedTrash(dry_run=dry_run)
     emptying = _Emptying(dry_run)
@@ -142,10 +143,10 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
             emptying.problems += [Problem(path, why) for path, why in recovery.failed.items()]
             emptying.warnings += recovery.moved
             adopt_renamed_trashes(directory)
-        for home in trash_homes(directory):
-            for identity in identities(directory, home):
+        for state_dir in all_state_dirs(directory):
+            for identity in identities(directory, state_dir):
                 if older_than is None or _seconds_since(identity) >= older_than:
-                    _empty_place(directory, home, identity, emptying)
+                    _empty_place(directory, state_dir, identity, emptying)
     return EmptiedTrash(
         removed=tuple(emptying.removed),
         freed_bytes=emptying.freed,
@@ -162,12 +163,12 @@ def _seconds_since(identity: str) -> float:
     return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
 
-def _empty_place(directory: str, home: StateDir, identity: str, emptying: _Emptying) -> None:
+def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _Emptying) -> None:
     """Remove what one command has put into a trash."""
-    path = trash_path(home, identity)
+    path = trash_path(state_dir, identity)
     try:
-        record = read_record(directory, home, identity)
-        if home not in state_dirs(directory) and not (record and belongs_to_directory(record)):
+        record = read_record(directory, state_dir, identity)
+        if state_dir not in state_dirs(directory) and not (record and belongs_to_directory(record)):
             return
         if record is not None and is_of_other_directory(record):
             emptying.problems.append(other_directory_problem(record))
@@ -178,14 +179,14 @@ def _empty_place(directory: str, home: StateDir, identity: str, emptying: _Empty
             if record is not None:
                 write_record(replace(record, steps=tuple(step for step in left if step.undoing.moves)))
             with (
-                opened(home.path) as around,
-                open_trash(home, around) as trash,
+                opened(state_dir.path) as around,
+                open_trash(state_dir, around) as trash,
                 opened(identity, trash) as place,
             ):
                 for name in os.listdir(place):
                     if is_temporary(name):
                         os.unlink(name, dir_fd=place)
-            tidy(home, identity)
+            tidy(state_dir, identity)
             listed = left
         emptying.problems += _unlisted_files(path, listed)
     except OSError as error:

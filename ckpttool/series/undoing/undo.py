@@ -25,13 +25,13 @@ from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.changing.state_dir import OWNER
 from ckpttool.series.changing.trash_ownership import (
     adopt_renamed_trashes,
+    all_state_dirs,
     belongs_to_directory,
     directories_of_trash,
     is_of_other_directory,
     other_directory_problem,
     path_as_given,
     renamed_directory,
-    trash_homes,
     trashes_under_other_names,
 )
 from ckpttool.series.paths import require_directory, shown
@@ -102,8 +102,8 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
         for place in places:
             undoing.hold(place)
         for place in places:
-            for home in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
-                path = path_as_given(place, os.path.join(home.path, TRASH + home.suffix))
+            for state_dir in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
+                path = path_as_given(place, os.path.join(state_dir.path, TRASH + state_dir.suffix))
                 text = f"its trash bears the name that it had before: {shown(path)}"
                 undoing.warnings.append(f"{shown(place)}: {text}")
         commands = undoing.commands(places, recursive)
@@ -216,7 +216,7 @@ class _Undoing:
 def _mark_told(records: Sequence[CommandRecord]) -> None:
     """Note of what is left that it was told: it is in the way of no older command any more."""
     for record in records:
-        left = read_record(record.directory, record.home, record.identity)
+        left = read_record(record.directory, record.state_dir, record.identity)
         if left is not None and not left.is_told:
             try:
                 write_record(replace(left, is_told=True))
@@ -254,23 +254,27 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
-    if root not in seen and any(identities(root, home) for home in state_dirs(root)):
+    if root not in seen and any(identities(root, state_dir) for state_dir in state_dirs(root)):
         yield root
 
 
 def _all_records(directory: str) -> Iterator[CommandRecord]:
     """Yield what a directory has recorded, and what lies beside it of another one that had its name."""
-    for home in trash_homes(directory):
-        for identity in identities(directory, home):
-            record = read_record(directory, home, identity)
+    for state_dir in all_state_dirs(directory):
+        for identity in identities(directory, state_dir):
+            record = read_record(directory, state_dir, identity)
             if record is not None and belongs_to_directory(record):
                 yield record
 
 
 def _records(directory: str, identity: str) -> Iterator[CommandRecord]:
     """Yield what a directory has recorded of one command."""
-    for home in trash_homes(directory):
-        record = read_record(directory, home, identity) if identity in identities(directory, home) else None
+    for state_dir in all_state_dirs(directory):
+        record = (
+            read_record(directory, state_dir, identity)
+            if identity in identities(directory, state_dir)
+            else None
+        )
         if record is not None and belongs_to_directory(record) and not is_of_other_directory(record):
             yield record
 
