@@ -20,7 +20,7 @@ from ckpttool.series.changing.pointer_files import text_at
 from ckpttool.series.changing.stage import StalePlan
 from ckpttool.series.changing.state_file import base_name, merged_state
 from ckpttool.series.paths import shown
-from ckpttool.series.reasons import Problem
+from ckpttool.series.reasons import NotUndone, Problem
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed"}
 """When a user had a command do what is taken back now."""
@@ -77,7 +77,7 @@ def _report_nothing_restored(done: RecordUndo) -> None:
     if others:
         first = done.problems[0]
         why = f"{os.path.basename(first.path)} isn't, and all of them are taken back, or none"
-        done.problems += [Problem(path, f"not taken back: {why}") for path in others]
+        done.problems += [NotUndone.because(path, why) for path in others]
     done.restored.clear()
     done.pointers.clear()
 
@@ -123,8 +123,7 @@ def _undo_step(
         done.restored.setdefault(_path(record, move.path), was)
     planned = _PLANNED.get(record.kind, "then")
     done.problems += [
-        Problem(_path(record, path), f"not taken back: {failure.text(planned)}")
-        for path, failure in refused.items()
+        NotUndone.because(_path(record, path), failure.text(planned)) for path, failure in refused.items()
     ]
     return bool(refused)
 

@@ -38,7 +38,7 @@ from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.notes import is_note, note_words, read_note
 from ckpttool.series.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.series.pointers.readers import READERS, names_in
-from ckpttool.series.reasons import Problem
+from ckpttool.series.reasons import NotUndone, Problem
 from ckpttool.series.undoing.record_undo import RecordUndo, undo_record
 from ckpttool.wire.directories import walk
 
@@ -195,8 +195,8 @@ class _Undoing:
         for record in records:
             below = [] if is_tree else _renamed_below(record)
             if below:
-                why = f"not taken back: it goes with what the same rename changed in {below[0]} (undo -r)"
-                self.problems.append(Problem(shown(record.directory), why))
+                why = f"it goes with what the same rename changed in {below[0]} (undo -r)"
+                self.problems.append(NotUndone.because(shown(record.directory), why))
                 continue
             done = undo_record(record, self._dry_run)
             self._add(done)
