@@ -101,8 +101,11 @@ def require_movable(dirs: MoveDirs, move: Move) -> None:
             raise StalePlan(f"{os.path.basename(new)} is in the way")
 
 
+# The steps, in the order in which a move takes them and is taken back -----------------------------
+
+
 def link_new(dirs: MoveDirs, move: Move) -> None:
-    """Give a checkpoint its new names, its index last."""
+    """Give a checkpoint its new names, its index last: what has no index yet is taken for no checkpoint."""
     require_unmounted(dirs.source, (old for old, _ in move.members))
     for old, new in reversed(move.members):
         there = _state_of_new(dirs, move, old, new)
@@ -145,129 +148,6 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
 def unlink_new(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's new names away, its index first, where it has the old ones."""
     _unlink_side(dirs.target, dirs.source, move, 1)
-
-
-def is_at_source(dirs: MoveDirs, move: Move) -> bool:
-    """Tell whether a checkpoint is whole under its old names."""
-    return all(
-        _entry_state(dirs.source, old, move, old, dirs.was_at) is EntryState.SAME
-        and (not _may_be_same_name(old, new) or _lists_name(dirs.source, old))
-        for old, new in move.members
-    )
-
-
-def is_at_target(dirs: MoveDirs, move: Move) -> bool:
-    """Tell whether a checkpoint is whole under its new names."""
-    return all(_state_of_new(dirs, move, old, new) is EntryState.SAME for old, new in move.members)
-
-
-def part_names(place: int, move: Move, side: int) -> set[str]:
-    """Return the names of a checkpoint in a directory, old or new, that nothing else has.
-
-    Args:
-        place: The directory.
-        move: What moves.
-        side: 0 for its old names, 1 for the new.
-    """
-    names = {pair[side]: pair[0] for pair in move.members}
-    return {
-        name for name, old in names.items() if _entry_state(place, name, move, old) is not EntryState.OTHER
-    }
-
-
-def has_vanished(dirs: MoveDirs, move: Move) -> bool:
-    """Tell whether nothing at all has one of a checkpoint's old names."""
-    for old, _ in move.members:
-        with _opened_parent(dirs.source, old) as (place, name):
-            if status_of(name, place) is not None:
-                return False
-    return True
-
-
-def _state_of_new(dirs: MoveDirs, move: Move, old: str, new: str) -> EntryState:
-    """Return what is under a new name, which may be but another way to write the old one."""
-    if _may_be_same_name(old, new) and not _lists_name(dirs.target, new):
-        return EntryState.NOTHING
-    return _entry_state(dirs.target, new, move, old, dirs.rewritten)
-
-
-def _entry_state(
-    place: int, name: str, move: Move, member: str, rewritten: frozenset[str] = frozenset()
-) -> EntryState:
-    """Return what is at a name, where a member of a checkpoint is expected."""
-    try:
-        here = contents(place, [name])
-    except (FileNotFoundError, NotADirectoryError):
-        return EntryState.NOTHING
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return EntryState.OTHER
-        raise
-    files, directories = _relative(here, name)
-    noted, noted_directories = _relative(move.contents, member)
-    for path in {os.path.relpath(one, name) for one in rewritten if _lies_below(one, name)}:
-        if path in files and path in noted:  # a pointer in it may say something else by now
-            files[path] = noted[path]
-    if files == noted and directories == noted_directories:
-        return EntryState.SAME
-    is_kin = any(path in noted and file[0] == noted[path][0] for path, file in files.items())
-    return EntryState.KIN if is_kin or (directories and not noted and not files) else EntryState.OTHER
-
-
-def _relative(contents: Contents, member: str) -> tuple[dict[str, tuple[int, int, int]], set[str]]:
-    """Return what lies at a member, by path below it: inode, size and time of files, and directories."""
-    files = {
-        os.path.relpath(file.path, member): (file.inode, file.size, file.mtime_ns)
-        for file in contents.files
-        if _lies_below(file.path, member)
-    }
-    return files, {os.path.relpath(one, member) for one in contents.directories if _lies_below(one, member)}
-
-
-def _lies_below(path: str, member: str) -> bool:
-    return path == member or path.startswith(member + os.sep)
-
-
-def _is_taken(dirs: MoveDirs, old: str, new: str) -> bool:
-    """Tell whether something has a name already that isn't but another way to write the old one."""
-    with _opened_parent(dirs.target, new) as (place, name):
-        return status_of(name, place) is not None and not _is_variant(dirs, old, new)
-
-
-def _is_variant(dirs: MoveDirs, old: str, new: str) -> bool:
-    """Tell whether two names are one entry: ``Model.pt`` and ``model.pt`` where case makes no difference."""
-    if not _may_be_same_name(old, new) or not dirs.is_one:
-        return False
-    return _is_same_file(dirs.source, old, dirs.target, new) and not (
-        _lists_name(dirs.source, old) and _lists_name(dirs.target, new)
-    )
-
-
-def _may_be_same_name(old: str, new: str) -> bool:
-    """Tell whether some file system could take two names for one."""
-    return _fold_name(old) == _fold_name(new)
-
-
-def _fold_name(name: str) -> str:
-    return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
-
-
-def _lists_name(place: int, path: str) -> bool:
-    """Tell whether a directory lists a name just as it is written."""
-    with _opened_parent(place, path) as (directory, name):
-        return name in os.listdir(directory)
-
-
-def _is_same_file(place: int, path: str, other_place: int, other_path: str) -> bool:
-    """Tell whether two names are of one file."""
-    try:
-        with _opened_parent(place, path) as (directory, name):
-            one = status_of(name, directory)
-        with _opened_parent(other_place, other_path) as (directory, name):
-            two = status_of(name, directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return one is not None and two is not None and os.path.samestat(one, two)
 
 
 def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
@@ -321,6 +201,138 @@ def _unlink_other_name(
         status = status_of(name, directory)
         if status is not None and not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
             retry_while_busy(partial(os.unlink, name, dir_fd=directory))
+
+
+# What is at a name --------------------------------------------------------------------------------
+
+
+def is_at_source(dirs: MoveDirs, move: Move) -> bool:
+    """Tell whether a checkpoint is whole under its old names."""
+    return all(
+        _entry_state(dirs.source, old, move, old, dirs.was_at) is EntryState.SAME
+        and (not _may_be_same_name(old, new) or _lists_name(dirs.source, old))
+        for old, new in move.members
+    )
+
+
+def is_at_target(dirs: MoveDirs, move: Move) -> bool:
+    """Tell whether a checkpoint is whole under its new names."""
+    return all(_state_of_new(dirs, move, old, new) is EntryState.SAME for old, new in move.members)
+
+
+def has_vanished(dirs: MoveDirs, move: Move) -> bool:
+    """Tell whether nothing at all has one of a checkpoint's old names."""
+    for old, _ in move.members:
+        with _opened_parent(dirs.source, old) as (place, name):
+            if status_of(name, place) is not None:
+                return False
+    return True
+
+
+def part_names(place: int, move: Move, side: int) -> set[str]:
+    """Return the names of a checkpoint in a directory, old or new, that nothing else has.
+
+    Args:
+        place: The directory.
+        move: What moves.
+        side: 0 for its old names, 1 for the new.
+    """
+    names = {pair[side]: pair[0] for pair in move.members}
+    return {
+        name for name, old in names.items() if _entry_state(place, name, move, old) is not EntryState.OTHER
+    }
+
+
+def _state_of_new(dirs: MoveDirs, move: Move, old: str, new: str) -> EntryState:
+    """Return what is under a new name, which may be but another way to write the old one."""
+    if _may_be_same_name(old, new) and not _lists_name(dirs.target, new):
+        return EntryState.NOTHING
+    return _entry_state(dirs.target, new, move, old, dirs.rewritten)
+
+
+def _entry_state(
+    place: int, name: str, move: Move, member: str, rewritten: frozenset[str] = frozenset()
+) -> EntryState:
+    """Return what is at a name, where a member of a checkpoint is expected."""
+    try:
+        here = contents(place, [name])
+    except (FileNotFoundError, NotADirectoryError):
+        return EntryState.NOTHING
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return EntryState.OTHER
+        raise
+    files, directories = _relative(here, name)
+    noted, noted_directories = _relative(move.contents, member)
+    for path in {os.path.relpath(one, name) for one in rewritten if _lies_below(one, name)}:
+        if path in files and path in noted:  # a pointer in it may say something else by now
+            files[path] = noted[path]
+    if files == noted and directories == noted_directories:
+        return EntryState.SAME
+    is_kin = any(path in noted and file[0] == noted[path][0] for path, file in files.items())
+    return EntryState.KIN if is_kin or (directories and not noted and not files) else EntryState.OTHER
+
+
+def _relative(contents: Contents, member: str) -> tuple[dict[str, tuple[int, int, int]], set[str]]:
+    """Return what lies at a member, by path below it: inode, size and time of files, and directories."""
+    files = {
+        os.path.relpath(file.path, member): (file.inode, file.size, file.mtime_ns)
+        for file in contents.files
+        if _lies_below(file.path, member)
+    }
+    return files, {os.path.relpath(one, member) for one in contents.directories if _lies_below(one, member)}
+
+
+def _lies_below(path: str, member: str) -> bool:
+    return path == member or path.startswith(member + os.sep)
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def _is_taken(dirs: MoveDirs, old: str, new: str) -> bool:
+    """Tell whether something has a name already that isn't but another way to write the old one."""
+    with _opened_parent(dirs.target, new) as (place, name):
+        return status_of(name, place) is not None and not _is_variant(dirs, old, new)
+
+
+def _is_variant(dirs: MoveDirs, old: str, new: str) -> bool:
+    """Tell whether two names are one entry: ``Model.pt`` and ``model.pt`` where case makes no difference.
+
+    Two names of one file, both of which are listed as they are written, are two entries: hard links.
+    """
+    if not _may_be_same_name(old, new) or not dirs.is_one:
+        return False
+    return _is_same_file(dirs.source, old, dirs.target, new) and not (
+        _lists_name(dirs.source, old) and _lists_name(dirs.target, new)
+    )
+
+
+def _may_be_same_name(old: str, new: str) -> bool:
+    """Tell whether some file system could take two names for one."""
+    return _fold_name(old) == _fold_name(new)
+
+
+def _fold_name(name: str) -> str:
+    return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
+
+
+def _lists_name(place: int, path: str) -> bool:
+    """Tell whether a directory lists a name just as it is written."""
+    with _opened_parent(place, path) as (directory, name):
+        return name in os.listdir(directory)
+
+
+def _is_same_file(place: int, path: str, other_place: int, other_path: str) -> bool:
+    """Tell whether two names are of one file."""
+    try:
+        with _opened_parent(place, path) as (directory, name):
+            one = status_of(name, directory)
+        with _opened_parent(other_place, other_path) as (directory, name):
+            two = status_of(name, directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return one is not None and two is not None and os.path.samestat(one, two)
 
 
 @contextmanager

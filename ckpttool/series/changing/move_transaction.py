@@ -115,6 +115,21 @@ def apply_moves(directory: str, moves: Moves, state_dir: StateDir | None = None)
     return outcome
 
 
+def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
+    try:
+        try:
+            done = transaction.apply(outcome.failures)
+        except (StalePlan, CheckpointError, OSError) as failure:
+            transaction.undo()
+            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
+        else:
+            outcome.moved += [move.path for move in done]
+        remove_stage(transaction.stage)
+    except (StalePlan, CheckpointError, OSError) as failure:
+        reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
+        raise AccessDenied(transaction.directory, reason) from failure
+
+
 def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: MoveOutcome) -> Moves:
     """Return what of some moves can be made and undone; the outcome is told why the rest can't.
 
@@ -163,52 +178,6 @@ def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, MoveFail
         yield from ((move.path, MoveFailure("it has vanished")) for move in moves.moves)
 
 
-def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
-    try:
-        try:
-            done = transaction.apply(outcome.failures)
-        except (StalePlan, CheckpointError, OSError) as failure:
-            transaction.undo()
-            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
-        else:
-            outcome.moved += [move.path for move in done]
-        remove_stage(transaction.stage)
-    except (StalePlan, CheckpointError, OSError) as failure:
-        reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
-        raise AccessDenied(transaction.directory, reason) from failure
-
-
-def failures_by_path(
-    transaction: MoveTransaction, failures: Mapping[str, MoveFailure], error: Exception
-) -> dict[str, MoveFailure]:
-    """Return why no move was made, by path: first of what failed itself, then of what goes with it."""
-    paths = [move.path for move in transaction.moves.moves]
-    culprits = {path: failures[path] for path in paths if path in failures}
-    if len(culprits) != 1:
-        return dict.fromkeys(paths or [transaction.directory], move_failure(error, names_file=True))
-    [(culprit, failure)] = culprits.items()
-    others = replace(failure, culprit=os.path.basename(culprit))
-    return {culprit: failure} | {path: others for path in paths if path != culprit}
-
-
-def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
-    """Return why something could not be moved, with the file that it failed at if that is asked for."""
-    if isinstance(error, OSError):
-        problem = from_os_error(error, "").reason
-        if error.errno == errno.EXDEV:
-            problem = "its new place is on another file system"
-        has_name = names_file and isinstance(error.filename, str) and error.filename
-        return MoveFailure(problem, file=os.path.basename(error.filename) if has_name else None)
-    if isinstance(error, StalePlan):
-        return MoveFailure(error.problem, error.since_plan)
-    return MoveFailure(error.reason if isinstance(error, CheckpointError) else str(error))
-
-
-def failure_text(error: Exception) -> str:
-    """Return why something could not be moved, in a few words."""
-    return move_failure(error).text()
-
-
 @dataclass(frozen=True, slots=True)
 class MoveTransaction:
     """One journal of moves, on its way forward or back; both may be begun anywhere in between.
@@ -242,10 +211,10 @@ class MoveTransaction:
         moves = self.moves
         make_room(self.directory, self.state_dir, moves)
         with open_move_dirs(self.directory, moves) as dirs:
-            come = [move for move in moves.moves if self._does(link_new, dirs, move, failures)]
+            come = [move for move in moves.moves if self._try_step(link_new, dirs, move, failures)]
             self._sync()  # the new names are on the disk before anything says them
             rewrite_pointers(self.directory, moves, self.stage, is_late=self.is_late)
-            done = [move for move in come if self._does(unlink_old, dirs, move, failures)]
+            done = [move for move in come if self._try_step(unlink_old, dirs, move, failures)]
             self._sync()
             # Recorded last: a kill before it leaves the journal, from which recovery records it.
             made = replace(moves, moves=tuple(done), chain=None)
@@ -253,7 +222,7 @@ class MoveTransaction:
         tidy(self.state_dir, moves.identity)
         return done
 
-    def _does(
+    def _try_step(
         self,
         step: Callable[[MoveDirs, Move], None],
         dirs: MoveDirs,
@@ -321,6 +290,9 @@ def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     except OSError:  # the trash that it was for is not there yet, or not any more
         return names
     return names
+
+
+# Moves that follow each other ---------------------------------------------------------------------
 
 
 class ChainedMoves:
@@ -427,6 +399,26 @@ class ChainedMoves:
             raise AccessDenied(self._directory, reason) from failure
 
 
+def undo_chain(transaction: MoveTransaction) -> None:
+    """Take back moves, and all that went before them; the journal says after each what is left to do."""
+    while True:
+        transaction.undo()
+        before = () if transaction.moves.chain is None else transaction.moves.chain.before
+        if not before:
+            return
+        transaction = replace(transaction, moves=replace(before[0], chain=Chain(before[1:], has_more=True)))
+        _rewrite_journal(transaction)
+
+
+def _rewrite_journal(transaction: MoveTransaction) -> None:
+    text = dumps(transaction.moves, transaction.directory)
+    if len(text) > MAX_BYTES:
+        reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
+        raise AccessDenied(transaction.directory, f"{reason}: try fewer at once")
+    with open_own(transaction.directory, *os.path.split(transaction.stage)) as stage:
+        write_within(stage, JOURNAL, text)
+
+
 def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, MoveFailure]]:
     """Make the last moves of a row that was interrupted, or else take all of it back.
 
@@ -455,21 +447,35 @@ def directory_changed_above(transaction: MoveTransaction) -> str | None:
     return None
 
 
-def undo_chain(transaction: MoveTransaction) -> None:
-    """Take back moves, and all that went before them; the journal says after each what is left to do."""
-    while True:
-        transaction.undo()
-        before = () if transaction.moves.chain is None else transaction.moves.chain.before
-        if not before:
-            return
-        transaction = replace(transaction, moves=replace(before[0], chain=Chain(before[1:], has_more=True)))
-        _rewrite_journal(transaction)
+# Why something was not moved ----------------------------------------------------------------------
 
 
-def _rewrite_journal(transaction: MoveTransaction) -> None:
-    text = dumps(transaction.moves, transaction.directory)
-    if len(text) > MAX_BYTES:
-        reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
-        raise AccessDenied(transaction.directory, f"{reason}: try fewer at once")
-    with open_own(transaction.directory, *os.path.split(transaction.stage)) as stage:
-        write_within(stage, JOURNAL, text)
+def failures_by_path(
+    transaction: MoveTransaction, failures: Mapping[str, MoveFailure], error: Exception
+) -> dict[str, MoveFailure]:
+    """Return why no move was made, by path: first of what failed itself, then of what goes with it."""
+    paths = [move.path for move in transaction.moves.moves]
+    culprits = {path: failures[path] for path in paths if path in failures}
+    if len(culprits) != 1:
+        return dict.fromkeys(paths or [transaction.directory], move_failure(error, names_file=True))
+    [(culprit, failure)] = culprits.items()
+    others = replace(failure, culprit=os.path.basename(culprit))
+    return {culprit: failure} | {path: others for path in paths if path != culprit}
+
+
+def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
+    """Return why something could not be moved, with the file that it failed at if that is asked for."""
+    if isinstance(error, OSError):
+        problem = from_os_error(error, "").reason
+        if error.errno == errno.EXDEV:
+            problem = "its new place is on another file system"
+        has_name = names_file and isinstance(error.filename, str) and error.filename
+        return MoveFailure(problem, file=os.path.basename(error.filename) if has_name else None)
+    if isinstance(error, StalePlan):
+        return MoveFailure(error.problem, error.since_plan)
+    return MoveFailure(error.reason if isinstance(error, CheckpointError) else str(error))
+
+
+def failure_text(error: Exception) -> str:
+    """Return why something could not be moved, in a few words."""
+    return move_failure(error).text()

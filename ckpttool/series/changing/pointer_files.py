@@ -187,7 +187,7 @@ def _opened_stage(directory: str, stage: str) -> Iterator[int]:
 
 
 def _creations_first(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
-    """Return rewrites so that an index is new somewhere before it goes elsewhere."""
+    """Return rewrites so that an index is new somewhere before it goes elsewhere: it is never nowhere."""
     return sorted(rewrites, key=lambda one: (one.after is None, one.before is not None))
 
 
