@@ -21,11 +21,11 @@ from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import ChainedMoves, apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
 from ckpttool.series.changing.pending_journals import incomplete_names, pending_journals
-from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import put_aside
 from ckpttool.series.undoing.undo import undo
+from tests.support.changes import recover
 from tests.support.faults import CHANGES, hit_call, is_killed_at
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -234,8 +234,7 @@ def ours(directory: Path) -> list[str]:
 
 
 def settled(directory: Path) -> None:
-    with lock_directory(str(directory)):
-        assert not recover_directory(str(directory)).failed
+    assert not recover(directory).failed
     assert not ours(directory), ours(directory)
 
 

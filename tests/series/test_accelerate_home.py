@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,14 @@ from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.pointers.pins import pin, pins_below, unpin
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import Pruned, prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.renaming import reserved_names
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo
+from tests.support.changes import observed, prune_to_trash
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 SAVED = [f"checkpoint_{number}" for number in range(3, 8)]
@@ -48,37 +48,24 @@ def checkpoints(files: Path, tmp_path: Path) -> Path:
     return place
 
 
-def put_aside(checkpoints: Path, keep: int = 2) -> Pruned:
-    policy = Policy(keep_last=keep)
-    return prune(Request(directory=str(checkpoints), policy=policy, depth="quick"), trash=True)
-
-
 def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
-
-
-def watched(real: Callable[..., object], checkpoints: Path, seen: list[str]) -> Callable[..., object]:
-    def call(*arguments: object, **keywords: object) -> object:
-        result = real(*arguments, **keywords)
-        seen.append(accelerates_choice(checkpoints))
-        return result
-
-    return call
 
 
 def test_nothing_of_ours_lies_in_it_for_a_moment(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for name in CHANGES:
-        monkeypatch.setattr(os, name, watched(getattr(os, name), checkpoints, seen))
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, observed(real, lambda: seen.append(accelerates_choice(checkpoints))))
     pin([checkpoints / "checkpoint_4"])
-    done = put_aside(checkpoints)
+    done = prune_to_trash(checkpoints)
     assert (done.problems, names(checkpoints)) == ((), ["checkpoint_4", "checkpoint_6", "checkpoint_7"])
     assert names(checkpoints.parent) == [".ckpttool-trash@checkpoints", ".ckpttool.toml", "checkpoints"]
     assert len(undo(str(checkpoints)).restored) == 2
     assert [one.name for one in pins_below(checkpoints.parent)] == ["checkpoints/checkpoint_4"]
     renamed = rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert (renamed.renames, names(checkpoints)) == ((), SAVED)
-    put_aside(checkpoints)
+    prune_to_trash(checkpoints)
     assert len(empty(str(checkpoints)).removed) == 2
     prune(Request(directory=str(checkpoints), policy=Policy(keep_last=1)))
     unpin([checkpoints / "checkpoint_4"])
@@ -97,7 +84,7 @@ def test_a_kill_at_any_point_leaves_what_accelerate_can_read(checkpoints: Path, 
         shutil.copytree(whole, checkpoints.parent)
         fault.at(number, SystemExit())
         try:
-            put_aside(checkpoints)
+            prune_to_trash(checkpoints)
         except SystemExit:
             pass
         else:
@@ -106,7 +93,7 @@ def test_a_kill_at_any_point_leaves_what_accelerate_can_read(checkpoints: Path, 
             return
         fault.none()
         assert accelerates_choice(checkpoints) == SAVED[-1]
-        put_aside(checkpoints)
+        prune_to_trash(checkpoints)
         assert pending_journals(str(checkpoints)) == []
         assert names(checkpoints) == SAVED[-2:]
         shutil.rmtree(checkpoints.parent)
@@ -121,14 +108,14 @@ def test_what_lies_in_it_from_before_is_found(
         before.setattr(state_dir, "_holds_random_states", lambda entry: False)
         pin([checkpoints / "checkpoint_4"])
         if kind == "trash":
-            put_aside(checkpoints)
+            prune_to_trash(checkpoints)
         else:
             before.setattr(reserved_names, "_is_written_by_accelerate", lambda entry: False)
             rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert names(checkpoints)[:2] == [".ckpttool-trash", ".ckpttool.toml"]
     done = undo(str(checkpoints))
     assert (done.problems, len(done.restored)) == ((), 2 if kind == "trash" else 5)
-    put_aside(checkpoints)
+    prune_to_trash(checkpoints)
     assert not {"checkpoint_3", "checkpoint_5"} & set(names(checkpoints))
     undo(str(checkpoints))
     unpin([checkpoints / "checkpoint_4"])
@@ -139,7 +126,7 @@ def test_what_lies_in_it_from_before_is_found(
 def test_a_trash_in_it_from_before_can_be_emptied(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
         before.setattr(state_dir, "_holds_random_states", lambda entry: False)
-        put_aside(checkpoints)
+        prune_to_trash(checkpoints)
     assert len(empty(str(checkpoints)).removed) == 3
     assert names(checkpoints) == SAVED[-2:]
 
@@ -153,7 +140,7 @@ def test_a_link_and_what_it_leads_to_have_one_home(checkpoints: Path) -> None:
 def test_nothing_lies_beside_a_mount_point(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_dir, "mount_points", lambda below: {below})
     assert state_dir_of(str(checkpoints)) == (str(checkpoints), "")
-    assert (put_aside(checkpoints).problems, len(undo(str(checkpoints)).restored)) == ((), 3)
+    assert (prune_to_trash(checkpoints).problems, len(undo(str(checkpoints)).restored)) == ((), 3)
 
 
 def test_other_directories_keep_their_own(checkpoints: Path) -> None:

@@ -12,13 +12,12 @@ import pytest
 
 from ckpttool.series.changing import move_transaction, stage
 from ckpttool.series.changing.journal import Journal, Removal, stages
-from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, new_identity
 from ckpttool.series.changing.pending_journals import incomplete_names
-from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents
+from tests.support.changes import recover
 
 ENDS = ("index", "data-00000-of-00002", "data-00001-of-00002")
 OLD = {f"ckpt-{number}.{end}" for number in (1, 2) for end in ENDS}
@@ -72,11 +71,6 @@ def copied(run: Path, tool: str) -> Path:
     return other
 
 
-def settled(run: Path) -> Recovery:
-    with lock_directory(str(run)):
-        return recover_directory(str(run))
-
-
 def there(run: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in run.iterdir() if path.is_file()}
 
@@ -97,7 +91,7 @@ def is_whole(run: Path, number: int) -> bool:
 def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> None:
     killed(move_transaction, step, count, lambda: rename(run))
     other = copied(run, tool)
-    done = settled(other)
+    done = recover(other)
     assert is_whole(other, 1) and is_whole(other, 2)
     assert not stages(str(other))
     said = [*done.moved, *done.failed, *done.failed.values()]
@@ -111,7 +105,7 @@ def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> No
         names = set(there(other))
         twice = {number for number in (1, 2) if len([one for one in names if f"-{number}." in one]) > 3}
         assert {str(other / f"ckpt-{number}") for number in twice} <= set(done.failed)
-    settled(run)
+    recover(run)
     assert set(there(run)) == NEW
 
 
@@ -128,7 +122,7 @@ def test_a_prune_in_a_copy(run: Path, tool: str, count: int) -> None:
     removal = Removal("elsewhere/ckpt-1", names, contents(str(run), names), ("ckpt-2.index",))
     killed(stage, "unlink_here", count, lambda: remove(str(run), Journal((removal,))))
     other = copied(run, tool)
-    done = settled(other)
+    done = recover(other)
     assert is_whole(other, 2)
     if count == 1:
         assert (is_whole(other, 1) or tool != "cp -r", done.failed) == (True, {})
@@ -140,5 +134,5 @@ def test_a_prune_in_a_copy(run: Path, tool: str, count: int) -> None:
     else:
         assert (done.failed, set(there(other))) == ({}, OLD - set(names))
     shutil.rmtree(other)
-    assert not settled(run).failed
+    assert not recover(run).failed
     assert set(there(run)) == OLD - set(names)

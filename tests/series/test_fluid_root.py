@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.series.undoing.undo import undo
+from tests.support.changes import observed
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 KEEP_2 = Policy(keep_last=2)
@@ -79,21 +79,13 @@ def test_nothing_of_ours_lies_in_a_root_for_a_moment(root: Path, monkeypatch: py
     """After every single change to the disk, Paddle could start."""
     seen: list[int] = []
     for name in CHANGES:
-        monkeypatch.setattr(os, name, watched(getattr(os, name), root, seen))
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, observed(real, lambda: seen.append(paddles_choice(root))))
     with lock_directory(str(root)):
         assert paddles_choice(root) == 4
     prune(Request(directory=str(root), policy=KEEP_2))
     assert len(seen) > 50
     assert set(seen) == {4}
-
-
-def watched(real: Callable[..., object], root: Path, seen: list[int]) -> Callable[..., object]:
-    def call(*arguments: object, **keywords: object) -> object:
-        result = real(*arguments, **keywords)
-        seen.append(paddles_choice(root))
-        return result
-
-    return call
 
 
 def test_a_kill_at_any_point_loses_nothing(files: Path, tmp_path: Path, fault) -> None:

@@ -22,6 +22,7 @@ from ckpttool.series.renaming.rename import rename
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo
+from tests.support.changes import file_bytes
 
 OLDEST = "checkpoint-2"
 
@@ -56,12 +57,6 @@ def _prune(directory: Path, **told: object) -> Pruned:
     return prune(Request(directory=str(directory), policy=Policy(keep_last=2), depth="quick"), **told)
 
 
-def _tree(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
-
-
 def _reasons(result: Pruned) -> dict[str, tuple[str, ...]]:
     return {kept.entry.name: kept.reasons for one in result.plan.groups for kept in one.keep}
 
@@ -69,12 +64,12 @@ def _reasons(result: Pruned) -> dict[str, tuple[str, ...]]:
 @pytest.mark.parametrize("place", ["sub dir", "config.json", "."])
 @pytest.mark.parametrize("trash", [False, True])
 def test_it_is_a_reason_to_stay(run: Path, mount: Mount, place: str, trash: bool) -> None:
-    before = _tree(run / OLDEST)
+    before = file_bytes(run / OLDEST)
     mount(run / OLDEST / place)
     for result in (_prune(run, dry_run=True), _prune(run, trash=trash)):
         assert HOLDS_MOUNT in _reasons(result)[OLDEST]
         assert OLDEST not in [entry.name for entry in result.plan.removals]
-    assert _tree(run / OLDEST) == before
+    assert file_bytes(run / OLDEST) == before
     assert not (run / "checkpoint-6").exists()
 
 
@@ -87,7 +82,7 @@ def test_beside_it_is_no_reason(run: Path, mount: Mount) -> None:
 
 @pytest.mark.parametrize("trash", [False, True])
 def test_one_that_comes_after_the_plan(run: Path, mount: Mount, trash: bool) -> None:
-    before = _tree(run / OLDEST)
+    before = file_bytes(run / OLDEST)
 
     def confirm(planned: object) -> bool:
         mount(run / OLDEST / "sub dir")
@@ -97,13 +92,13 @@ def test_one_that_comes_after_the_plan(run: Path, mount: Mount, trash: bool) -> 
     told = f"not {'moved to the trash' if trash else 'removed'}: {HOLDS_MOUNT}"
     assert _reasons(result)[OLDEST] == (told,)
     assert [problem.message for problem in result.problems] == [told]
-    assert _tree(run / OLDEST) == before
+    assert file_bytes(run / OLDEST) == before
 
 
 def test_one_that_comes_before_it_is_unlinked(
     run: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real = _tree(run / OLDEST), removal._unlink_all
+    before, real = file_bytes(run / OLDEST), removal._unlink_all
 
     def mounted_first(at: stage.RemovalStage, *told: object) -> None:
         [place] = Path(at.path).glob(f"*/{OLDEST}")
@@ -113,7 +108,7 @@ def test_one_that_comes_before_it_is_unlinked(
     monkeypatch.setattr(removal, "_unlink_all", mounted_first)
     result = _prune(run)
     assert _reasons(result)[OLDEST] == (f"not removed: {HOLDS_MOUNT}",)
-    assert _tree(run / OLDEST) == before
+    assert file_bytes(run / OLDEST) == before
     assert not list(run.glob(".ckpttool-*"))
 
 
@@ -138,7 +133,7 @@ def test_one_that_comes_while_it_is_unlinked(run: Path, monkeypatch: pytest.Monk
 def test_another_device_is_one_without_a_list_of_mounts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounts, "_MOUNTS", str(run / "no such list"))
     assert mount_points() is None
-    before, real = _tree(run / OLDEST), files._walk
+    before, real = file_bytes(run / OLDEST), files._walk
 
     def walk(directory: str | int, members: object, *levels: int) -> object:
         for path, status in real(directory, members, *levels):
@@ -150,7 +145,7 @@ def test_another_device_is_one_without_a_list_of_mounts(run: Path, monkeypatch: 
     assert contents(str(run), [OLDEST]).crosses
     result = _prune(run)
     assert HOLDS_MOUNT in _reasons(result)[OLDEST]
-    assert _tree(run / OLDEST) == before
+    assert file_bytes(run / OLDEST) == before
 
 
 def test_a_renaming_leaves_it(run: Path, mount: Mount) -> None:
@@ -164,11 +159,11 @@ def test_a_renaming_leaves_it(run: Path, mount: Mount) -> None:
 def test_the_trash_is_neither_emptied_nor_taken_back_with_it(run: Path, mount: Mount) -> None:
     _prune(run, trash=True)
     [place] = run.glob(f".ckpttool-trash/*/0/{OLDEST}")
-    before = _tree(place)
+    before = file_bytes(place)
     mount(place / "sub dir")
     for problems in (undo(str(run)).problems, empty(str(run)).problems):
         assert [OLDEST in one.path and HOLDS_MOUNT in one.message for one in problems] == [True]
-    assert _tree(place) == before
+    assert file_bytes(place) == before
     shutil.rmtree(place)  # for what it holds is left to whoever mounted it
 
 

@@ -13,16 +13,15 @@ import pytest
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
 from ckpttool.series.changing import journal, ownership
 from ckpttool.series.changing.journal import Journal, Removal, read_journal
-from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite, new_identity, trash_path
 from ckpttool.series.changing.moves import dumps as moves_dumps
 from ckpttool.series.changing.pending_journals import incomplete_names, owner_of_journal, pending_journals
-from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import empty, put_aside
 from ckpttool.series.undoing.undo import undo
+from tests.support.changes import recover
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 STRANGER = 54321
@@ -51,11 +50,6 @@ def planted(directory: Path, text: bytes) -> Path:
     stage.mkdir(mode=0o700)
     (stage / "journal.json").write_bytes(text)
     return stage
-
-
-def settled(directory: Path) -> Recovery:
-    with lock_directory(str(directory)):
-        return recover_directory(str(directory))
 
 
 def moves_in(directory: Path, *names: tuple[str, str], **told: object) -> Moves:
@@ -99,7 +93,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
     told = {"rewrites" if isinstance(pointer, Rewrite) else "relinks": (pointer,)}
     before = seen(outside), os.readlink(outside / "link")
     planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt"), **told), str(run)))
-    (told_once,) = settled(run).moved
+    (told_once,) = recover(run).moved
     assert "lies behind a symlink" in told_once
     assert (seen(outside), os.readlink(outside / "link")) == before
     assert (run / "model_1.pt").exists()
@@ -111,7 +105,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
 
 def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) -> None:
     planted(run, moves_dumps(moves_in(run, rewrites=(OUTSIDE["a new file"],)), str(run)))
-    (told,) = settled(run).moved
+    (told,) = recover(run).moved
     assert told.startswith(f"{run}: ")
     assert "nothing was changed" in told
 
@@ -189,7 +183,7 @@ def test_recovery_does_not_follow_it_either(run: Path, elsewhere: Path, kind: st
         moves = Moves(kind="trash", identity=IDENTITY, moves=(one,), source=str(run), target=place)
     planted(run, moves_dumps(moves, str(run)))
     before = sorted(elsewhere.rglob("*"))
-    (failed,) = settled(run).failed.values()
+    (failed,) = recover(run).failed.values()
     assert "is a symlink" in failed
     assert sorted(elsewhere.rglob("*")) == before
     assert (run / "model_1.pt").read_bytes() == b"weights 1"
@@ -218,7 +212,7 @@ def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.
     (stage / "0" / "model_2.pt").hardlink_to(run / "model_2.pt")
     belongs_to_a_stranger(monkeypatch, stage)
     with pytest.raises(AccessDenied, match=f"belongs to another user, number {STRANGER}"):
-        settled(run)
+        recover(run)
     assert incomplete_names(str(run)) == frozenset()
     assert seen(run) == before
 
@@ -266,14 +260,14 @@ def test_moves_of_another_user_are_not_made(run: Path, monkeypatch: pytest.Monke
     stage = planted(run, moves_dumps(moves_in(run, ("model_1.pt", "gone.bin")), str(run)))
     belongs_to_a_stranger(monkeypatch, stage)
     with pytest.raises(AccessDenied, match="belongs to another user"):
-        settled(run)
+        recover(run)
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
 
 
 def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-    assert "finished now" in settled(run).moved[0]
+    assert "finished now" in recover(run).moved[0]
     assert sorted(seen(run)) == ["model_2.pt", "model_9.pt"]
 
 
@@ -295,10 +289,10 @@ def test_what_others_could_have_written(run: Path, around: int, stage: int, is_b
     run.chmod(around)
     place.chmod(stage)
     if is_believed:
-        settled(run)
+        recover(run)
     else:
         with pytest.raises(AccessDenied, match="others may have written in it"):
-            settled(run)
+            recover(run)
     assert (run / "model_9.pt").exists() is is_believed
 
 
@@ -337,7 +331,7 @@ def with_a_ghost(run: Path) -> Removal:
 def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> None:
     stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
     (stage / "0").mkdir()
-    assert not settled(run).finished
+    assert not recover(run).finished
     assert (run / "model_2.pt").read_bytes() == b"weights 2"
     assert not stage.exists()
 
@@ -346,7 +340,7 @@ def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
     stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
     (stage / "0").mkdir()
     (run / "model_2.pt").rename(stage / "0" / "model_2.pt")
-    assert settled(run).finished == [str(run / "model_2.pt")]
+    assert recover(run).finished == [str(run / "model_2.pt")]
     assert sorted(seen(run)) == ["model_1.pt"]
 
 
@@ -354,7 +348,7 @@ def test_a_removal_of_which_nothing_is_left_is_finished(run: Path) -> None:
     stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
     (stage / "0").mkdir()
     (run / "model_2.pt").unlink()
-    assert settled(run).finished == [str(run / "model_2.pt")]
+    assert recover(run).finished == [str(run / "model_2.pt")]
     assert not stage.exists()
 
 
@@ -439,7 +433,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 def test_a_hostile_journal_is_told_in_plain_words(run: Path, values: dict[str, object]) -> None:
     planted(run, changed(run, **values))
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours") as raised:
-        settled(run)
+        recover(run)
     assert not {"NoneType", "codec", "subscriptable", "index out"} & set(str(raised.value).split())
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
 
@@ -449,7 +443,7 @@ def test_a_removal_without_members(run: Path) -> None:
     told["removals"][0] |= {"members": [], "files": []}
     planted(run, json.dumps(told).encode())
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
-        settled(run)
+        recover(run)
 
 
 # What a kill leaves in the trash --------------------------------------------------------------------

@@ -14,51 +14,38 @@ from ckpttool.errors import AccessDenied
 from ckpttool.series.changing import journal
 from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import Pruned, prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.staging_area import recover_areas
+from tests.support.changes import file_bytes, prune_to_trash
 
 TRASH = ".ckpttool-trash"
-
-
-def put_aside(directory: Path, keep: int = 2, **told: object) -> Pruned:
-    return prune(
-        Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **told), trash=True
-    )
-
-
-def digests(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("kind", ["short", "trainer", "sharded"])
 def test_what_goes_lies_whole_in_the_trash(kind: str, request: pytest.FixtureRequest) -> None:
     directory: Path = request.getfixturevalue(kind)
-    before = digests(directory)
-    done = put_aside(directory)
+    before = file_bytes(directory)
+    done = prune_to_trash(directory)
     assert (done.problems, done.freed_bytes, done.trashed_bytes > 0) == ((), 0, True)
     assert done.trash is not None
-    aside = digests(directory / TRASH / done.trash / "0")
-    left = {path: data for path, data in digests(directory).items() if not path.startswith(TRASH)}
+    aside = file_bytes(directory / TRASH / done.trash / "0")
+    left = {path: data for path, data in file_bytes(directory).items() if not path.startswith(TRASH)}
     assert (aside | left, aside.keys() & left.keys()) == (before, set())
     assert len(list_checkpoints(directory).checkpoints) == len(done.plan.groups[0].keep)
 
 
 def test_a_second_prune_has_a_place_of_its_own(short: Path) -> None:
-    first, second = put_aside(short, 3), put_aside(short, 2)
+    first, second = prune_to_trash(short, 3), prune_to_trash(short, 2)
     assert first.trash != second.trash
     assert sorted(os.listdir(short / TRASH)) == sorted([str(first.trash), str(second.trash)])
 
 
 def test_nobody_looks_into_it(short: Path, run) -> None:
-    put_aside(short)
+    prune_to_trash(short)
     assert len(list_checkpoints(short, recursive=True).checkpoints) == 2
     assert run("list", "-r", short).out.count("model_epoch") <= run("list", short).out.count("model_epoch")
     with OpenDirectory(str(short)) as opened:
@@ -68,8 +55,8 @@ def test_nobody_looks_into_it(short: Path, run) -> None:
 
 def test_a_fluid_roots_lies_beside_it(files: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / "around" / "run"))
-    before = digests(root)
-    done = put_aside(root)
+    before = file_bytes(root)
+    done = prune_to_trash(root)
     assert sorted(os.listdir(root)) == ["checkpoint_3", "checkpoint_4"]
     assert sorted(os.listdir(root.parent)) == [f"{TRASH}@run", "run"]
     assert sorted(os.listdir(root.parent / f"{TRASH}@run" / str(done.trash) / "0")) == [
@@ -78,18 +65,18 @@ def test_a_fluid_roots_lies_beside_it(files: Path, tmp_path: Path) -> None:
         "checkpoint_2",
     ]
     assert len(undo(str(root.parent), recursive=True).restored) == 3
-    assert (digests(root), os.listdir(root.parent)) == (before, ["run"])
+    assert (file_bytes(root), os.listdir(root.parent)) == (before, ["run"])
 
 
 def test_a_full_disk_is_told_in_a_line(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = digests(short)
+    before = file_bytes(short)
     monkeypatch.setattr(journal, "write_within", refuse)
     with pytest.raises(AccessDenied, match="no space left on device for the journal; nothing was moved"):
-        put_aside(short)
-    assert digests(short) == before
+        prune_to_trash(short)
+    assert file_bytes(short) == before
 
 
 def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Path, monkeypatch) -> None:
@@ -115,7 +102,7 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
 
 
 def test_emptied_is_what_records_list(trainer: Path) -> None:
-    nbytes = put_aside(trainer).trashed_bytes
+    nbytes = prune_to_trash(trainer).trashed_bytes
     planned = empty(str(trainer), dry_run=True)
     assert (len(planned.removed), planned.freed_bytes) == (2, nbytes)
     assert (trainer / TRASH).exists()
@@ -126,7 +113,7 @@ def test_emptied_is_what_records_list(trainer: Path) -> None:
 
 
 def test_only_what_is_older(short: Path) -> None:
-    done = put_aside(short)
+    done = prune_to_trash(short)
     assert empty(str(short), older_than=3600).removed == ()
     old = short / TRASH / str(done.trash)
     assert old.exists()
@@ -134,7 +121,7 @@ def test_only_what_is_older(short: Path) -> None:
 
 
 def test_what_no_record_lists_is_told_and_left(trainer: Path) -> None:
-    done = put_aside(trainer)
+    done = prune_to_trash(trainer)
     place = trainer / TRASH / str(done.trash)
     notes = place / "0" / "checkpoint-2" / "notes.txt"
     notes.write_text("precious")
@@ -149,31 +136,31 @@ def test_what_no_record_lists_is_told_and_left(trainer: Path) -> None:
 
 
 def test_what_has_changed_in_it_is_left_whole(sharded: Path) -> None:
-    done = put_aside(sharded, 3)
+    done = prune_to_trash(sharded, 3)
     place = sharded / TRASH / str(done.trash) / "0"
     changed = next(place.glob("*-00002-*"))
     changed.write_bytes(b"another")
-    before = digests(place)
+    before = file_bytes(place)
     emptied = empty(str(sharded))
     assert (emptied.removed, len(emptied.problems)) == ((), 1)
     assert "has changed since it was put there" in emptied.problems[0].message
-    assert digests(place) == before
+    assert file_bytes(place) == before
 
 
 def test_a_record_that_can_not_be_understood_keeps_all(short: Path) -> None:
-    done = put_aside(short)
+    done = prune_to_trash(short)
     record = short / TRASH / str(done.trash) / "record.json"
     record.write_text(record.read_text().replace("0/model_epoch_7.pth", "0/../../model_epoch_10.pth"))
-    before = digests(short)
+    before = file_bytes(short)
     emptied = empty(str(short))
     assert "a record that isn't one of ours" in emptied.problems[0].message
-    assert digests(short) == before
+    assert file_bytes(short) == before
 
 
 def test_a_kill_while_it_is_emptied(sharded: Path, tmp_path: Path, fault) -> None:
     """Whatever is left is no checkpoint that comes back by halves, and goes with the next emptying."""
-    identity = put_aside(sharded).trash
-    kept = {path: data for path, data in digests(sharded).items() if not path.startswith(TRASH)}
+    identity = prune_to_trash(sharded).trash
+    kept = {path: data for path, data in file_bytes(sharded).items() if not path.startswith(TRASH)}
     for number in range(1, 40, 4):
         copy = tmp_path / str(number)
         os.rename(sharded, copy)
@@ -189,6 +176,6 @@ def test_a_kill_while_it_is_emptied(sharded: Path, tmp_path: Path, fault) -> Non
             assert not list_checkpoints(sharded).problems
         else:
             assert not empty(str(sharded)).problems
-            assert digests(sharded) == kept
+            assert file_bytes(sharded) == kept
         shutil.rmtree(sharded)
         os.rename(copy, sharded)

@@ -12,8 +12,7 @@ import pytest
 
 from ckpttool.series.undoing.trash import TRASH, empty
 from ckpttool.series.undoing.undo import undo
-from tests.series.test_trash import put_aside
-from tests.series.test_undo import digests
+from tests.support.changes import file_bytes, prune_to_trash
 
 
 @pytest.fixture
@@ -23,40 +22,40 @@ def root(files: Path, tmp_path: Path) -> Path:
 
 
 def test_a_root_that_got_another_name_has_its_trash(root: Path) -> None:
-    before = digests(root)
-    put_aside(root)
+    before = file_bytes(root)
+    prune_to_trash(root)
     old = root.rename(root.with_name("old"))
     shutil.copytree(old, root, copy_function=shutil.copy2)
-    kept = digests(root)
+    kept = file_bytes(root)
     for done in (undo(str(root)), empty(str(root))):
         (problem,) = done.problems
         assert "belongs to a directory that was" in problem.message
         assert f"that is {old} now" in problem.message
-    assert (digests(root), undo(str(root)).restored) == (kept, ())
+    assert (file_bytes(root), undo(str(root)).restored) == (kept, ())
     planned = undo(str(old), dry_run=True)
     assert os.listdir(root.parent / f"{TRASH}@run")
     done = undo(str(old))
     assert [one.path for one in planned.restored] == [one.path for one in done.restored]
     assert [path.name for path in sorted(old.iterdir())] == [f"checkpoint_{number}" for number in range(5)]
     assert f"{TRASH}@run" in done.warnings[0]
-    assert (digests(old), digests(root)) == (before, kept)
+    assert (file_bytes(old), file_bytes(root)) == (before, kept)
     assert sorted(os.listdir(root.parent)) == ["old", "run"]
 
 
 def test_a_trash_whose_root_is_gone_is_nobody_elses(root: Path) -> None:
-    put_aside(root)
+    prune_to_trash(root)
     other = Path(shutil.copytree(root, root.parent / "other", copy_function=shutil.copy2))
     shutil.rmtree(root)
     other.rename(root)
-    kept = digests(root.parent)
+    kept = file_bytes(root.parent)
     (problem,) = undo(str(root)).problems
     assert "by hand" in problem.message
     assert not empty(str(root)).removed
-    assert digests(root.parent) == kept
+    assert file_bytes(root.parent) == kept
 
 
 def test_a_root_that_got_another_name_empties_its_trash(root: Path) -> None:
-    put_aside(root)
+    prune_to_trash(root)
     old = root.rename(root.with_name("old"))
     assert len(empty(str(old), dry_run=True).removed) == 3
     assert [one.path for one in undo(str(root.parent), recursive=True, dry_run=True).restored] == [
@@ -67,7 +66,7 @@ def test_a_root_that_got_another_name_empties_its_trash(root: Path) -> None:
 
 
 def test_records_of_older_versions_are_of_who_has_the_name(root: Path) -> None:
-    put_aside(root)
+    prune_to_trash(root)
     (path,) = root.parent.glob(f"{TRASH}@run/*/record.json")
     told = json.loads(path.read_text())
     assert told.pop("root") == root.stat().st_ino
@@ -77,8 +76,8 @@ def test_records_of_older_versions_are_of_who_has_the_name(root: Path) -> None:
 
 @pytest.mark.parametrize("tool", ["cp", "renamed"])
 def test_a_roots_trash_that_went_with_the_directory_around(root: Path, tool: str) -> None:
-    before = digests(root)
-    put_aside(root)
+    before = file_bytes(root)
+    prune_to_trash(root)
     around = root.parent.with_name("moved")
     if tool == "cp":
         subprocess.run(["cp", "-a", root.parent, around], check=True)
@@ -86,4 +85,4 @@ def test_a_roots_trash_that_went_with_the_directory_around(root: Path, tool: str
         root.parent.rename(around)
     done = undo(str(around / "run"))
     assert (done.problems, len(done.restored)) == ((), 3)
-    assert digests(around / "run") == before
+    assert file_bytes(around / "run") == before

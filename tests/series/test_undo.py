@@ -14,23 +14,8 @@ from ckpttool.formats.tensorflow.state import parse_state
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import Rewrite
 from ckpttool.series.changing.state_file import merged_state
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.undo import undo
-
-
-def put_aside(directory: Path, keep: int = 2, **told: object) -> str:
-    request = Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **told)
-    return str(prune(request, trash=True).trash)
-
-
-def digests(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+from tests.support.changes import file_bytes, prune_to_trash
 
 
 @pytest.fixture
@@ -42,26 +27,26 @@ def managed(files: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["short", "trainer", "sharded", "managed"])
 def test_all_is_as_it_was(kind: str, request: pytest.FixtureRequest) -> None:
     directory: Path = request.getfixturevalue(kind)
-    before = digests(directory)
-    put_aside(directory)
+    before = file_bytes(directory)
+    prune_to_trash(directory)
     planned = undo(str(directory), dry_run=True)
     done = undo(str(directory))
     assert (done.problems, done.warnings) == ((), ())
     assert (planned.restored, planned.pointers) == (done.restored, done.pointers)
-    assert digests(directory) == before
+    assert file_bytes(directory) == before
     assert undo(str(directory)).identity is None
 
 
 def test_the_last_one_is_taken_back_first(short: Path) -> None:
-    before = digests(short)
-    first, second = put_aside(short, 3), put_aside(short, 2)
+    before = file_bytes(short)
+    first, second = prune_to_trash(short, 3).trash, prune_to_trash(short, 2).trash
     assert undo(str(short)).identity == second
     assert undo(str(short)).identity == first
-    assert digests(short) == before
+    assert file_bytes(short) == before
 
 
 def test_a_state_file_is_merged_with_what_came_since(managed: Path) -> None:
-    put_aside(managed, 3)
+    prune_to_trash(managed, 3)
     for end in ("index", "data-00000-of-00001"):
         shutil.copy(managed / f"ckpt-10.{end}", managed / f"ckpt-11.{end}")
     text = (managed / "checkpoint").read_text().replace('path: "ckpt-10"', 'path: "ckpt-11"')
@@ -111,7 +96,7 @@ def test_merging(now, wrote, was, restored, expected) -> None:
 
 
 def test_what_is_in_the_way_is_refused_by_name(short: Path, run) -> None:
-    identity = put_aside(short)
+    identity = prune_to_trash(short).trash
     (short / "model_epoch_7.pth").write_bytes(b"a new one")
     answer = run("undo", short)
     assert answer.status == 1
@@ -124,24 +109,24 @@ def test_what_is_in_the_way_is_refused_by_name(short: Path, run) -> None:
 
 
 def test_a_half_that_was_emptied_does_not_come_back(sharded: Path) -> None:
-    identity = put_aside(sharded, 3)
+    identity = prune_to_trash(sharded, 3).trash
     next((sharded / ".ckpttool-trash" / identity / "0").glob("*-00001-*")).unlink()
-    before = digests(sharded)
+    before = file_bytes(sharded)
     done = undo(str(sharded))
     assert "vanished" in done.problems[0].message
-    assert (done.restored, digests(sharded)) == ((), before)
+    assert (done.restored, file_bytes(sharded)) == ((), before)
 
 
 def test_a_tree_is_taken_back_as_one_command(short: Path, tmp_path: Path) -> None:
     shutil.copytree(short, tmp_path / "other")
-    before = digests(tmp_path)
-    put_aside(tmp_path, recursive=True)
+    before = file_bytes(tmp_path)
+    prune_to_trash(tmp_path, recursive=True)
     assert len(undo(str(tmp_path), recursive=True).restored) == 4
-    assert digests(tmp_path) == before
+    assert file_bytes(tmp_path) == before
 
 
 def test_who_works_there_is_waited_for_by_nobody(short: Path) -> None:
-    put_aside(short)
+    prune_to_trash(short)
     with (
         lock_directory(str(short)),
         pytest.raises(AccessDenied, match="another ckpttool is changing this directory"),
@@ -150,7 +135,7 @@ def test_who_works_there_is_waited_for_by_nobody(short: Path) -> None:
 
 
 def test_a_renaming_is_taken_back_with_what_came_since(managed: Path, run) -> None:
-    before = digests(managed)
+    before = file_bytes(managed)
     assert run("rename", managed, "--template", "step-{step:05d}", "--yes").status == 0
     assert "step-00010.index" in os.listdir(managed)
     text = (managed / "checkpoint").read_text()
@@ -161,7 +146,7 @@ def test_a_renaming_is_taken_back_with_what_came_since(managed: Path, run) -> No
     assert sorted(one["path"] for one in told["restored"]) == sorted(
         str(managed / f"ckpt-{number}") for number in range(1, 11)
     )
-    assert digests(managed) == before
+    assert file_bytes(managed) == before
 
 
 def test_nothing_to_take_back(run, tmp_path: Path) -> None:

@@ -10,17 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
-
-
-def put_aside(directory: Path, keep: int = 2, **told: object) -> str:
-    request = Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **told)
-    return str(prune(request, trash=True).trash)
+from tests.support.changes import prune_to_trash
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def test_pointers_above_wait_for_all_that_they_name(tree: Path) -> None:
 
 
 def test_pointers_alone_are_not_taken_back(tree: Path) -> None:
-    aside = put_aside(tree)
+    aside = prune_to_trash(tree).trash
     renamed(tree / "a")
     done = undo(str(tree))
     assert (done.restored, done.pointers, len(done.problems)) == ((), (), 1)
@@ -68,7 +61,7 @@ def test_pointers_alone_are_not_taken_back(tree: Path) -> None:
 
 
 def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> None:
-    aside = put_aside(tree)
+    aside = prune_to_trash(tree).trash
     renamed(tree / "a")
     for path in (tree / "a").glob("*.pth"):
         path.unlink()
@@ -86,7 +79,7 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
 
 
 def test_what_was_changed_in_the_trash_blocks_nothing(short: Path) -> None:
-    first, second = put_aside(short, 3), put_aside(short, 2)
+    first, second = prune_to_trash(short, 3).trash, prune_to_trash(short, 2).trash
     changed = short / ".ckpttool-trash" / second / "0" / "model_epoch_8.pth"
     changed.write_bytes(b"another")
     one = undo(str(short))
@@ -106,7 +99,7 @@ def test_what_was_changed_in_the_trash_blocks_nothing(short: Path) -> None:
 @pytest.mark.parametrize("tool", ["cp", "renamed"])
 def test_a_trash_elsewhere_is_taken_back(short: Path, tmp_path: Path, tool: str) -> None:
     before = content(short)
-    put_aside(short)
+    prune_to_trash(short)
     other = tmp_path / "other"
     if tool == "cp":
         subprocess.run(["cp", "-a", short, other], check=True)
@@ -120,7 +113,7 @@ def test_a_trash_elsewhere_is_taken_back(short: Path, tmp_path: Path, tool: str)
 
 
 def test_a_copied_trash_is_emptied(sharded: Path, tmp_path: Path) -> None:
-    put_aside(sharded)
+    prune_to_trash(sharded)
     other = tmp_path / "other"
     subprocess.run(["cp", "-a", sharded, other], check=True)
     done = empty(str(other))
@@ -137,7 +130,7 @@ def test_a_trash_from_an_archive_that_holds_whole_seconds(
     for number, path in enumerate(sorted(short.glob("*.pth"))):
         os.utime(path, ns=(0, 10**18 + number * 10**9 + 123_456_789))
     before = content(short)
-    put_aside(short)
+    prune_to_trash(short)
     other = tmp_path / "other"
     subprocess.run(["cp", "-a", short, other], check=True)
     for path in other.rglob("*.pth"):
@@ -159,7 +152,7 @@ def test_a_copied_renaming_is_taken_back(sharded: Path, tmp_path: Path) -> None:
 
 
 def test_a_copy_with_other_times_is_left_and_its_bytes_told(short: Path, tmp_path: Path, run) -> None:
-    put_aside(short)
+    prune_to_trash(short)
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", short, other], check=True)
     done = empty(str(other))
@@ -175,7 +168,7 @@ def test_a_copy_with_other_times_is_left_and_its_bytes_told(short: Path, tmp_pat
 
 
 def test_paths_are_those_of_who_asks(short: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_aside(short)
+    prune_to_trash(short)
     monkeypatch.chdir(short)
     told = json.loads(run("undo", "--json").out)
     assert sorted(one["path"] for one in told["restored"]) == ["model_epoch_7.pth", "model_epoch_8.pth"]
@@ -192,7 +185,7 @@ def test_indexes_go_by_their_names_and_are_no_pointers(sharded: Path, run) -> No
 
 def test_what_lies_below_is_told(short: Path, tmp_path: Path, run) -> None:
     shutil.copytree(short, tmp_path / "other")
-    put_aside(tmp_path, recursive=True)
+    prune_to_trash(tmp_path, recursive=True)
     answer = run("undo", tmp_path)
     assert (answer.status, answer.out) == (0, "")
     assert answer.err == f"{tmp_path}: nothing to undo in it; something in 2 below (-r)\n"
@@ -227,7 +220,7 @@ def test_blame_falls_on_what_failed(short: Path, run, monkeypatch: pytest.Monkey
 def test_what_lies_far_below_is_not_looked_for(short: Path, tmp_path: Path) -> None:
     deep = tmp_path / "1" / "2" / "3" / "4"
     shutil.copytree(short, deep)
-    put_aside(deep)
+    prune_to_trash(deep)
     assert undo(str(tmp_path)).below == 0
     assert undo(str(tmp_path / "1")).below == 1
 

@@ -1,0 +1,45 @@
+"""Directories that change: pruned into the trash, settled after a kill, and compared afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ckpttool import Policy, prune
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.recovery import Recovery, recover_directory
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.prune import Pruned
+
+
+def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:
+    """Put all but the newest few into the trash."""
+    request = Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **options)
+    return prune(request, trash=True)
+
+
+def recover(directory: Path) -> Recovery:
+    """Settle what was interrupted in a directory, as the next command that changes it does."""
+    with lock_directory(str(directory)):
+        return recover_directory(str(directory))
+
+
+def file_bytes(directory: Path) -> dict[str, bytes]:
+    """Return what all files of a tree hold, by their paths in it."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def observed(real: Callable[..., Any], observe: Callable[[], object]) -> Callable[..., Any]:
+    """Return a function after each call of which something is looked at."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        observe()
+        return result
+
+    return call
