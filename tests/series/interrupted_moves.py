@@ -1,4 +1,4 @@
-"""Moves that are interrupted at each call that changes the disk; run as a program by ``test_interrupted_moves.py``.
+"""Moves that are interrupted at each call that changes the disk, in a program of its own.
 
 It forks for each call, which only a program without threads may do. What is wrong is an AssertionError.
 """
