@@ -17,12 +17,12 @@ from ckpttool.formats.content.object_parts import nodes, references
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.torch.legacy import Pickles, read_legacy, safety_in_errors
+from ckpttool.formats.torch.legacy import Pickles, read_legacy
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.pickle_nodes import Call, Payload, Persistent
-from ckpttool.wire.pickle_safety import read_pickles
+from ckpttool.wire.pickle_safety import attach_safety, read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
 
@@ -37,7 +37,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     roots = [pickle.root for pickle in judgement.pickles]
     root = roots[0] if len(roots) == 1 else roots
     objects = _PickleObjects(source, judgement.safety)
-    with safety_in_errors(objects.found):
+    with attach_safety(objects.safety):
         flat = flatten(root, objects.leaf, probe.path)
     functions = {str(node.function) for node in nodes(root) if isinstance(node, Call)}
     framework = None
@@ -61,7 +61,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         spans=lambda: _spans(source, flat),
         producer=Producer(framework),
         findings=tuple(findings),
-        safety=tuple(objects.found),
+        safety=tuple(objects.safety),
         tree=lambda tensors: build_tree(
             root, objects.leaf, tensors, probe.path, arrays=framework == "pytorch"
         ),
@@ -82,11 +82,11 @@ def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
 class _PickleObjects(TorchObjects):
     """Reads arrays, and tensors whose storages lie in the pickle as files of the old format."""
 
-    def __init__(self, source: Readable, found: tuple[Finding, ...]) -> None:
+    def __init__(self, source: Readable, safety: tuple[Finding, ...]) -> None:
         super().__init__(source.path, self._outside)
         self._path = source.path
         self._inner: dict[int, Storage] = {}
-        self.found = dict.fromkeys(found)
+        self.safety = dict.fromkeys(safety)
 
     def _outside(self, persistent_id: Any) -> Storage:
         found = "a tensor whose values are not in the file"
@@ -106,7 +106,7 @@ class _PickleObjects(TorchObjects):
         """Return the storage in a file that lies in the pickle as bytes."""
         source, start, end = self._inner_bytes(content)
         pickles = Pickles(source)
-        pickles.found = self.found
+        pickles.safety = self.safety
         legacy = read_legacy(pickles, start, end)
         if not isinstance(legacy.root, Persistent) or legacy.end != end:
             raise TypeError("bytes that hold no storage")

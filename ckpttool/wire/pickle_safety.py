@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
@@ -126,8 +126,8 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
 
 
 @contextmanager
-def attach_safety(safety: tuple[Finding, ...]) -> Iterator[None]:
-    """Let damage that is found after a pickle was read not hide what the pickle could run."""
+def attach_safety(safety: Iterable[Finding]) -> Iterator[None]:
+    """Let the error that ends the reading say what loading could run, as far as it is known by then."""
     try:
         yield
     except DamagedCheckpoint as failure:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.tensor import Role
+from tests.support.checkpoints import codes
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 ZERO = FILES / "deepspeed"
@@ -27,10 +27,6 @@ def copied(stage: int, into: Path) -> Path:
     target = into / f"zero-{stage}"
     shutil.copytree(ZERO / f"zero-{stage}", target)
     return target
-
-
-def codes(opened: Checkpoint) -> set[str]:
-    return {finding.code for finding in opened.findings}
 
 
 @pytest.mark.parametrize("stage", range(4))

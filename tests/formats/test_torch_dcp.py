@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
+from tests.support.checkpoints import codes
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
 STEP = 11
@@ -81,10 +81,6 @@ def place_of(state: Any, fqn: str, at: int = 0) -> dict[str, Any]:
     """Return the fields of the storage info of a chunk."""
     found = [info.state for index, info in state["storage_data"].items() if index.state["fqn"] == fqn]
     return found[at]
-
-
-def codes(opened: Checkpoint) -> set[str]:
-    return {finding.code for finding in opened.findings}
 
 
 def test_nothing_changed_is_nothing_found(tmp_path: Path) -> None:

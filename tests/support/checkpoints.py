@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.ops.verdict import Verification
 from ckpttool.tensor import Path, Role, Tensor, Values
 from tests.support.tensors import Array, tensor_of
 
@@ -69,3 +70,8 @@ def of_tensors(
         spans=lambda: iter(()),
         layers=lambda: dict(layers or {}),
     )
+
+
+def codes(checked: Checkpoint | Verification) -> set[str]:
+    """Return the codes of the findings of opening or of verifying."""
+    return {finding.code for finding in checked.findings}

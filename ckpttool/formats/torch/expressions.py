@@ -79,14 +79,14 @@ def judge_structures(tree: object, where: str) -> Iterator[Finding]:
 
     The layout is JSON in a text, and has texts that are JSON again.
     """
-    found: dict[Finding, None] = {}
+    findings: dict[Finding, None] = {}
     pending: list[tuple[str, object]] = [("", tree)]
     while pending:
         key, node = pending.pop()
         if isinstance(node, list):
             pending += ((key, item) for item in node)
         elif isinstance(node, dict):
-            found |= dict.fromkeys(_judge_layout(node, where))
+            findings |= dict.fromkeys(_judge_layout(node, where))
             pending += ((key if key in _STRUCTURES else name, item) for name, item in node.items())
             pending += ((key, name) for name in node)
         elif isinstance(node, str) and node.lstrip()[:1] in ("[", "{"):
@@ -95,10 +95,10 @@ def judge_structures(tree: object, where: str) -> Iterator[Finding]:
             except (ValueError, RecursionError):
                 if key in _STRUCTURES:
                     message = f"a layout of inputs that can't be read: {node[:80]!r}"
-                    found[warning("unknown-class", message, where)] = None
+                    findings[warning("unknown-class", message, where)] = None
         elif isinstance(node, str) and key == "in_spec" and not _QUOTABLE.fullmatch(node):
-            found[_becomes_code(node, where)] = None
-    yield from found
+            findings[_becomes_code(node, where)] = None
+    yield from findings
 
 
 def _judge_layout(node: dict[str, object], where: str) -> Iterator[Finding]:

@@ -9,8 +9,7 @@ Source: PyTorch ``torch/serialization.py`` (``_legacy_save``, ``_legacy_load``) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -30,7 +29,7 @@ from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Interpreter, PickleBudget
 from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle
-from ckpttool.wire.pickle_safety import judge, run
+from ckpttool.wire.pickle_safety import attach_safety, judge, run
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 
@@ -45,7 +44,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file; ``name`` is its format's."""
     source = probe.source
     pickles = Pickles(source)
-    with safety_in_errors(pickles.found):
+    with attach_safety(pickles.safety):
         legacy = read_legacy(pickles, 0, source.size)
         leaf = _LegacyObjects(probe.path, legacy.storages).leaf
         flat = flatten(legacy.root, leaf, probe.path)
@@ -63,7 +62,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
             *(findings if trailing else ()),
             *unused_storages(legacy.storages.by_key.values(), flat.tensors),
         ),
-        safety=pickles.safety,
+        safety=tuple(pickles.safety),
         tree=lambda tensors: build_tree(legacy.root, leaf, tensors, probe.path),
     )
 
@@ -115,13 +114,8 @@ class Pickles:
     def __init__(self, source: Readable) -> None:
         self.source = source
         self._budget: PickleBudget | None = None
-        self.found: dict[Finding, None] = {}
+        self.safety: dict[Finding, None] = {}
         self.sources: dict[str, str] = {}
-
-    @property
-    def safety(self) -> tuple[Finding, ...]:
-        """Return what loading the pickles read so far could run."""
-        return tuple(self.found)
 
     def read(self, offset: int, end: int, where: str) -> Pickle:
         """Interpret the pickle that starts at an offset, in bytes."""
@@ -130,21 +124,11 @@ class Pickles:
         try:
             pickle = run(interpreter, end, where)
         except DamagedCheckpoint as failure:
-            self.found |= dict.fromkeys(failure.safety)
+            self.safety |= dict.fromkeys(failure.safety)
             raise
-        self.found |= dict.fromkeys(judge(pickle, where))
+        self.safety |= dict.fromkeys(judge(pickle, where))
         self.sources |= interpreter.sources
         return pickle
-
-
-@contextmanager
-def safety_in_errors(found: Mapping[Finding, None]) -> Iterator[None]:
-    """Let the error that ends the reading say what loading could run, as far as it was found by then."""
-    try:
-        yield
-    except DamagedCheckpoint as failure:
-        failure.safety = tuple(dict.fromkeys((*found, *failure.safety)))
-        raise
 
 
 # The storages -------------------------------------------------------------------------------------

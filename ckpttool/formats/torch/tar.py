@@ -23,7 +23,6 @@ from ckpttool.formats.torch.legacy import (
     Pickles,
     module_fields,
     note_embedded_sources,
-    safety_in_errors,
     storage_spans,
     view_of,
 )
@@ -33,6 +32,7 @@ from ckpttool.formats.torch.zip import unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent
 from ckpttool.wire.pickle_nodes import Persistent
+from ckpttool.wire.pickle_safety import attach_safety
 from ckpttool.wire.source import Source
 
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")
@@ -59,7 +59,7 @@ class PytorchTar(Format):
     def open(self, probe: Probe) -> Checkpoint:
         members, findings = read_tar(probe.source)
         pickles = Pickles(probe.source)
-        with safety_in_errors(pickles.found):
+        with attach_safety(pickles.safety):
             contents = _TarContents(pickles, members, findings)
             root, leaf = contents.root(), _TarObjects(probe.path, contents).leaf
             flat = flatten(root, leaf, probe.path)
@@ -72,7 +72,7 @@ class PytorchTar(Format):
             spans=lambda: storage_spans(contents.stored, flat),
             producer=Producer("pytorch"),
             findings=(*findings, *unused_storages(contents.stored.values(), flat.tensors)),
-            safety=pickles.safety,
+            safety=tuple(pickles.safety),
             tree=lambda tensors: build_tree(root, leaf, tensors, probe.path),
         )
 

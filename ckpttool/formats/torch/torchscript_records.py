@@ -21,7 +21,6 @@ from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import direct_parts, nodes
 from ckpttool.formats.content.plain_data import describe_content, under_free_key
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.torch.legacy import safety_in_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
 from ckpttool.formats.torch.torchscript_code import (
@@ -35,7 +34,7 @@ from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import Call, Global, Pickle
-from ckpttool.wire.pickle_safety import PickleSequence, judge
+from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, judge
 from ckpttool.wire.zip_reader import Member
 
 _OWN_PREFIX = "__torch__"
@@ -57,7 +56,7 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
     records = Records(probe.archive, probe.path)
     pickles = _ArchivePickles(records)
     data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
-    with safety_in_errors(pickles.safety):
+    with attach_safety(pickles.safety):
         flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
         # The tensors that belong to the code.
         leaf = TorchObjects(probe.path, constants).leaf
