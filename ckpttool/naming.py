@@ -108,17 +108,17 @@ class _Reading:
 
     def fields(self) -> NameFields:
         """Return what is recognised, the surest first."""
-        for recognise in (self._keyed, self._keyed_behind, self._lettered, self._unnamed):
+        for recognise in (self._take_keyed, self._take_keyed_behind, self._take_lettered, self._take_decimal):
             self.rest = [number for number in self.rest if not recognise(number)]
         if self.keras_epoch is not None:
             self.number = self.epoch = int(self.keras_epoch.text)
             self._take(self.keras_epoch.start, self.keras_epoch.end)
-        self._no_numbers()
+        self._take_non_finite()
         if self.spans == self.decimals:
-            self._last_number()
+            self._take_last_number()
         elif (self.epoch, self.step, self.saved_at) == (None, None, None):
-            self._last_number(beside_metrics=True)
-        self._last_value()
+            self._take_last_number(beside_metrics=True)
+        self._take_last_value()
         return NameFields(
             self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number, self.is_ordinal
         )
@@ -179,24 +179,28 @@ class _Reading:
     def _is_keyed(self, before: str) -> bool:
         return bool(patterns.EPOCH.search(before) or patterns.STEP.search(before))
 
-    def _keyed(self, number: _Number) -> bool:
+    def _take_keyed(self, number: _Number) -> bool:
         """Take ``epoch_3``, ``step=100``, ``val_loss=0.32``."""
         before = self._before(number.start)
         if patterns.TOTAL.search(before):
             return False
-        if not number.is_whole and patterns.MEAN_OF_METRIC.search(before) and self._measured(number, before):
+        if (
+            not number.is_whole
+            and patterns.MEAN_OF_METRIC.search(before)
+            and self._take_metric(number, before)
+        ):
             return True
         if patterns.EPOCH.search(before):
-            return self._is_epoch(number)
+            return self._take_epoch(number)
         if patterns.STEP.search(before):
-            return self._is_step(number)
-        return self._measured(number, before)
+            return self._take_step(number)
+        return self._take_metric(number, before)
 
-    def _is_epoch(self, number: _Number) -> bool:
+    def _take_epoch(self, number: _Number) -> bool:
         self.epoch = number.value if self.epoch is None else self.epoch
         return self._take(number.start, number.end)
 
-    def _is_step(self, number: _Number) -> bool:
+    def _take_step(self, number: _Number) -> bool:
         thousand = patterns.THOUSAND.match(self.name, number.end, self.end)
         value = number.value
         if value is not None and self.step is None:
@@ -204,25 +208,25 @@ class _Reading:
             self.step = int(count) if count == count // 1 else None
         return self._take(number.start, thousand.end() if thousand else number.end)
 
-    def _measured(self, number: _Number, before: str) -> bool:
+    def _take_metric(self, number: _Number, before: str) -> bool:
         words = patterns.WORDS.search(before)
         name = patterns.metric_name(words[1]) if words else None
         if name is None or (name.lower() == "precision" and number.text in patterns.BITS):
             return False
         is_negative = before.endswith(("=-", ":-", "_-"))
-        value, end = self._pointed(number)
+        value, end = self._metric_value(number)
         if value is not None:
             self.metrics.setdefault(name, -float(value) if is_negative else float(value))
         return self._take(number.start - is_negative, end)
 
-    def _pointed(self, number: _Number) -> tuple[int | float | None, int]:
+    def _metric_value(self, number: _Number) -> tuple[int | float | None, int]:
         """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` may be 1."""
         behind = patterns.FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
         if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
             return number.value, number.end
         return (float(f"0.{behind[1]}"), behind.end()) if number.text == "0" else (None, number.end)
 
-    def _no_numbers(self) -> None:
+    def _take_non_finite(self) -> None:
         """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
         for match in patterns.NO_NUMBER.finditer(self.name, 0, self.end):
             words = patterns.WORDS.search(self._before(match.start() + 1))
@@ -231,17 +235,17 @@ class _Reading:
                 self.metrics.setdefault(name, float(match[1]))
                 self._take(match.start(1), match.end(1))
 
-    def _keyed_behind(self, number: _Number) -> bool:
+    def _take_keyed_behind(self, number: _Number) -> bool:
         """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
         if not number.is_whole:
             return False
         if self.epoch is None and patterns.EPOCH_BEHIND.match(self.name, number.end, self.end):
-            return self._is_epoch(number)
+            return self._take_epoch(number)
         if self.step is None and patterns.STEP_BEHIND.match(self.name, number.end, self.end):
-            return self._is_step(number)
+            return self._take_step(number)
         return False
 
-    def _lettered(self, number: _Number) -> bool:
+    def _take_lettered(self, number: _Number) -> bool:
         """Take ``e0007`` and ``s00002500``, but not ``e1_…`` and ``s1_…``: experiments and subjects."""
         letter = patterns.LETTER.search(self._before(number.start))
         if letter is None or not number.is_whole or self.name[number.end : number.end + 1].isalpha():
@@ -250,11 +254,11 @@ class _Reading:
         if letter[1] in "eE":
             is_all = number.end == self.end or bool(patterns.KERAS_EPOCH.fullmatch(self.name))
             is_meant = self.epoch is None and (not is_first or is_all)
-            return is_meant and self._is_epoch(number)
+            return is_meant and self._take_epoch(number)
         is_meant = self.step is None and not is_first and (len(number.text) > 3 or self.epoch is not None)
-        return is_meant and self._is_step(number)
+        return is_meant and self._take_step(number)
 
-    def _unnamed(self, number: _Number) -> bool:
+    def _take_decimal(self, number: _Number) -> bool:
         """Take a decimal that follows a field or another number: a metric that the name doesn't name."""
         if number.is_whole:
             return False
@@ -264,7 +268,7 @@ class _Reading:
         self.decimals.append((number.start, number.end))
         return self._take(number.start, number.end)
 
-    def _last_number(self, *, beside_metrics: bool = False) -> None:
+    def _take_last_number(self, *, beside_metrics: bool = False) -> None:
         """Take the last number that may be a place; beside metrics only one behind a word like ``model``."""
         trainer = patterns.TRAINER.fullmatch(self.name)
         if trainer:
@@ -288,7 +292,7 @@ class _Reading:
                     self.epoch = self.number
                 return
 
-    def _last_value(self) -> None:
+    def _take_last_value(self) -> None:
         """Take the decimal at the end as a metric where it stands directly behind another field."""
         before = self._before(self.end)
         match = None if self.metrics else patterns.VALUE.search(before)

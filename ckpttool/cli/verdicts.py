@@ -211,7 +211,7 @@ def _find_targets(
 
 def _require_any(path: str, errors: Sequence[CheckpointError]) -> None:
     """Require that something was found in a directory, be it what can't be read."""
-    from ckpttool.formats import unrecognised
+    from ckpttool.formats import recognition_error
     from ckpttool.formats.interface import Probe
 
     for error in errors:
@@ -219,7 +219,7 @@ def _require_any(path: str, errors: Sequence[CheckpointError]) -> None:
             raise error
     if not errors:
         with Probe(path) as probe:
-            raise unrecognised(probe)
+            raise recognition_error(probe)
 
 
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:

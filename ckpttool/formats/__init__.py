@@ -11,7 +11,7 @@ nodes.
 - ``open()`` checks all structure: every extent lies inside its file, shape times type is the number of
   bytes, offsets and strides stay inside the storage. After it, reading a tensor can't go out of bounds.
 - Whoever opens a file closes it, unless a checkpoint takes it over: ``open_with`` does that for a probe,
-  ``Gathered`` for checkpoints in several files.
+  ``OpenedParts`` for checkpoints in several files.
 - All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
   last bytes, doubling offsets), ``bystanders`` judges files of a directory that its format has no use for.
 - A directory is listed once, however many sets of files lie in it.
@@ -112,14 +112,14 @@ def detect(probe: Probe) -> Format | None:
     Raises:
         AmbiguousFormat: Several do, and none of them specialises the others.
     """
-    candidates = matching(probe)
+    candidates = matching_formats(probe)
     if len(candidates) > 1:
         names = " and ".join(sorted({type(format).__name__ for format in candidates}))
         raise AmbiguousFormat(probe.path, f"{names} both recognise it")
     return candidates[0] if candidates else None
 
 
-def matching(probe: Probe) -> list[Format]:
+def matching_formats(probe: Probe) -> list[Format]:
     """Return all formats that recognise a path, but for those that others of them specialise."""
     found = [format for format in formats(probe.kinds) if format.matches(probe)]
     if not found:
@@ -145,16 +145,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: It can't be read.
     """
     try:
-        return open_with(path, recognised)
+        return open_with(path, recognise)
     except NotACheckpoint:
         from ckpttool.formats.paddle.fluid_serial import only_serial
 
         if (serial := only_serial(os.fspath(path))) is None:
             raise
-        return open_with(serial, recognised)
+        return open_with(serial, recognise)
 
 
-def recognised(probe: Probe) -> Format:
+def recognise(probe: Probe) -> Format:
     """Return the format that recognises a path.
 
     Raises:
@@ -170,14 +170,14 @@ def recognised(probe: Probe) -> Format:
         if probe.is_directory:
             failure.safety = bystander_findings(probe.path)
         else:
-            failure.safety = tuple(readings_of(probe.path, matching(probe)))
+            failure.safety = tuple(readings_of(probe.path, matching_formats(probe)))
         raise
     if format is None:
-        raise unrecognised(probe)
+        raise recognition_error(probe)
     return format
 
 
-def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
+def recognition_error(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     """Return the error that says best why no format recognises a path."""
     foreign = recognise_foreign(probe)
     if probe.is_directory:

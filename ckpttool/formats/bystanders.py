@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.interface import Probe, scan
-from ckpttool.formats.parts import with_part_name
+from ckpttool.formats.parts import add_part_name
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
 from ckpttool.report import Finding, warning
 from ckpttool.wire.source import Source
@@ -75,7 +75,7 @@ class _Bystanders:
                 yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
                 return
             if os.path.abspath(entry.path) not in self._known:
-                yield from (with_part_name(finding, where) for finding in self._judge(entry))
+                yield from (add_part_name(finding, where) for finding in self._judge(entry))
         for failure in unread:
             yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
 
@@ -145,11 +145,11 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
 
 def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
     """Yield what loading a file by itself could run, by all formats that recognise it."""
-    from ckpttool.formats import matching
+    from ckpttool.formats import matching_formats
 
     try:
         with Probe(entry.path) as probe:
-            formats = matching(probe)
+            formats = matching_formats(probe)
         yield from readings_of(entry.path, formats)
     except NotFound:  # it vanished meanwhile
         return

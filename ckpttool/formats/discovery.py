@@ -64,7 +64,7 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
         CheckpointError: The root itself can't be looked at.
     """
     for found in candidates(root, walk):
-        unit = looked_at(found, walk) if isinstance(found, str) else found
+        unit = unit_of_candidate(found, walk) if isinstance(found, str) else found
         if unit is not None:
             yield unit
 
@@ -72,7 +72,7 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
 def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit | str]:
     """Yield the checkpoints that ``discover`` does, of files by themselves only the paths of all there are.
 
-    Whether such a file is a checkpoint is not known yet; ``looked_at`` tells.
+    Whether such a file is a checkpoint is not known yet; ``unit_of_candidate`` tells.
     """
     path = os.fspath(root)
     unit = unit_at(path)
@@ -87,14 +87,14 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
         yield unit
     elif os.path.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
-        yield from _in_tree(path, replace(walk, exclude=globs), frozenset(named_from_above(path)))
+        yield from _in_tree(path, replace(walk, exclude=globs), frozenset(names_indexed_above(path)))
 
 
-def inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
+def units_inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
     """Yield the checkpoints in a directory, whatever it is itself."""
     globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, directory)
     for found in _in_tree(directory, replace(walk, exclude=globs)):
-        unit = looked_at(found, walk) if isinstance(found, str) else found
+        unit = unit_of_candidate(found, walk) if isinstance(found, str) else found
         if unit is not None:
             yield unit
 
@@ -260,7 +260,7 @@ def _leads_to_another(link: str, units: Collection[str]) -> bool:
     return is_beside and os.path.join(directory, target) in units
 
 
-def named_from_above(directory: str) -> dict[str, str]:
+def names_indexed_above(directory: str) -> dict[str, str]:
     """Return the paths in a directory that indexes in the directories above it name, with those indexes."""
     found: dict[str, str] = {}
     real = above = os.path.realpath(directory)
@@ -280,7 +280,7 @@ def named_from_above(directory: str) -> dict[str, str]:
     return found
 
 
-def looked_at(path: str, walk: Walk) -> Unit | None:
+def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
     """Return the checkpoint that a candidate is, or None if it is none; the walk is told of an error."""
     try:
         unit = unit_at(path)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.formats.interface import Format, Probe, Unit, scan
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP, fsdp_units
@@ -81,7 +81,7 @@ class HfTrainer(Format):
         directory, entries = probe.path, probe.entries
         state = _read_json(directory, STATE, "state") if STATE in entries else {}
         is_accelerate = _is_accelerate(entries)
-        with Gathered("part") as parts:
+        with OpenedParts("part") as parts:
             if STATE not in entries and not is_accelerate:
                 parts.fault("missing", "there is none; the save was interrupted before its end", STATE)
             metadata: dict[str, Any] = {
@@ -177,7 +177,7 @@ def _weights(directory: str, entries: Entries) -> list[Unit]:
     return sorted(units, key=load_order)
 
 
-def _weights_format(parts: Gathered, weights: list[Unit]) -> str:
+def _weights_format(parts: OpenedParts, weights: list[Unit]) -> str:
     """Return the format of the weights; PyTorch's for a directory without any, whose other parts have it."""
     if not weights:
         return "pytorch"
@@ -189,7 +189,7 @@ def _weights_format(parts: Gathered, weights: list[Unit]) -> str:
 
 
 def _add_weights(
-    parts: Gathered, metadata: dict[str, Any], weights: list[Unit], entries: Entries
+    parts: OpenedParts, metadata: dict[str, Any], weights: list[Unit], entries: Entries
 ) -> list[Tensor]:
     """Open all sets of weights, and return the tensors of the first."""
     if not weights and not any(map(_WEIGHTS_DIRECTORY.fullmatch, entries)):
@@ -210,7 +210,7 @@ def _add_weights(
 
 
 def _add_rank_sets(
-    parts: Gathered, metadata: dict[str, Any], directory: str, entries: Entries
+    parts: OpenedParts, metadata: dict[str, Any], directory: str, entries: Entries
 ) -> list[Tensor]:
     """Open what the processes of a job kept of its optimizers, and return the tensors as wholes."""
     tensors: list[Tensor] = []
@@ -231,7 +231,9 @@ def _is_of_optimizer(unit: Unit) -> bool:
     return os.path.basename(unit.path).startswith("optimizer")
 
 
-def _add_others(parts: Gathered, metadata: dict[str, Any], directory: str, names: list[str]) -> list[Tensor]:
+def _add_others(
+    parts: OpenedParts, metadata: dict[str, Any], directory: str, names: list[str]
+) -> list[Tensor]:
     """Open what else a framework could load, and return its tensors, each below the stem of its file."""
     tensors: list[Tensor] = []
     for name in names:
@@ -267,7 +269,7 @@ def _is_recognised(path: str) -> bool:
         return False
 
 
-def _add_directories(parts: Gathered, entries: Entries) -> list[Tensor]:
+def _add_directories(parts: OpenedParts, entries: Entries) -> list[Tensor]:
     """Open the checkpoints in directories inside, such as DeepSpeed's, and return their tensors.
 
     A directory that no format recognises, with files that a framework could load, is a warning.

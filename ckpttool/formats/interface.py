@@ -214,7 +214,9 @@ def scan(path: str) -> dict[str, os.DirEntry[str]]:
         raise from_os_error(error, path) from error
 
 
-def grouped(directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str]]]) -> dict[_Key, list[str]]:
+def group_names(
+    directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str]]]
+) -> dict[_Key, list[str]]:
     """Return the names in a directory in groups, in natural order; it is listed once while it stays as it is.
 
     Each of many sets in one directory is compared with all that lies beside it.
@@ -329,10 +331,10 @@ def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -
     Raises:
         CheckpointError: No format is chosen, or the one that is can't open it.
     """
-    return open_probed(Probe(path), choose)
+    return open_probe(Probe(path), choose)
 
 
-def open_probed(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
+def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
     """Return the checkpoint at a path that was looked at already; see ``open_with``.
 
     Raises:

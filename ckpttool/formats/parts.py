@@ -14,7 +14,7 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Span
 
 
-class Gathered:
+class OpenedParts:
     """The files of a checkpoint that lies in several, as far as they open, and what was found in them.
 
     A context manager that closes them where opening fails halfway.
@@ -30,7 +30,7 @@ class Gathered:
         self._kind = kind
         self._opened = ExitStack()
 
-    def __enter__(self) -> Gathered:
+    def __enter__(self) -> OpenedParts:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -49,15 +49,15 @@ class Gathered:
             self.judged.add(os.path.abspath(failure.path))
             place = "" if failure.where is None else f"{failure.where}: "
             self.fault("damaged", f"{place}{failure.reason}", name)
-            self.safety += (with_part_name(finding, name) for finding in getattr(failure, "safety", ()))
+            self.safety += (add_part_name(finding, name) for finding in getattr(failure, "safety", ()))
             if not name.endswith(".safetensors"):
                 message = "it could not be read, so what loading it would run is not known"
                 self.safety.append(warning("not-scanned", message, name))
             return None
         self.parts[name] = part
         self.judged |= part.judged
-        self.findings += (with_part_name(finding, name) for finding in part.findings)
-        self.safety += (with_part_name(finding, name) for finding in part.safety)
+        self.findings += (add_part_name(finding, name) for finding in part.findings)
+        self.safety += (add_part_name(finding, name) for finding in part.safety)
         self.complete &= part.complete
         return part
 
@@ -72,7 +72,7 @@ class Gathered:
         return self._opened.pop_all().close
 
 
-def with_part_name(finding: Finding, name: str) -> Finding:
+def add_part_name(finding: Finding, name: str) -> Finding:
     """Return a finding that says in which file it is."""
     return replace(finding, where=name if finding.where is None else f"{name}: {finding.where}")
 
@@ -83,9 +83,9 @@ def open_file(path: str) -> Checkpoint:
         raise DamagedCheckpoint(path, "not a regular file")
 
     def choose(probe: Probe) -> Format:
-        from ckpttool.formats import recognised
+        from ckpttool.formats import recognise
 
-        format = recognised(probe)
+        format = recognise(probe)
         if isinstance(format, SetFormat):
             raise DamagedCheckpoint(probe.path, "an index", expected="a file with tensors")
         return format

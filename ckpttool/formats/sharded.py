@@ -19,8 +19,8 @@ from typing import ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import from_os_error
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
-from ckpttool.formats.interface import Probe, SetFormat, Unit, grouped, natural
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names, natural
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import (
     KINDS,
     SHARD,
@@ -142,7 +142,7 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
     ``format`` is what the shards should be, ``asked`` how the user named the set.
     """
     directory = os.path.dirname(index.path)
-    with Gathered("shard") as shards:
+    with OpenedParts("shard") as shards:
         _add_shards(shards, index, format)
         is_directory = isinstance(asked, Probe) and asked.is_directory
         shards.findings += _judge_neighbours(index, directory or os.curdir, is_directory)
@@ -183,7 +183,7 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
     return apply_sidecar(checkpoint, entry, where) if isinstance(entry, str) else checkpoint
 
 
-def _add_shards(shards: Gathered, index: ShardIndex, format: str) -> None:
+def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
     """Open all shards, and compare them with the index."""
     shards.findings += index.findings
     shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
@@ -206,7 +206,7 @@ def _add_shards(shards: Gathered, index: ShardIndex, format: str) -> None:
                 _compare(shards, name, part, expected[name])
 
 
-def _check_numbers(shards: Gathered, index: ShardIndex) -> None:
+def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
     """Compare what the names ``x-00001-of-00004`` say of each other."""
     names = [match for name in index.files if (match := SHARD.fullmatch(name))]
     totals = {int(match["total"]) for match in names}
@@ -231,7 +231,7 @@ def _is_inside(path: str, index_path: str) -> bool:
     return any(os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep) for base in bases)
 
 
-def _compare(shards: Gathered, name: str, part: Checkpoint, expected: set[str]) -> None:
+def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str]) -> None:
     """Compare the tensors that a shard holds with those that the index expects in it."""
     missing, foreign = sorted(expected - part.keys()), sorted(part.keys() - expected)
     if missing:
@@ -246,7 +246,7 @@ def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> 
     """Yield what lies beside the shards and is none; more of it if the directory was asked for."""
     if index.weight_map is not None:
         mapped = set(index.files)
-        shards = grouped(directory, schemes_of)
+        shards = group_names(directory, schemes_of)
         schemes = schemes_in_names("", mapped)
         alike = (name for scheme in schemes for name in shards.get(scheme, ()) if name not in mapped)
         extra = list(islice(alike, _MOST_EXTRA + 1))

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Format, Probe, Unit
-from ckpttool.formats.parts import Gathered, file_entry
+from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.name_patterns import STEP_DIRECTORY
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.report import warning
@@ -51,15 +51,15 @@ class StepDirectory(Format):
     takes_in = True
 
     def matches(self, probe: Probe) -> bool:
-        from ckpttool.formats.discovery import inside
+        from ckpttool.formats.discovery import units_inside
 
         if not is_step_directory(probe.path) or is_run(probe.path):
             return False
-        return any(map(_is_of_a_model, inside(probe.path)))
+        return any(map(_is_of_a_model, units_inside(probe.path)))
 
     def open(self, probe: Probe) -> Checkpoint:
         directory = probe.path
-        with Gathered("part") as parts:
+        with OpenedParts("part") as parts:
             _add_all(parts, directory)
             ranks = _ranks(parts)
             _note_missing_ranks(parts, ranks)
@@ -201,10 +201,10 @@ def _files(directory: str) -> Iterator[str]:
 # What lies in it ------------------------------------------------------------------------------------
 
 
-def _add_all(parts: Gathered, directory: str) -> None:
+def _add_all(parts: OpenedParts, directory: str) -> None:
     """Open all that lies in a directory; what no format knows by its content is a warning."""
     from ckpttool.formats import open_checkpoint
-    from ckpttool.formats.discovery import Walk, inside
+    from ckpttool.formats.discovery import Walk, units_inside
 
     def add_unreadable(failure: CheckpointError) -> None:
         def fail() -> Checkpoint:
@@ -216,7 +216,7 @@ def _add_all(parts: Gathered, directory: str) -> None:
         message = "no format recognises it, so it was not checked"
         parts.findings.append(warning("part-unrecognised", message, os.path.relpath(path, directory)))
 
-    for unit in inside(directory, Walk(on_error=add_unreadable, on_unknown=add_unknown)):
+    for unit in units_inside(directory, Walk(on_error=add_unreadable, on_unknown=add_unknown)):
         opening: Callable[[], Checkpoint] = (
             partial(open_checkpoint, unit.path)
             if unit.format is None
@@ -229,7 +229,7 @@ _Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
 """Where each rank is named, by its numbers; by what stands before and behind these, and how many they are."""
 
 
-def _ranks(parts: Gathered) -> _Ranks:
+def _ranks(parts: OpenedParts) -> _Ranks:
     ranks: _Ranks = defaultdict(dict)
     for name in parts.parts:
         for match in _RANK.finditer(name):
@@ -238,7 +238,7 @@ def _ranks(parts: Gathered) -> _Ranks:
     return ranks
 
 
-def _note_missing_ranks(parts: Gathered, ranks: _Ranks) -> None:
+def _note_missing_ranks(parts: OpenedParts, ranks: _Ranks) -> None:
     """Note the ranks that are missing between others, and of Megatron those that its settings speak of."""
     faulty = {finding.where for finding in parts.findings}  # of a damaged one there is a finding already
     for (prefix, suffix, _), matches in ranks.items():
@@ -288,7 +288,7 @@ def _below(key: Collection[str], tensor: Tensor) -> Tensor:
     return replace(tensor, path=(*key, *tensor.path), shares_with=owner)
 
 
-def _training(parts: Gathered, name: str) -> TrainingState:
+def _training(parts: OpenedParts, name: str) -> TrainingState:
     """Return what the parts say of the training, the first of each; the directory's name is asked last."""
     values: dict[str, Any] = {}
     metrics: dict[str, float] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, CheckpointError, DamagedCheckpoint, Truncated, Unsupported
-from ckpttool.formats import recognised, suffix_format
+from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.ops.verdict import (
     CHECKS,
@@ -67,7 +67,7 @@ def verify(
     try:
         if format is None:
             with Probe(name) as probe:
-                format = recognised(probe)
+                format = recognise(probe)
         with (
             format.open_unit(unit or Unit(name, (), format)) as checkpoint,
             _start_prediction(checkpoint, prediction) as child,

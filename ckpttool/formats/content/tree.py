@@ -64,7 +64,7 @@ def build_tree(
         arrays: Whether an array of NumPy is told from a tensor.
     """
     # Most commands open checkpoints without ever asking for the tree.
-    from ckpttool.formats.content.tree_building import TreeBuilder
+    from ckpttool.formats.content.tree_builder import TreeBuilder
 
     return TreeBuilder(leaf, tensors, path, unwrap, arrays).run(root)
 

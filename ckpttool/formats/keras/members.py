@@ -18,7 +18,7 @@ from ckpttool.formats.keras.compare import compare_grouped_weights, compare_laye
 from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.keras.native import ASSETS, is_own_asset
-from ckpttool.formats.parts import with_part_name
+from ckpttool.formats.parts import add_part_name
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
@@ -162,7 +162,7 @@ class Model:
             return
         part = Part(self._probe.source, member.payload, member.size, member.name)
         try:
-            self.safety += (with_part_name(finding, member.name) for finding in safety_of(Archive(part)))
+            self.safety += (add_part_name(finding, member.name) for finding in safety_of(Archive(part)))
         except CheckpointError as failure:
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, member.name))
@@ -195,8 +195,8 @@ class Model:
         paths = (*groups, *self.weights.tree.datasets)
         names = layer_names_by_group(self.metadata.get("model_config"), paths)
         tensors = tensors_with_names(self.weights, names)
-        self.findings += (with_part_name(finding, WEIGHTS) for finding in self.weights.findings)
-        self.safety += (with_part_name(finding, WEIGHTS) for finding in self.weights.safety)
+        self.findings += (add_part_name(finding, WEIGHTS) for finding in self.weights.findings)
+        self.safety += (add_part_name(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
         if self.weights.complete and "model_config" in self.metadata:
             self.findings += compare_grouped_weights(self.metadata["model_config"], self.weights)

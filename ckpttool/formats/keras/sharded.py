@@ -18,8 +18,8 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.interface import Probe, SetFormat, Unit, grouped
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Tensor
@@ -138,7 +138,7 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
     from ckpttool.formats.keras.native import merged_native
 
     directory = os.path.dirname(index.path)
-    with Gathered("shard") as shards:
+    with OpenedParts("shard") as shards:
         shards.findings += index.findings
         shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
         for name in index.files:
@@ -182,7 +182,7 @@ def _group(tensor: Tensor) -> str:
     return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
 
 
-def _add_shard(shards: Gathered, index: KerasIndex, name: str, path: str) -> None:
+def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> None:
     """Open a shard, and compare it with what the index maps to it."""
     directory = os.path.realpath(os.path.dirname(index.path) or os.curdir)
     if not os.path.exists(path):
@@ -208,7 +208,7 @@ def _add_shard(shards: Gathered, index: KerasIndex, name: str, path: str) -> Non
 
 def _extra_shards(index: KerasIndex, directory: str) -> Iterator[Finding]:
     match = INDEX.fullmatch(os.path.basename(index.path))
-    alike = grouped(directory, _shards_by_stem).get(match["stem"], ()) if index.groups and match else ()
+    alike = group_names(directory, _shards_by_stem).get(match["stem"], ()) if index.groups and match else ()
     for name in alike:
         if name not in index.files:
             yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)

@@ -19,7 +19,7 @@ from ckpttool.formats.paddle.fluid_programs import add_combined, check_program
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
-from ckpttool.formats.parts import with_part_name
+from ckpttool.formats.parts import add_part_name
 from ckpttool.report import error, warning
 from ckpttool.wire.lodtensor import read_file, starts_like_stream
 from ckpttool.wire.pickle_safety import read_pickles
@@ -115,7 +115,7 @@ def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> Program | None:
         parts.fault(failure.code, f"{place}{failure.reason}", entry.name)
         parts.safety.append(warning("not-scanned", "what running it would do is not known", entry.name))
         return None
-    parts.safety += (with_part_name(finding, entry.name) for finding in program.safety)
+    parts.safety += (add_part_name(finding, entry.name) for finding in program.safety)
     return program
 
 
@@ -156,8 +156,8 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program
         parts.tensors += pickled.tensors
         parts.files += pickled.files
         parts.spans += (replace(span, where=f"{entry.name}: {span.where}") for span in pickled.spans())
-        parts.findings += (with_part_name(finding, entry.name) for finding in pickled.findings)
-        parts.safety += (with_part_name(finding, entry.name) for finding in pickled.safety)
+        parts.findings += (add_part_name(finding, entry.name) for finding in pickled.findings)
+        parts.safety += (add_part_name(finding, entry.name) for finding in pickled.safety)
     names = {tensor.name for tensor in parts.tensors}
     stored = [variable.name for variable in program.stored] if program is not None else []
     lacking = [name for name in stored if name not in names]

@@ -22,7 +22,7 @@ from ckpttool.formats.paddle.fluid_parts import (
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
-from ckpttool.formats.parts import with_part_name
+from ckpttool.formats.parts import add_part_name
 from ckpttool.report import counted, note, warning
 from ckpttool.wire.lodtensor import Stream, lod_fault, read_all
 from ckpttool.wire.source import Source
@@ -34,7 +34,7 @@ def add_inference(parts: FluidParts, entries: Entries) -> Producer:
     """Read a program and the variables that it names."""
     source = parts.source(entries[MODEL])
     program = read_program(source, MODEL)
-    parts.safety += (with_part_name(finding, MODEL) for finding in program.safety)
+    parts.safety += (add_part_name(finding, MODEL) for finding in program.safety)
     stored = [variable.name for variable in program.stored]
     combined = _combined_file(entries, frozenset(stored))
     if combined is None:

@@ -21,7 +21,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.interface import scan
-from ckpttool.formats.parts import Gathered, file_entry
+from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.formats.savedmodel.directory import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
 from ckpttool.formats.savedmodel.pbtext import text_message
@@ -79,7 +79,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
     graph = _graph_with_objects(model)
     fingerprint, findings = read_fingerprint(directory)
-    with Gathered("variables") as parts:
+    with OpenedParts("variables") as parts:
         parts.findings += [*findings, *_description_findings(model, directory)]
         parts.complete = not any(finding.code == "asset-missing" for finding in parts.findings)
         bundle, tensors = _variables(parts, model, directory)
@@ -204,7 +204,7 @@ def _graph_with_objects(model: SavedModel) -> MetaGraph | None:
 
 
 def _variables(
-    parts: Gathered, model: SavedModel, directory: str
+    parts: OpenedParts, model: SavedModel, directory: str
 ) -> tuple[Checkpoint | None, tuple[Tensor, ...]]:
     """Open the bundle of the variables, and compare it with the objects of the graph."""
     path = os.path.join(directory, INDEX)

@@ -21,7 +21,7 @@ from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
-from ckpttool.formats.interface import grouped, natural, scan
+from ckpttool.formats.interface import group_names, natural, scan
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key
 from ckpttool.formats.tensorflow.native import native_of
@@ -145,7 +145,7 @@ def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
 def _data_files_of(prefix: str) -> tuple[str, ...]:
     """Return the shards of a prefix, and what its writer has not renamed."""
     directory, name = os.path.split(prefix)
-    found = grouped(directory or os.curdir, parts_by_prefix).get(name, ())
+    found = group_names(directory or os.curdir, parts_by_prefix).get(name, ())
     return tuple(one for one in found if os.path.isfile(os.path.join(directory, one)))
 
 

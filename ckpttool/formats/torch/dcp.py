@@ -25,7 +25,7 @@ from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import Gathered, file_entry, open_file, with_part_name
+from ckpttool.formats.parts import OpenedParts, add_part_name, file_entry, open_file
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import (
@@ -79,7 +79,7 @@ class TorchDcp(Format):
         return False
 
     def open(self, probe: Probe) -> Checkpoint:
-        with Gathered("part") as parts, ExitStack() as opened:
+        with OpenedParts("part") as parts, ExitStack() as opened:
             directory = _DcpDirectory(probe, parts, opened)
             directory.read()
             tensors = name_tensors(directory.tensors, directory.values)
@@ -123,7 +123,7 @@ class _DataFile:
 class _DcpDirectory:
     """The files of a checkpoint, and the tensors and values that their items make."""
 
-    def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
+    def __init__(self, probe: Probe, parts: OpenedParts, opened: ExitStack) -> None:
         self._probe, self._parts, self._opened = probe, parts, opened
         self.beside: dict[str, Source] = {}
         self._files: dict[str, _DataFile] = {}
@@ -161,7 +161,7 @@ class _DcpDirectory:
         sources = (*self.beside.values(), *(file.source for file in self._files.values()))
         return frozenset((*self._parts.judged, *(os.path.abspath(source.path) for source in sources)))
 
-    def spans(self, parts: Gathered) -> Iterator[Span]:
+    def spans(self, parts: OpenedParts) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
         for name, source in self.beside.items():
             yield Span(Extent(source.path, 0, source.size), name, source.read_into)
@@ -260,14 +260,14 @@ class _DcpDirectory:
             item = file.items.get(place.offset)
             if item is None or item.nbytes != place.nbytes:
                 item = file.items[place.offset] = self._opener.open(file.source, place, fqn, kind)
-                self._parts.findings += (with_part_name(finding, where) for finding in item.findings)
-                self._parts.safety += (with_part_name(finding, where) for finding in item.safety)
+                self._parts.findings += (add_part_name(finding, where) for finding in item.findings)
+                self._parts.safety += (add_part_name(finding, where) for finding in item.safety)
             self._items.setdefault(key, item)
         except (DamagedCheckpoint, Unsupported) as failure:
             message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
             self._parts.findings.append(error("item-damaged", message, where))
             self._parts.complete = False
-            self._parts.safety += (with_part_name(note, where) for note in getattr(failure, "safety", ()))
+            self._parts.safety += (add_part_name(note, where) for note in getattr(failure, "safety", ()))
             self._parts.safety.append(warning("not-scanned", "it could not be read", where))
 
     # The tensors and values that they make ----------------------------------------------------------

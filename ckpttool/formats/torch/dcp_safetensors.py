@@ -20,7 +20,7 @@ from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.interface import Format, Probe, scan
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import indexes, read_index
 from ckpttool.formats.sharded import open_set
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
@@ -46,7 +46,7 @@ class DcpSafetensors(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         names = [name for name, entry in probe.entries.items() if _is_rank_file(entry)]
-        with Gathered("part") as parts:
+        with OpenedParts("part") as parts:
             merger = _ChunkMerger(probe.path, parts)
             for name in names:
                 part = parts.add(name, partial(open_file, probe.entries[name].path))
@@ -111,7 +111,7 @@ def _indexes(probe: Probe) -> list[str]:
     return [name for name, format in formats.items() if format == DcpConsolidated.name]
 
 
-def _check_names(parts: Gathered, names: list[str]) -> None:
+def _check_names(parts: OpenedParts, names: list[str]) -> None:
     """Compare what the names ``shard-00002-model-00001-of-00003`` say of each other, and of the holes."""
     matches = [match for name in names if (match := _RANK_FILE.fullmatch(name))]
     totals = {int(match["total"]) for match in matches}
@@ -153,7 +153,7 @@ class _Chunks:
 class _ChunkMerger:
     """Makes tensors of the chunks of all ranks."""
 
-    def __init__(self, path: str, parts: Gathered) -> None:
+    def __init__(self, path: str, parts: OpenedParts) -> None:
         self._path, self._parts = path, parts
         self._chunks: dict[str, _Chunks] = {}
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
     Ranks,
@@ -64,7 +64,7 @@ class DeepSpeed(Format):
         )
 
     def open(self, probe: Probe) -> Checkpoint:
-        with Gathered("part") as parts:
+        with OpenedParts("part") as parts:
             files = _open_files(parts, probe)
             models = [file for file in files if file.kind == "model"]
             first = min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
@@ -109,7 +109,7 @@ class _StateFile(NamedTuple):
         return os.path.splitext(self.name)[0]
 
 
-def _open_files(parts: Gathered, probe: Probe) -> list[_StateFile]:
+def _open_files(parts: OpenedParts, probe: Probe) -> list[_StateFile]:
     """Open all files that a framework could load."""
     files = []
     for name, entry in probe.entries.items():
@@ -135,7 +135,7 @@ def _parse_name(name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
 # The ranks ------------------------------------------------------------------------------------------
 
 
-def _ranks(parts: Gathered, files: list[_StateFile], metadata: Mapping[str, Any]) -> Ranks:
+def _ranks(parts: OpenedParts, files: list[_StateFile], metadata: Mapping[str, Any]) -> Ranks:
     """Return the states of all ranks, and note those that are missing or of another save."""
     stage = stage_of(metadata, [file.part for file in files if file.kind == "optimizer"])
     world, models = _count(metadata.get("dp_world_size")), _count(metadata.get("mp_world_size")) or 1
@@ -157,7 +157,7 @@ def _ranks(parts: Gathered, files: list[_StateFile], metadata: Mapping[str, Any]
 
 
 def _compare_with_job(
-    parts: Gathered, files: list[_StateFile], stage: int | None, world: int, models: int
+    parts: OpenedParts, files: list[_StateFile], stage: int | None, world: int, models: int
 ) -> None:
     """Note files that such a job writes and that are missing, and files of ranks that it did not have."""
     present = {_parse_name(file.name) for file in files}

@@ -22,7 +22,7 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.chunks import Chunked, Tile, strided_view
 from ckpttool.formats.content.tree import make_mapped, replace_tensors, tensors_in, trees_equal
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
@@ -92,7 +92,7 @@ def open_ranks(
         metadata: What torch_checkpointing wrote beside them.
         others: Names of what else lies there, and is not read.
     """
-    with Gathered("part") as parts:
+    with OpenedParts("part") as parts:
         world, job_files = _files_of_one_world(parts, files)
         metadata_part = None if metadata is None else parts.add(METADATA, partial(open_file, metadata))
         job_metadata = dict(metadata_part.metadata) if metadata_part is not None else {}
@@ -138,7 +138,7 @@ def open_ranks(
 # Which files there are --------------------------------------------------------------------------------
 
 
-def _files_of_one_world(parts: Gathered, files: Sequence[RankFile]) -> tuple[int, list[RankFile]]:
+def _files_of_one_world(parts: OpenedParts, files: Sequence[RankFile]) -> tuple[int, list[RankFile]]:
     """Return how many ranks the names speak of, and their files; those of another job are an error each."""
 
     def presence(world: int) -> tuple[float, int]:
@@ -156,7 +156,7 @@ def _files_of_one_world(parts: Gathered, files: Sequence[RankFile]) -> tuple[int
     return world, [file for file in files if file.world == world]
 
 
-def _open_groups(parts: Gathered, files: Sequence[RankFile]) -> list[_RankGroup]:
+def _open_groups(parts: OpenedParts, files: Sequence[RankFile]) -> list[_RankGroup]:
     stems = list(dict.fromkeys(file.stem for file in files))
     groups = {stem: _RankGroup((stem,) if len(stems) > 1 else ()) for stem in stems}
     for file in files:
@@ -177,7 +177,7 @@ def _shards(part: Checkpoint) -> Iterator[Shard]:
 
 
 def _note_missing(
-    parts: Gathered, groups: Sequence[_RankGroup], files: Sequence[RankFile], world: int
+    parts: OpenedParts, groups: Sequence[_RankGroup], files: Sequence[RankFile], world: int
 ) -> None:
     """Note the files that a job of so many ranks writes and that are not there."""
     if world > MAX_RANKS:

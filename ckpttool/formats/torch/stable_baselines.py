@@ -15,7 +15,7 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import with_part_name
+from ckpttool.formats.parts import add_part_name
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
@@ -102,8 +102,8 @@ class _Agent:
             raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
         place = ItemPlace(probe.name, member.payload, member.stored)
         item = self.items[stem] = open_item(probe.source, place, stem, KnownPickles())
-        self.findings += (with_part_name(finding, member.name) for finding in item.findings)
-        self.safety += (with_part_name(finding, member.name) for finding in item.safety)
+        self.findings += (add_part_name(finding, member.name) for finding in item.findings)
+        self.safety += (add_part_name(finding, member.name) for finding in item.safety)
 
     def _read_settings(self) -> dict[str, Any]:
         """Return the settings, pickled ones by their type; these are judged."""

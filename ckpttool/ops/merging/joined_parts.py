@@ -14,7 +14,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.formats.content.tree import make_mapped, trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.formats.parts import with_part_name
+from ckpttool.formats.parts import add_part_name
 from ckpttool.report import counted
 from ckpttool.tensor import Span, Tensor
 from ckpttool.wire.pickle_nodes import Mapped
@@ -128,8 +128,8 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
         tree=lambda: tree,
         native=lambda: native,
         producer=first.producer,
-        findings=tuple(with_part_name(one, part.path) for part in parts for one in part.checkpoint.findings),
-        safety=tuple(with_part_name(one, part.path) for part in parts for one in part.checkpoint.safety),
+        findings=tuple(add_part_name(one, part.path) for part in parts for one in part.checkpoint.findings),
+        safety=tuple(add_part_name(one, part.path) for part in parts for one in part.checkpoint.safety),
     )
 
 

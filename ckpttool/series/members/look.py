@@ -16,9 +16,9 @@ from ckpttool.errors import (
     Truncated,
     from_os_error,
 )
-from ckpttool.formats import unrecognised
+from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import unit_of
-from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, open_probed
+from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, open_probe
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.report import Finding, Severity, counted
@@ -85,8 +85,8 @@ def _open(unit: Unit) -> Checkpoint:
 
 def _open_from(probe: Probe, format: Format | None) -> Checkpoint:
     if format is None:
-        raise unrecognised(probe)
-    return open_probed(probe, lambda probe: format)
+        raise recognition_error(probe)
+    return open_probe(probe, lambda probe: format)
 
 
 def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Entry:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.discovery import named_from_above, sets_in
+from ckpttool.formats.discovery import names_indexed_above, sets_in
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.files import Contents
 
@@ -73,7 +73,7 @@ def all_places(paths: Iterable[str]) -> set[str]:
 
 def named_above(root: str) -> dict[str, str]:
     """Return the places below a directory that indexes above it name, with the index."""
-    named = named_from_above(root)
+    named = names_indexed_above(root)
     return {place: index for path, index in named.items() for place in places_on_the_way(path)}
 
 

@@ -31,7 +31,7 @@ def newest_in(path: str) -> ChosenCheckpoint:
         is_directory = False
     if not is_directory:  # nothing more is imported for a file: ``inspect`` starts faster
         return ChosenCheckpoint(path, 0)
-    from ckpttool.formats import unrecognised
+    from ckpttool.formats import recognition_error
     from ckpttool.formats.discovery import unit_at
     from ckpttool.formats.interface import Probe
     from ckpttool.series.members.order import newest_first
@@ -45,4 +45,4 @@ def newest_in(path: str) -> ChosenCheckpoint:
             newest = min(newest_first(survey.groups), key=lambda entry: not entry.is_sound)
             return ChosenCheckpoint(newest.path, len(survey.entries) - 1, survey.journals)
     with Probe(path) as probe:
-        raise unrecognised(probe)
+        raise recognition_error(probe)

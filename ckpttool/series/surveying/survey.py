@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ckpttool.errors import CheckpointError, NotFound
-from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, looked_at, unit_at
+from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.changing.pending_journals import unaffected_units
@@ -161,7 +161,7 @@ class _SurveyWalk:
             if look.unit is not None:
                 yield look.unit, look.entry
             return
-        unit = looked_at(candidate, self._walk) if isinstance(candidate, str) else None
+        unit = unit_of_candidate(candidate, self._walk) if isinstance(candidate, str) else None
         if unit is not None:
             for inner in _flatten(_find_inside(unit, self._root, self._walk), self._walk):
                 (look,) = look_at_all((inner,))
