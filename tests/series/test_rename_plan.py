@@ -15,7 +15,7 @@ from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.renaming.name_warnings import name_doubts
 from ckpttool.series.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
-from ckpttool.series.renaming.steps import next_wave, onwards, steps
+from ckpttool.series.renaming.steps import next_wave, remaining_step, steps
 from ckpttool.series.renaming.template import parse_template
 
 Make = Callable[..., Entry]
@@ -250,7 +250,7 @@ def _follow(plan: RenamePlan, there: set[str], most: int = 4) -> None:
         assert folds.isdisjoint(map(fold_name, moved.values()))
         there = (there - moved.keys()) | set(moved.values())
         rest = [step for step in waiting if step.renaming not in [one.renaming for one in wave]]
-        rest += [onwards(step, _after(step.entry, step.names)) for step in wave if not step.is_last]
+        rest += [remaining_step(step, _after(step.entry, step.names)) for step in wave if not step.is_last]
         waiting = rest
     assert there == goal
 

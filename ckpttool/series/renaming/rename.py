@@ -20,7 +20,7 @@ from ckpttool.series.reasons import Problem
 from ckpttool.series.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.series.renaming.pointer_updates import updates_for
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
-from ckpttool.series.renaming.steps import RenameStep, after, next_wave, onwards, refresh, steps
+from ckpttool.series.renaming.steps import RenameStep, entry_after, next_wave, refresh, remaining_step, steps
 from ckpttool.series.renaming.template import parse_template
 
 
@@ -165,6 +165,7 @@ class _PlannedRename:
                 directory: stack.enter_context(ChainedMoves(directory)) for directory in self._waiting
             }
             while any(self._waiting.values()):
+                # What leads into several directories is changed once a wave was made in each of them.
                 done: list[RenameStep] = []
                 before = self._scene
                 for directory in list(self._waiting):
@@ -189,10 +190,11 @@ class _PlannedRename:
             failed = self._move(directory, wave, updates, has_more=has_more)
         except CheckpointError as failure:
             if len(self._planned) == 1 and not self._renames:
-                raise
+                raise  # nothing was renamed anywhere
             failed = dict.fromkeys((step.renaming.entry.path for step in wave), failure.reason)
         self._failed |= failed
         if failed and is_chain:
+            # Some wait for the names of others: the chain has taken back all that it had made here.
             self._report_undone(directory)
             return []
         done = [step for step in wave if step.renaming.entry.path not in failed]
@@ -204,7 +206,7 @@ class _PlannedRename:
                 for step in waiting
                 if step.renaming.entry.path not in made
             ]
-            rest += [onwards(step, entries[step.entry.path]) for step in done if not step.is_last]
+            rest += [remaining_step(step, entries[step.entry.path]) for step in done if not step.is_last]
             if rest:
                 self._waiting[directory] = rest
         self._renames += [(step.renaming.entry.path, step.renaming.to) for step in done if step.is_last]
@@ -287,6 +289,6 @@ class _PlannedRename:
 def _current_entry(entry: Entry, step: RenameStep | None = None) -> Entry:
     """Return a checkpoint with its files as they are now, after a step."""
     try:
-        return after(replace(step, entry=entry)) if step else refresh(entry)
+        return entry_after(replace(step, entry=entry)) if step else refresh(entry)
     except OSError as error:
         raise from_os_error(error, entry.path) from error

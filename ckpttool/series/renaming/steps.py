@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from ckpttool.series.changing.moves import Move
 from ckpttool.series.files import Contents, contents
@@ -52,7 +53,7 @@ class RenameStep:
 
 def steps(renamings: Sequence[Renaming]) -> list[RenameStep]:
     """Return the steps that lead to some names, each the whole way."""
-    return [RenameStep(one.entry, one.names, one) for one in renamings]
+    return [RenameStep(renaming.entry, renaming.names, renaming) for renaming in renamings]
 
 
 def next_wave(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[RenameStep]:
@@ -63,10 +64,10 @@ def next_wave(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[
     """
     ready = _ready(waiting)
     blocked = _without(waiting, ready)
-    later = blocked
+    rest = blocked
     for _ in range(MOST_WAVES - 1):
-        later = _without(later, _ready(later))
-    return [*ready, *_aside(blocked, standing)] if later else ready
+        rest = _without(rest, _ready(rest))
+    return [*ready, *_aside(blocked, standing)] if rest else ready
 
 
 def _ready(waiting: Sequence[RenameStep]) -> list[RenameStep]:
@@ -90,9 +91,7 @@ def _aside(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[Ren
     for step in waiting:
         stem = unit_stem(step.entry)
         longest = max(len(os.fsencode(name)) for name in step.names)
-        number = 0
-        while True:
-            number += 1
+        for number in count(1):
             mark = f"~{number}"
             new = (stem if longest + len(mark) <= MAX_NAME else "renaming") + mark
             names = {name: new + name.removeprefix(stem) for name in step.names}
@@ -103,7 +102,7 @@ def _aside(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[Ren
     return aside
 
 
-def after(step: RenameStep) -> Entry:
+def entry_after(step: RenameStep) -> Entry:
     """Return a checkpoint as it is once a step was made."""
     entry = step.entry
     name = step.names[entry.name]
@@ -118,14 +117,9 @@ def refresh(entry: Entry) -> Entry:
     return replace(entry, contents=contents(entry.directory, entry.unit.members))
 
 
-def onwards(step: RenameStep, entry: Entry) -> RenameStep:
+def remaining_step(step: RenameStep, entry: Entry) -> RenameStep:
     """Return the step from where a checkpoint is now to its name."""
-    first, before = step.renaming.entry, step.entry
-    now = dict(zip((*before.unit.members, before.name), (*entry.unit.members, entry.name), strict=True))
-    names_before = (*before.unit.members, before.name)
-    current = {
-        name: now[name_before]
-        for name, name_before in zip((*first.unit.members, first.name), names_before, strict=True)
-    }
+    first = step.renaming.entry  # its members come in the same order whatever they are called
+    current = dict(zip((*first.unit.members, first.name), (*entry.unit.members, entry.name), strict=True))
     names = {current[name]: new for name, new in step.renaming.names.items()}
     return RenameStep(entry, names, step.renaming)

@@ -183,39 +183,6 @@ class _Draft:
         return reasons
 
 
-def _group_plan(
-    group: Group, draft: _Draft, too_large: Mapping[str, str], protections: Protections
-) -> GroupPlan:
-    policy, failed = draft.limited.policy, protections.failed.get(group.key)
-    reasons = draft.reasons_with_limits(too_large)
-    newest_first = group.entries[::-1]
-    remove = tuple(entry for entry in newest_first if not reasons[entry.path])
-    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
-    if skipped is None and policy is None and not remove:
-        skipped = NO_RULE
-    if skipped is not None:
-        remove = ()
-    stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
-    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
-    if skipped is not None or policy is None:
-        return GroupPlan(group.key, keep, remove, skipped, policy, failed)
-    required = [entry for entry in stays if draft.reasons[entry.path]]
-    over = excess("max_size", policy.max_size, stays, required)
-    unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    return GroupPlan(group.key, keep, remove, None, policy, failed, over, unfitting)
-
-
-def history_of(group: Group, protections: Protections, now: float | None) -> History:
-    """Return what the rules see of a series: its intact checkpoints, in their order.
-
-    Without what a read found damaged, the others may have more in common, and so another order.
-    """
-    sound = [entry for entry in group.entries if entry.is_sound]
-    intact = [entry for entry in sound if entry.path not in protections.faults]
-    ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
-    return History(ordered[::-1], now, protections.followers, protections.root)
-
-
 def _draft(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> _Draft:
     """Return what a policy says of a series; where a failed one goes, there may be none."""
     goes_whole = protections.removes_failed and group.key in protections.failed
@@ -257,23 +224,15 @@ def _draft(group: Group, policy: Policy | None, protections: Protections, now: f
     return _Draft(reasons, _limited_series(group, policy, history, reasons, held))
 
 
-def _limited_series(
-    group: Group,
-    policy: Policy | None,
-    history: History,
-    reasons: Mapping[str, Sequence[str]],
-    held: Collection[str],
-) -> LimitedSeries:
-    """Return what limits of size see of a series; one without any brings what stays of it."""
-    if policy is None or not policy.has_limit:
-        return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
-    may_stay = {*held, *(entry.path for entry in history.intact)}
-    undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
-    return LimitedSeries(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
+def history_of(group: Group, protections: Protections, now: float | None) -> History:
+    """Return what the rules see of a series: its intact checkpoints, in their order.
 
-
-def _unique(*reasons: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(chain(*reasons)))
+    Without what a read found damaged, the others may have more in common, and so another order.
+    """
+    sound = [entry for entry in group.entries if entry.is_sound]
+    intact = [entry for entry in sound if entry.path not in protections.faults]
+    ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
+    return History(ordered[::-1], now, protections.followers, protections.root)
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
@@ -303,6 +262,43 @@ def _rule_reasons(policy: Policy, history: History) -> dict[str, list[str]]:
     return reasons
 
 
+def _limited_series(
+    group: Group,
+    policy: Policy | None,
+    history: History,
+    reasons: Mapping[str, Sequence[str]],
+    held: Collection[str],
+) -> LimitedSeries:
+    """Return what limits of size see of a series; one without any brings what stays of it."""
+    if policy is None or not policy.has_limit:
+        return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
+    may_stay = {*held, *(entry.path for entry in history.intact)}
+    undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
+    return LimitedSeries(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
+
+
+def _group_plan(
+    group: Group, draft: _Draft, too_large: Mapping[str, str], protections: Protections
+) -> GroupPlan:
+    policy, failed = draft.limited.policy, protections.failed.get(group.key)
+    reasons = draft.reasons_with_limits(too_large)
+    newest_first = group.entries[::-1]
+    remove = tuple(entry for entry in newest_first if not reasons[entry.path])
+    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
+    if skipped is None and policy is None and not remove:
+        skipped = NO_RULE
+    if skipped is not None:
+        remove = ()
+    stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
+    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
+    if skipped is not None or policy is None:
+        return GroupPlan(group.key, keep, remove, skipped, policy, failed)
+    required = [entry for entry in stays if draft.reasons[entry.path]]
+    over = excess("max_size", policy.max_size, stays, required)
+    unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
+    return GroupPlan(group.key, keep, remove, None, policy, failed, over, unfitting)
+
+
 def fault_of(entry: Entry, protections: Protections) -> str | None:
     """Return what is wrong with a checkpoint, as far as it is known."""
     return entry.fault or protections.faults.get(entry.path)
@@ -317,3 +313,7 @@ def freed_bytes(entries: Sequence[Entry]) -> int:
             names[file.device, file.inode] += 1
             files[file.device, file.inode] = file
     return sum(file.size for key, file in files.items() if names[key] >= file.links)
+
+
+def _unique(*reasons: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(chain(*reasons)))
