@@ -313,7 +313,13 @@ def _difference(
     if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
         differ = np.asarray(now.astype(str) != other.astype(str))
         return f"{int(differ.sum()):,} of {now.size:,} values differ" if differ.any() else ""
-    differ = _differing(now, other, rtol, atol)
+    if not rtol and not atol:  # a float doesn't hold every whole number
+        differ = np.asarray((now != other) & ~((now != now) & (other != other)))
+    else:
+        wide = np.complex128 if "c" in (now.dtype.kind, other.dtype.kind) else np.float64
+        with np.errstate(all="ignore"):
+            is_close = np.isclose(now.astype(wide), other.astype(wide), rtol, atol, equal_nan=True)
+        differ = np.asarray(~is_close)
     if not differ.any():
         return ""
     distance = np.where(differ, _distance(now, other), -1.0)
@@ -339,11 +345,12 @@ def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: Prediction
     floats = {name: one for name, one in judged.items() if _plain(one).dtype.kind in "fc"}
     for name, array in (floats or judged).items():
         rtol, atol = tolerances(array, array, request)
+        other = elsewhere.get(name)
         if name in floats and _largest(array) <= atol:
             doubt = f"no value is further from 0 than the tolerance, {atol:.3g}"
         elif name in floats and (ends := _saturated_ends(_plain(array), rtol, atol)):
             doubt = f"saturated, every value is {ends}"
-        elif name in elsewhere and _equals(elsewhere[name], array, request):
+        elif other is not None and other.shape == array.shape and not _difference(other, array, request):
             doubt = "constant, other input gives the same"
         else:
             continue
@@ -356,20 +363,6 @@ def _saturated_ends(array: np.ndarray[Any, Any], rtol: float, atol: float) -> st
         if (np.isclose(array, low, rtol, atol) | np.isclose(array, high, rtol, atol)).all():
             return f"{low} or {high}"
     return ""
-
-
-def _equals(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest) -> bool:
-    return now.shape == other.shape and not _difference(now, other, request)
-
-
-def _differing(
-    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], rtol: float, atol: float
-) -> np.ndarray[Any, Any]:
-    if not rtol and not atol:  # a float doesn't hold every whole number
-        return np.asarray((now != other) & ~((now != now) & (other != other)))
-    with np.errstate(all="ignore"):
-        wide = np.complex128 if "c" in (now.dtype.kind, other.dtype.kind) else np.float64
-        return np.asarray(~np.isclose(now.astype(wide), other.astype(wide), rtol, atol, equal_nan=True))
 
 
 def _distance(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -201,7 +201,13 @@ class PredictionChild:
                 line = self._lines.get(timeout=min(left, _LOOK))
                 if line is None:
                     raise _ChildEnded("exit")
-                return _parse_message(line)
+                try:
+                    message = json.loads(line)
+                except (ValueError, RecursionError) as failure:
+                    raise _ChildEnded("nonsense") from failure
+                if not isinstance(message, dict):
+                    raise _ChildEnded("nonsense")
+                return message
             if ended:  # and a process that it left behind keeps the pipe open
                 raise _ChildEnded("exit")
             if request.memory and resident(self._process.pid) > request.memory:
@@ -286,16 +292,6 @@ def _drain(stream: IO[bytes], said: list[bytes]) -> None:
     with suppress(OSError, ValueError):
         while block := stream.read(_BLOCK):
             said[0] = (said[0] + block)[-_TAIL_BYTES:]
-
-
-def _parse_message(line: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as failure:
-        raise _ChildEnded("nonsense") from failure
-    if not isinstance(message, dict):
-        raise _ChildEnded("nonsense")
-    return message
 
 
 def _parse_stage(message: dict[str, Any], name: str) -> StageResult:

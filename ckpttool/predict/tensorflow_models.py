@@ -322,29 +322,19 @@ def _target(
         for name, one in more.items():
             if not hasattr(made, name):
                 setattr(made, name, one)
-        return made, graph.keys(
-            {**view.match(made), **(view.match(made.root) if hasattr(made, "root") else {})}
-        )
-    places = [n for n, at in children.items() if graph.nodes[at].children and n not in more]
-    name = max(
-        places, key=lambda n: _match_count(graph, view.match(tf.train.Checkpoint(**{n: model}))), default=None
-    )
-    if name is None or _match_count(graph, view.match(model)) >= _match_count(
-        graph, view.match(tf.train.Checkpoint(**{name: model}))
-    ):
-        return _root_target(graph, view, model, more)
-    target = tf.train.Checkpoint(**{name: model}, **more)
-    return target, graph.keys(view.match(target))
+        root = view.match(made.root) if hasattr(made, "root") else {}
+        return made, graph.keys({**view.match(made), **root})
 
+    def match_count(target: Any) -> int:
+        return sum(one.live is not None for one in graph.keys(view.match(target)))
 
-def _match_count(graph: _ObjectGraph, matches: Mapping[int, Any]) -> int:
-    return sum(one.live is not None for one in graph.keys(matches))
-
-
-def _root_target(
-    graph: _ObjectGraph, view: Any, model: Any, more: Mapping[str, Any]
-) -> tuple[Any, list[_VariableKey]]:
-    """Return a Checkpoint that stands for the model itself; the view of one doesn't look through it."""
+    names = [n for n, at in children.items() if graph.nodes[at].children and n not in more]
+    counts = {name: match_count(tf.train.Checkpoint(**{name: model})) for name in names}
+    name = max(names, key=lambda name: counts[name], default=None)
+    if name is not None and match_count(model) < counts[name]:
+        target = tf.train.Checkpoint(**{name: model}, **more)
+        return target, graph.keys(view.match(target))
+    # The model itself was saved. The view of a Checkpoint doesn't look through one that stands for it.
     own = tf.train.TrackableView(model).children(model)
     more = {name: one for name, one in more.items() if name not in own}
     matches = {**view.match(tf.train.Checkpoint(**more)), **view.match(model)} if more else view.match(model)
@@ -410,10 +400,10 @@ def _unused_findings(
 
     An optimizer's state is of no interest where the user gave none.
     """
-    left = (one for one in keys if one.live is None and (with_optimizer or not one.is_optimizer))
+    unused = (one for one in keys if one.live is None and (with_optimizer or not one.is_optimizer))
     return [
         not_consumed_finding(names.of(one.text))
-        for one in left
+        for one in unused
         # Steps, epochs and metrics are bookkeeping.
         if names.roles.get(one.text) != "training" and not one.text.startswith(f"{_COUNTER}/")
     ]
