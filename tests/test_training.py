@@ -50,9 +50,10 @@ def test_any_tree_gives_a_state_that_json_can_hold(
 ) -> None:
     readers = {path: (lambda value=value: value) for path, value in scalars.items()}
     state = training_state(tree, readers, name)
-    told = json.loads(dumps(training_document(state)))
+    document = json.loads(dumps(training_document(state)))
     assert all(
-        value is None or isinstance(value, int | float | str) for value in (told["epoch"], told["loss"])
+        value is None or isinstance(value, int | float | str)
+        for value in (document["epoch"], document["loss"])
     )
     assert state.step is None or type(state.step) is int
     known = {f"metrics.{metric}" for metric in state.metrics}

@@ -49,8 +49,13 @@ def test_best_score_is_the_best_and_no_metric_of_this_one(files: Path) -> None:
 
 
 def scored(name: str, *, epoch: int = 3, step: int = 16, **state: object) -> dict[str, float]:
-    told = {"monitor": "val_loss", "best_model_path": "d/a.ckpt", "current_score": 0.4, "last_model_path": ""}
-    tree = {"epoch": epoch, "global_step": step, "callbacks": {"ModelCheckpoint": told | state}}
+    remembered = {
+        "monitor": "val_loss",
+        "best_model_path": "d/a.ckpt",
+        "current_score": 0.4,
+        "last_model_path": "",
+    }
+    tree = {"epoch": epoch, "global_step": step, "callbacks": {"ModelCheckpoint": remembered | state}}
     found = training_state(tree, {}, name).metrics
     return {metric: value for metric, value in found.items()}
 
@@ -114,14 +119,14 @@ def test_metrics_that_are_tensors() -> None:
 @pytest.mark.framework
 def test_zero_dimensional_numbers_of_torch_and_numpy(tmp_path: Path) -> None:
     np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
-    told = {
+    metrics = {
         "val_loss": torch.tensor(0.25),
         "f1": np.float64(0.5),
         "acc": np.float32(0.75),
         "n": np.array(0.5),
     }
     weights = {"fc.weight": torch.zeros(2, 2)}
-    torch.save({"model": weights, "epoch": torch.tensor(4), "metrics": told}, tmp_path / "m.pth")
+    torch.save({"model": weights, "epoch": torch.tensor(4), "metrics": metrics}, tmp_path / "m.pth")
     found = entry_of(tmp_path / "m.pth")
     assert (found.epoch, dict(found.metrics)) == (4, {"val_loss": 0.25, "f1": 0.5, "acc": 0.75, "n": 0.5})
 

@@ -123,13 +123,13 @@ def test_bytes_behind_the_end_are_told(files: Path, tmp_path: Path) -> None:
 
 def test_texts_and_records_are_told_and_not_dropped(files: Path) -> None:
     with open_checkpoint(files / "hdf5" / "types.h5") as checkpoint:
-        told = checkpoint.metadata["datasets"]
-    assert isinstance(told, dict)
-    assert told["/text"] == "hello"
-    assert told["/texts"] == ["ab", "c"]
+        datasets = checkpoint.metadata["datasets"]
+    assert isinstance(datasets, dict)
+    assert datasets["/text"] == "hello"
+    assert datasets["/texts"] == ["ab", "c"]
     with h5py.File(files / "hdf5" / "types.h5") as file:
         crc = zlib.crc32(file["records"][()].tobytes())
-    assert told["/records"] == {
+    assert datasets["/records"] == {
         "<dataset>": "compound",
         "shape": [1],
         "members": ["a", "b"],
@@ -164,9 +164,9 @@ def written(path: Path, **datasets: tuple[object, object]) -> dict[str, object]:
                 )
     with open_checkpoint(path) as checkpoint:
         assert {finding.code for finding in checkpoint.findings} <= {"hdf5-type"}
-        told = checkpoint.metadata["datasets"]
-    assert isinstance(told, dict)
-    return told
+        datasets = checkpoint.metadata["datasets"]
+    assert isinstance(datasets, dict)
+    return datasets
 
 
 @pytest.mark.parametrize(
@@ -191,17 +191,17 @@ def test_datasets_without_numbers_are_summed(
 ) -> None:
     found, again = written(tmp_path / "a.h5", d=(one, dtype)), written(tmp_path / "b.h5", d=(one, dtype))
     assert found == again
-    for name, told in written(tmp_path / "c.h5", d=(other, dtype)).items():
-        assert told != found[name]
+    for name, description in written(tmp_path / "c.h5", d=(other, dtype)).items():
+        assert description != found[name]
 
 
 def test_checksums_of_datasets_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h5_tensors, "MAX_SUMMED", 250)
-    told = written(tmp_path / "a.h5", a=(["x" * 100] * 2000, TEXTS))
-    assert [sorted(found) for found in told.values()] == [["<dataset>", "shape"]] * 2  # type: ignore[call-overload]
+    datasets = written(tmp_path / "a.h5", a=(["x" * 100] * 2000, TEXTS))
+    assert [sorted(found) for found in datasets.values()] == [["<dataset>", "shape"]] * 2  # type: ignore[call-overload]
     monkeypatch.setattr(h5_tensors, "_MAX_SUMS", 1)
-    told = written(tmp_path / "b.h5", a=(np.zeros(5, RECORD), RECORD), b=(np.zeros(5, RECORD), RECORD))
-    assert sum("CRC-32" in found for found in told.values()) == 1  # type: ignore[operator]
+    datasets = written(tmp_path / "b.h5", a=(np.zeros(5, RECORD), RECORD), b=(np.zeros(5, RECORD), RECORD))
+    assert sum("CRC-32" in found for found in datasets.values()) == 1  # type: ignore[operator]
 
 
 def test_links_are_told(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_links_are_told(tmp_path: Path) -> None:
 
 
 def test_attributes_without_numbers_are_summed(tmp_path: Path) -> None:
-    def told(number: int, text: str) -> object:
+    def metadata_with(number: int, text: str) -> object:
         with h5py.File(tmp_path / "a.h5", "w") as file:
             file["w"] = [1.0]
             file.attrs.create("record", np.array([(number, 2.0)], RECORD))
@@ -230,8 +230,8 @@ def test_attributes_without_numbers_are_summed(tmp_path: Path) -> None:
         with open_checkpoint(tmp_path / "a.h5") as checkpoint:
             return dict(checkpoint.metadata)
 
-    assert told(1, "a") == told(1, "a")
-    one, other = told(1, "a"), told(2, "a")
+    assert metadata_with(1, "a") == metadata_with(1, "a")
+    one, other = metadata_with(1, "a"), metadata_with(2, "a")
     assert isinstance(one, dict)
     assert isinstance(other, dict)
     assert one["record"] != other["record"]

@@ -52,29 +52,29 @@ def test_reads_what_trainer_wrote(path: Path) -> None:
         assert (opened.format, opened.variant) == (expected["format"], "trainer")
         assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
         by_path = {tensor.path: tensor for tensor in opened.tensors}
-        assert by_path.keys() == {tuple(told["path"]) for told in expected["tensors"]}
-        for told in expected["tensors"]:
-            tensor = by_path[tuple(told["path"])]
-            assert (tensor.dtype.name, list(tensor.shape)) == (told["dtype"], told["shape"])
-            assert hashlib.sha256(tensor.tobytes()).hexdigest() == told["sha256"]
+        assert by_path.keys() == {tuple(truth["path"]) for truth in expected["tensors"]}
+        for truth in expected["tensors"]:
+            tensor = by_path[tuple(truth["path"])]
+            assert (tensor.dtype.name, list(tensor.shape)) == (truth["dtype"], truth["shape"])
+            assert hashlib.sha256(tensor.tobytes()).hexdigest() == truth["sha256"]
         assert (opened.parameters, opened.granularity) == (expected["parameters"], Granularity.FULL)
         assert {entry.path for entry in opened.files} == {str(file) for file in path.iterdir()}
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
 def test_says_where_training_was(path: Path) -> None:
-    told = json.loads(Path(f"{path}.expected.json").read_text(encoding="utf-8"))["training"]
+    truth = json.loads(Path(f"{path}.expected.json").read_text(encoding="utf-8"))["training"]
     with open_checkpoint(path) as opened:
         training = opened.training
         for field in ("epoch", "step", "loss", "learning_rate", "metrics"):
-            assert getattr(training, field) == told[field]
-        assert training.best == told["best_metric"]
-        assert opened.metadata["trainer_state"]["best_model_checkpoint"] == told["best_model_checkpoint"]
+            assert getattr(training, field) == truth[field]
+        assert training.best == truth["best_metric"]
+        assert opened.metadata["trainer_state"]["best_model_checkpoint"] == truth["best_model_checkpoint"]
         assert "log_history" not in opened.metadata["trainer_state"]
         assert training.seed == training.hyper_parameters["seed"] == 42
         assert training.origin["step"] == "trainer_state.json global_step"
         assert training.origin["metrics.eval_loss"] == "trainer_state.json log_history eval_loss"
-        assert opened.metadata["scheduler"]["last_epoch"] == told["step"]
+        assert opened.metadata["scheduler"]["last_epoch"] == truth["step"]
         assert opened.metadata["optimizer"]["param_groups"][0]["initial_lr"] == 0.01
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         assert opened.metadata["config"] == config

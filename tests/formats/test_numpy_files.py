@@ -144,10 +144,10 @@ def test_a_damaged_member_leaves_the_others_readable(tmp_path: Path) -> None:
 def test_text_and_structures_are_described() -> None:
     with open_checkpoint(FILES / "packed.npz") as opened:
         assert list(opened) == ["layer/weight"]
-        told = {name: (one["dtype"], one["shape"]) for name, one in opened.metadata.items()}  # type: ignore[index]
-    assert told["words"] == ("<U2", [2])
-    assert told["dates"] == ("<M8[D]", [1])
-    assert told["fields"] == ("[('x', '<f4'), ('y', '<i2', (2,))]", [2])
+        types = {name: (one["dtype"], one["shape"]) for name, one in opened.metadata.items()}  # type: ignore[index]
+    assert types["words"] == ("<U2", [2])
+    assert types["dates"] == ("<M8[D]", [1])
+    assert types["fields"] == ("[('x', '<f4'), ('y', '<i2', (2,))]", [2])
 
 
 def test_two_bytes_without_a_type_are_said_to_be_so() -> None:
@@ -243,12 +243,12 @@ def test_checksums_of_arrays_that_are_no_tensors(tmp_path: Path) -> None:
     value = np.array(["ab", "c"])
     np.save(tmp_path / "a.npy", value)
     crc = f"{zlib.crc32((tmp_path / 'a.npy').read_bytes()):08x}"
-    told = {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2], "CRC-32": crc}
+    description = {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2], "CRC-32": crc}
     with open_checkpoint(tmp_path / "a.npy") as opened:
-        assert opened.metadata == {"tensor": told}
+        assert opened.metadata == {"tensor": description}
     np.savez_compressed(tmp_path / "a.npz", value=value)
     with open_checkpoint(tmp_path / "a.npz") as opened:
-        assert opened.metadata == {"value": told}
+        assert opened.metadata == {"value": description}
     value = np.array(["ab", "c"] * 9)
     (tmp_path / "a.pkl").write_bytes(pickle.dumps([value]))
     with open_checkpoint(tmp_path / "a.pkl") as opened:
@@ -257,12 +257,12 @@ def test_checksums_of_arrays_that_are_no_tensors(tmp_path: Path) -> None:
 
 
 def test_scalars_that_python_has_none_like_are_told_apart(tmp_path: Path) -> None:
-    def told(value: object) -> object:
+    def plain_form(value: object) -> object:
         (tmp_path / "a.pkl").write_bytes(pickle.dumps({"v": value}))
         with open_checkpoint(tmp_path / "a.pkl") as opened:
             return dict(opened.metadata)
 
-    assert told(np.datetime64("2026-01-01")) == told(np.datetime64("2026-01-01"))
-    assert told(np.datetime64("2026-01-01")) != told(np.datetime64("2026-01-02"))
-    assert told(np.complex64(1 + 2j)) != told(np.complex64(1 + 3j))
-    assert told(np.array((1, 2.0), RECORD)[()]) != told(np.array((1, 3.0), RECORD)[()])
+    assert plain_form(np.datetime64("2026-01-01")) == plain_form(np.datetime64("2026-01-01"))
+    assert plain_form(np.datetime64("2026-01-01")) != plain_form(np.datetime64("2026-01-02"))
+    assert plain_form(np.complex64(1 + 2j)) != plain_form(np.complex64(1 + 3j))
+    assert plain_form(np.array((1, 2.0), RECORD)[()]) != plain_form(np.array((1, 3.0), RECORD)[()])

@@ -79,10 +79,10 @@ def test_reads_real_sets(directory: Path, by_index: bool) -> None:
         assert (opened.format, opened.variant) == (expected["format"], "sharded")
         assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
         assert {tensor.path for tensor in opened.tensors} == {tuple(t["path"]) for t in expected["tensors"]}
-        for told in expected["tensors"]:
-            tensor = opened[told["path"][0]]
-            assert (tensor.dtype.name, list(tensor.shape)) == (told["dtype"], told["shape"])
-            assert hashlib.sha256(tensor.tobytes()).hexdigest() == told["sha256"]
+        for truth in expected["tensors"]:
+            tensor = opened[truth["path"][0]]
+            assert (tensor.dtype.name, list(tensor.shape)) == (truth["dtype"], truth["shape"])
+            assert hashlib.sha256(tensor.tobytes()).hexdigest() == truth["sha256"]
         assert (opened.parameters, opened.granularity.value) == (expected["parameters"], "partial")
         shards = {os.path.basename(t.extent.file) for t in opened.tensors if t.extent}
         assert {os.path.basename(entry.path) for entry in opened.files} == {index_path.name, *shards}
@@ -331,10 +331,10 @@ def test_raises_nothing_but_its_own_errors(
 ) -> None:
     directory = tmp_path_factory.mktemp("set")
     names = st.one_of(st.sampled_from([FIRST, SECOND, EXTRA, INDEX]), st.text(max_size=5), st.integers())
-    told = index(data.draw(st.dictionaries(st.text(max_size=3), names, max_size=4)))
-    damaged = bytearray(told)
-    damaged[data.draw(st.integers(0, len(told) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    laid_out(directory, {INDEX: data.draw(st.sampled_from([told, bytes(damaged)]))})
+    content = index(data.draw(st.dictionaries(st.text(max_size=3), names, max_size=4)))
+    damaged = bytearray(content)
+    damaged[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    laid_out(directory, {INDEX: data.draw(st.sampled_from([content, bytes(damaged)]))})
     for path in (directory, directory / INDEX):
         with suppress(CheckpointError):
             open_checkpoint(path).close()

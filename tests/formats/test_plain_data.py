@@ -47,7 +47,7 @@ def odd(*args: object, state: object = None, items: object = None, pairs: object
     return made
 
 
-def told(value: object, protocol: int = 2) -> object:
+def plain_form(value: object, protocol: int = 2) -> object:
     data = pickle.dumps(value, protocol)
     (found,) = read_pickles(Buffer("some.pkl", data), 0, len(data)).pickles
     return flatten(found.root, lambda node: None, "some.pkl").plain
@@ -102,8 +102,8 @@ DAY = datetime.datetime(2026, 1, 2)
     ],
 )
 def test_what_differs_is_told_apart(one: object, other: object, protocol: int) -> None:
-    assert told(one, protocol) == told(one, protocol)
-    assert told(one, protocol) != told(other, protocol)
+    assert plain_form(one, protocol) == plain_form(one, protocol)
+    assert plain_form(one, protocol) != plain_form(other, protocol)
 
 
 STAMPS = st.binary(min_size=0, max_size=600)
@@ -119,7 +119,7 @@ PLAIN = st.recursive(
 @example({1: 2, "1": 3}, {1: 4, "1": 3})
 @example({1: 2, "1": 3, "[1]": 4}, {1: 5, "1": 3, "[1]": 4})
 def test_equal_descriptions_mean_equal_values(one: object, other: object) -> None:
-    ours, theirs = told({"v": one}), told({"v": other})
+    ours, theirs = plain_form({"v": one}), plain_form({"v": other})
     if one == other:
         assert ours == theirs
     else:
@@ -138,31 +138,31 @@ def typed(tree: Any) -> Any:
 def test_bytes_have_the_checksum_of_all_of_them(size: int, protocol: int) -> None:
     data = bytes(range(256)) * (size // 256 + 1)
     data = data[:size]
-    assert told(data, protocol) == f"<{size:,} bytes, CRC-32 {crc(data)}>"
+    assert plain_form(data, protocol) == f"<{size:,} bytes, CRC-32 {crc(data)}>"
 
 
 def test_few_bytes_are_shown() -> None:
-    assert told(b"\0\1") == "<2 bytes: 00 01>"
+    assert plain_form(b"\0\1") == "<2 bytes: 00 01>"
     # Year in two bytes, month, day, hour, minute, second, microsecond in three.
-    assert told(DAY) == "datetime.datetime(<10 bytes: 07 ea 01 02 00 00 00 00 00 00>)"
+    assert plain_form(DAY) == "datetime.datetime(<10 bytes: 07 ea 01 02 00 00 00 00 00 00>)"
 
 
 def test_long_texts_begin_and_are_summed() -> None:
     text = "ä" * 5000
-    assert told(text) == f"{'ä' * 4096}… (5,000 characters, CRC-32 {crc(text.encode())})"
+    assert plain_form(text) == f"{'ä' * 4096}… (5,000 characters, CRC-32 {crc(text.encode())})"
     text *= 20
-    assert told(text) == f"<text of 200,000 bytes, CRC-32 {crc(text.encode())}>"
+    assert plain_form(text) == f"<text of 200,000 bytes, CRC-32 {crc(text.encode())}>"
 
 
 def test_keys_that_look_alike() -> None:
-    found = told({"1": 3, 1: 2, "[1]": 4, 2: 5})
+    found = plain_form({"1": 3, 1: 2, "[1]": 4, 2: 5})
     assert isinstance(found, dict)
     assert found == {"1": 3, "[[1]]": 2, "[1]": 4, "2": 5}
     assert {key: type(key) for key in found} == {"1": str, "[[1]]": KeyText, "[1]": str, "2": KeyText}
 
 
 def test_parts_that_have_no_keys_take_no_others_place() -> None:
-    found = told(odd(7, state={"<args>": 1}))
+    found = plain_form(odd(7, state={"<args>": 1}))
     assert found == {"<class>": f"{__name__}.Odd", "<args>": 1, "<<args>>": [7]}
 
 
@@ -190,7 +190,7 @@ def test_what_is_shared_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plain_data, "describe_bytes", counted)
     shared = b"x" * 60_000
-    found = told([shared] * 1000 + [{}])
+    found = plain_form([shared] * 1000 + [{}])
     assert isinstance(found, list)
     assert len(found) == 1001
     assert summed == [60_000]
@@ -210,14 +210,14 @@ def test_a_budget_for_what_is_read_from_the_file(monkeypatch: pytest.MonkeyPatch
 
 def test_a_budget_for_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_data, "MAX_WORDS", 100)
-    assert told({tuple(range(1000)): 0}) == {"tuple(…)": 0}
-    assert told([odd(*range(20)) for _ in range(10)])[-1] == f"{__name__}.Odd(…)"  # type: ignore[index]
+    assert plain_form({tuple(range(1000)): 0}) == {"tuple(…)": 0}
+    assert plain_form([odd(*range(20)) for _ in range(10)])[-1] == f"{__name__}.Odd(…)"  # type: ignore[index]
 
 
 def test_an_object_made_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     inner: list[object] = []
     inner.append(inner)
-    assert told(odd(inner)) == {"<class>": f"{__name__}.Odd", "<args>": [["<a cycle>"]]}
+    assert plain_form(odd(inner)) == {"<class>": f"{__name__}.Odd", "<args>": [["<a cycle>"]]}
     monkeypatch.setattr(plain_data, "MAX_WORDS", 1000)
     assert PlainDataRenderer().render(inner) == "list(…)"
 
@@ -240,7 +240,7 @@ def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_keys_that_look_alike_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_data, "MAX_WORDS", 0)  # of a tuple only the kind is told then
-    found = told({(number, "x"): number for number in range(100)})
+    found = plain_form({(number, "x"): number for number in range(100)})
     assert isinstance(found, dict)
     assert list(found.values()) == list(range(100))
     assert max(map(len, found)) < 50

@@ -79,7 +79,7 @@ def of_tree(form: object, shared: list[object] | None = None) -> str:
 
 
 def test_tensors_get_their_paths_and_roles_and_ties_come_back() -> None:
-    told = {
+    document = {
         "model.a": {"path": ["model", "a"], "role": "weights"},
         "model.b": {"path": ["model", "b"], "role": "weights", "shares_with": "model.a"},
         "optimizer.state.0.m": {"path": ["optimizer", "state", 0, "m"], "role": "optimizer"},
@@ -91,7 +91,7 @@ def test_tensors_get_their_paths_and_roles_and_ties_come_back() -> None:
         "loss": {"$float": "nan"},
     }
     opened = checkpoint("optimizer.state.0.m", "model.a")
-    found = apply_sidecar(opened, written({"tree": form}, told), "here")
+    found = apply_sidecar(opened, written({"tree": form}, document), "here")
     assert found.findings == ()
     assert [(one.path, one.role, one.shares_with) for one in found.tensors] == [
         (("model", "a"), Role.WEIGHTS, None),
@@ -123,7 +123,7 @@ def test_conventions_and_layers_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "document",
     [
         {"conventions": 1},
         {"conventions": ["keras"]},
@@ -132,8 +132,8 @@ def test_conventions_and_layers_come_back() -> None:
         {"conventions": "keras", "layers": {"a": "D" * 1001}},
     ],
 )
-def test_conventions_that_are_none_are_refused(told: dict[str, object]) -> None:
-    assert refused(written({}, **told)).endswith((" is none", " are none"))
+def test_conventions_that_are_none_are_refused(document: dict[str, object]) -> None:
+    assert refused(written({}, **document)).endswith((" is none", " are none"))
 
 
 def test_a_format_that_holds_the_tree_keeps_it() -> None:
@@ -160,8 +160,8 @@ def test_roles_are_told_to_a_format_that_holds_the_tree() -> None:
 
 
 def test_a_tensor_may_be_called_as_the_entry() -> None:
-    told = {ENTRY: {"path": ["ckpttool", "content"], "role": "weights"}}
-    found = apply_sidecar(checkpoint(ENTRY), written({}, told), "here")
+    document = {ENTRY: {"path": ["ckpttool", "content"], "role": "weights"}}
+    found = apply_sidecar(checkpoint(ENTRY), written({}, document), "here")
     assert found.findings == ()
     assert found[ENTRY].path == ("ckpttool", "content")
     assert list(apply_sidecar(checkpoint(ENTRY), b"{}", "here")) == [ENTRY]

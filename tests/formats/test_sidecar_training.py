@@ -29,17 +29,17 @@ STATES = st.builds(
 
 @given(STATES)
 def test_it_comes_back(state: TrainingState) -> None:
-    told = json.loads(json.dumps(training_document(state)))
-    check_training(told)
-    assert merge_training(TrainingState(), told) == state
+    document = json.loads(json.dumps(training_document(state)))
+    check_training(document)
+    assert merge_training(TrainingState(), document) == state
 
 
 def test_what_was_carried_counts_more_than_what_is_found() -> None:
     found = TrainingState(
         epoch=1, step=2, hyper_parameters={"lr": 1}, origin={"epoch": "name", "step": "key step"}
     )
-    told = training_document(TrainingState(epoch=7, origin={"epoch": "file epoch_id"}))
-    both = merge_training(found, told)
+    document = training_document(TrainingState(epoch=7, origin={"epoch": "file epoch_id"}))
+    both = merge_training(found, document)
     assert (both.epoch, both.step, both.hyper_parameters) == (7, 2, {"lr": 1})
     assert both.origin == {"epoch": "file epoch_id", "step": "key step"}
 
@@ -51,13 +51,13 @@ def test_nothing_is_carried_of_nothing() -> None:
 
 def test_what_counts_nothing_is_not_carried() -> None:
     state = TrainingState(epoch=math.inf, step=2**63, loss=math.nan, seed=2**64 - 1)
-    told = training_document(state)
-    check_training(told)
-    assert sorted(told) == ["loss", "origin", "seed"]
+    document = training_document(state)
+    check_training(document)
+    assert sorted(document) == ["loss", "origin", "seed"]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "document",
     [
         None,
         [],
@@ -80,6 +80,6 @@ def test_what_counts_nothing_is_not_carried() -> None:
         {"metrics": {"acc": 1 << 80_000}},
     ],
 )
-def test_what_is_no_training_state(told: object) -> None:
+def test_what_is_no_training_state(document: object) -> None:
     with pytest.raises(ValueError, match="training state"):
-        check_training(told)
+        check_training(document)

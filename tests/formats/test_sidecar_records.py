@@ -34,8 +34,8 @@ def require_warned(path: Path, why: str) -> None:
     with open_checkpoint(path) as opened:
         assert opened["a"].tobytes() == b"ab"
         assert (dict(opened.metadata), opened.complete) == ({}, True)
-        told = [(one.code, one.severity, one.where) for one in opened.findings]
-        assert told == [("content-entry", Severity.WARNING, ENTRY)]
+        found = [(one.code, one.severity, one.where) for one in opened.findings]
+        assert found == [("content-entry", Severity.WARNING, ENTRY)]
         assert why in opened.findings[0].message
 
 
