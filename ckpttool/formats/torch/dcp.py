@@ -56,8 +56,6 @@ _BACKEND = "sharded_backend"
 _MAX_CONFIG = 1 << 16
 _SEPARATELY = "torch"
 """The one means of saving what is not sharded by which it gets a file of its own."""
-_MegatronFault = tuple[str, str, str]
-"""What is wrong with a file: ``missing`` or ``damaged``, a sentence, and its name."""
 
 
 class TorchDcp(Format):
@@ -102,7 +100,7 @@ class TorchDcp(Format):
                 complete=parts.complete,
                 close=lambda: (keep(), keep_parts())[0],
             )
-            return apply_sidecar_file(checkpoint, directory.beside.get(ENTRY))
+            return apply_sidecar_file(checkpoint, directory.sources.get(ENTRY))
 
 
 def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
@@ -125,7 +123,7 @@ class _DcpDirectory:
 
     def __init__(self, probe: Probe, parts: OpenedParts, opened: ExitStack) -> None:
         self._probe, self._parts, self._opened = probe, parts, opened
-        self.beside: dict[str, Source] = {}
+        self.sources: dict[str, Source] = {}
         self._files: dict[str, _DataFile] = {}
         self._items: dict[Key, Item] = {}
         self._metadata, self._opener = Metadata(), Items()
@@ -146,8 +144,22 @@ class _DcpDirectory:
         self._note_unnamed_files()
 
     def tree(self, tensors: tuple[Tensor, ...]) -> object:
-        """Return all that the items hold, in the containers that their paths make."""
-        return tree_of_items(self._metadata.entries, self._items, self._extra, tensors)
+        """Return all that the items hold, in the containers that paths make; None where these contradict."""
+        by_path = {tensor.path: tensor for tensor in reversed(tensors)}
+        nodes: list[tuple[Path, object]] = []
+        for fqn, entry in self._metadata.entries.items():
+            item = self._items.get((fqn, None))
+            if entry.dtype is not None:
+                nodes.append((entry.path, by_path[entry.path]))
+            elif item is not None:
+                nodes.append((entry.path, item.tree(tensors)))
+        extra = self._extra
+        if extra is not None:
+            # Its keys go to the root; its leaves are tensors of the whole checkpoint, as the items' are.
+            leaves = {id(tensor): by_path[tensor.path] for tensor in extra.tensors if tensor.path in by_path}
+            tree = replace_tensors(extra.tree, leaves)
+            nodes += [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else ()
+        return containers_of_paths(nodes) if nodes else None
 
     def files(self) -> Iterator[str]:
         """Yield the paths of all files that belong to it."""
@@ -158,12 +170,12 @@ class _DcpDirectory:
 
     def scanned_paths(self) -> frozenset[str]:
         """Return the paths of the files whose pickles were looked into."""
-        sources = (*self.beside.values(), *(file.source for file in self._files.values()))
+        sources = (*self.sources.values(), *(file.source for file in self._files.values()))
         return frozenset((*self._parts.judged, *(os.path.abspath(source.path) for source in sources)))
 
     def spans(self, parts: OpenedParts) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
-        for name, source in self.beside.items():
+        for name, source in self.sources.items():
             yield Span(Extent(source.path, 0, source.size), name, source.read_into)
         for name, file in self._files.items():
             for offset in sorted(file.items):
@@ -180,10 +192,10 @@ class _DcpDirectory:
             parts.safety.append(warning("not-scanned", message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
-            self.beside[name] = self._opened.enter_context(Source(entry.path))
+            self.sources[name] = self._opened.enter_context(Source(entry.path))
         sidecar = self._probe.entries.get(ENTRY)
         if sidecar is not None and sidecar.is_file(follow_symlinks=False):
-            self.beside[ENTRY] = self._opened.enter_context(Source(sidecar.path))
+            self.sources[ENTRY] = self._opened.enter_context(Source(sidecar.path))
         parts.findings += metadata.findings
         parts.safety += metadata.safety
         # Items that were compressed or encrypted when they were written are not read.
@@ -321,13 +333,13 @@ class _DcpDirectory:
 
     @cached_property
     def _is_megatron(self) -> bool:
-        return is_megatron_beside(self._probe.entries, is_megatron=self._metadata.is_megatron)
+        """Tell whether Megatron wrote the directory, by its ``.metadata`` or the file beside it."""
+        return self._metadata.is_megatron or _BACKEND.encode() in _megatron_config(self._probe.entries)
 
     def _add_extra(self) -> None:
         """Add what is not sharded, which lies in a file beside."""
         if self._is_megatron:
-            for what, message, name in megatron_faults(self._probe.entries):
-                self._parts.fault(what, message, name)
+            self._check_megatron()
         name = MEGATRON_COMMON if self._is_megatron else EXTRA
         entry = self._probe.entries.get(name)
         if entry is None:
@@ -342,6 +354,27 @@ class _DcpDirectory:
             self.tensors.append((tensor.path, parts))
         self.values += (((key,), value) for key, value in extra.metadata.items())
 
+    def _check_megatron(self) -> None:
+        """Note what Megatron would miss in a directory that it wrote."""
+        entries, fault = self._probe.entries, self._parts.fault
+        means: object = _SEPARATELY
+        if MEGATRON_CONFIG not in entries:
+            message = "Megatron writes it last: the save was interrupted, or it was not copied"
+            fault("missing", message, MEGATRON_CONFIG)
+        else:
+            try:
+                config = parse_json(entries[MEGATRON_CONFIG].path, _megatron_config(entries), "metadata")
+            except DamagedCheckpoint as failure:
+                fault("damaged", failure.reason, MEGATRON_CONFIG)
+            else:
+                if isinstance(config, dict) and isinstance(config.get(_BACKEND), str):
+                    means = config.get("common_backend", _SEPARATELY)
+                else:
+                    fault("damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG)
+        if means == _SEPARATELY and MEGATRON_COMMON not in entries:
+            message = "all that is not sharded lies in it: iteration, arguments, schedules"
+            fault("missing", message, MEGATRON_COMMON)
+
     def _note_unnamed_files(self) -> None:
         """Note data that the metadata does not name, and what an interrupted save left."""
         files = {place.file for places in self._metadata.places.values() for place in places}
@@ -352,32 +385,6 @@ class _DcpDirectory:
             elif _TEMPORARY.fullmatch(name):
                 message = "left behind by a save that was interrupted"
                 self._parts.findings.append(warning("part-temporary", message, name))
-
-
-def tree_of_items(
-    entries: Mapping[str, MetadataEntry],
-    items: Mapping[Key, Item],
-    extra: Checkpoint | None,
-    tensors: tuple[Tensor, ...],
-) -> object:
-    """Return all that items hold, in the containers that paths make; None where these contradict.
-
-    The keys of ``extra``, a file beside the items, go to the root.
-    """
-    by_path = {tensor.path: tensor for tensor in reversed(tensors)}
-    nodes: list[tuple[Path, object]] = []
-    for fqn, entry in entries.items():
-        item = items.get((fqn, None))
-        if entry.dtype is not None:
-            nodes.append((entry.path, by_path[entry.path]))
-        elif item is not None:
-            nodes.append((entry.path, item.tree(tensors)))
-    if extra is not None:
-        # Its leaves are to be the tensors of the whole checkpoint, as those of the items are.
-        leaves = {id(tensor): by_path[tensor.path] for tensor in extra.tensors if tensor.path in by_path}
-        tree = replace_tensors(extra.tree, leaves)
-        nodes += [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else ()
-    return containers_of_paths(nodes) if nodes else None
 
 
 class _Level(dict[Any, Any]):
@@ -409,38 +416,6 @@ def _list_or_dict(node: object) -> object:
         return NodeParts([node[index] for index in indices], list)
     keys = list(node)
     return NodeParts(list(node.values()), lambda values: dict(zip(keys, values, strict=True)))
-
-
-def is_megatron_beside(entries: Mapping[str, os.DirEntry[str]], *, is_megatron: bool) -> bool:
-    """Tell whether Megatron wrote the files of a directory, of which ``.metadata`` says ``is_megatron``."""
-    return is_megatron or _BACKEND.encode() in _megatron_config(entries)
-
-
-def megatron_faults(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[_MegatronFault]:
-    """Yield what Megatron would miss in a directory that it wrote."""
-    means: object = _SEPARATELY
-    if MEGATRON_CONFIG not in entries:
-        yield (
-            "missing",
-            "Megatron writes it last: the save was interrupted, or it was not copied",
-            MEGATRON_CONFIG,
-        )
-    else:
-        try:
-            config = parse_json(entries[MEGATRON_CONFIG].path, _megatron_config(entries), "metadata")
-        except DamagedCheckpoint as failure:
-            yield "damaged", failure.reason, MEGATRON_CONFIG
-        else:
-            if isinstance(config, dict) and isinstance(config.get(_BACKEND), str):
-                means = config.get("common_backend", _SEPARATELY)
-            else:
-                yield "damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG
-    if means == _SEPARATELY and MEGATRON_COMMON not in entries:
-        yield (
-            "missing",
-            "all that is not sharded lies in it: iteration, arguments, schedules",
-            MEGATRON_COMMON,
-        )
 
 
 def _megatron_config(entries: Mapping[str, os.DirEntry[str]]) -> bytes:

@@ -72,7 +72,7 @@ class DeepSpeed(Format):
             ranks = _ranks(parts, files, metadata)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
             optimizers = [ranks.optimizer[rank] for rank in sorted(ranks.optimizer)]
-            parts.findings += (*check_partitions(ranks), *check_optimizers(optimizers), *apart_notes(ranks))
+            parts.findings += (*check_partitions(ranks), *_check_optimizers(optimizers), *apart_notes(ranks))
             metadata |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
             version = metadata.get("ds_version")
             return Checkpoint(
@@ -148,7 +148,7 @@ def _ranks(parts: OpenedParts, files: list[_StateFile], metadata: Mapping[str, A
         parts.findings.append(error("world-size", f"{world * models:,} ranks are not to be believed"))
     else:
         _compare_with_job(parts, files, stage, world, models)
-    parts.findings += check_model_states({file.name: file.part for file in files if file.kind == "model"})
+    parts.findings += _check_model_states({file.name: file.part for file in files if file.kind == "model"})
     by_kind = {
         kind: {file.dp or 0: file.part for file in files if file.kind == kind and file.mp == 0}
         for kind in ("model", "optimizer")
@@ -257,7 +257,7 @@ def _training_state(metadata: Mapping[str, Any], files: list[_StateFile], name: 
     return training_state(values, {}, name)
 
 
-def check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
+def _check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
     """Yield where model states, by the names of their files, are of another step or job than the first."""
     if not parts:
         return
@@ -274,7 +274,7 @@ def check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
                 yield error("part-stale", message, name)
 
 
-def check_optimizers(parts: Sequence[Checkpoint]) -> Iterator[Finding]:
+def _check_optimizers(parts: Sequence[Checkpoint]) -> Iterator[Finding]:
     """Yield where a rank's optimizer has made another number of steps than the first rank's.
 
     A step that is a tensor isn't read: it is compared by the checksum that its file states of it.

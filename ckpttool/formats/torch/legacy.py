@@ -156,11 +156,11 @@ def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
         raise DamagedCheckpoint(path, str(describe(protocol)), expected=str(PROTOCOL), where=PARTS[1])
     if not isinstance(info, dict):
         raise DamagedCheckpoint(path, "no system info", expected="a dictionary", where=PARTS[2])
-    storages = LegacyStorages(pickles.source, announced_storages(path, root))
+    storages = LegacyStorages(pickles.source, _announced_storages(path, root))
     return Legacy(root, storages, storages.locate(keys, parts[-1].end, end))
 
 
-def announced_storages(path: str, root: object) -> dict[str, tuple[DType | None, int]]:
+def _announced_storages(path: str, root: object) -> dict[str, tuple[DType | None, int]]:
     """Return element type and number of elements of every storage that an object refers to, by key."""
     announced: dict[str, tuple[DType | None, int]] = {}
     for reference in references(root):

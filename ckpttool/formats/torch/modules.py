@@ -63,10 +63,15 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
             while name in attributes:  # attributes may have dots in their names
                 name = f"<{name}>"
             attributes[name] = node
-        for key, node in _state_items(module.state):
+        # Its own part of the state dict: parameters, then persistent buffers.
+        buffers = module.state["_buffers"].items()
+        state_items = [*module.state["_parameters"].items()]
+        state_items += (item for item in buffers if not _is_hidden(module.state, item[0]))
+        for key, node in state_items:
             leaf = objects.leaf(node)
             for path, parts in leaf.tensors if leaf else ():
-                tensors.append(((prefix + key, *path), replace(parts, role=Role.WEIGHTS)))
+                name = f"{prefix}{describe(key)}"
+                tensors.append(((name, *path), replace(parts, role=Role.WEIGHTS)))
     budget, spent = objects.budget, objects.budget.visits
     # A module that attributes refer to is told by its name; of several names, by the first.
     names = {id(module): f"<the module {prefix.rstrip('.')!r}>" for prefix, module in reversed(modules)}
@@ -110,15 +115,6 @@ def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
             if _is_child(child)
         ]
         pending += reversed(children)
-
-
-def _state_items(state: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield what a module's own part of the state dict holds: parameters, then persistent buffers."""
-    for name, node in state["_parameters"].items():
-        yield str(describe(name)), node
-    for name, node in state["_buffers"].items():
-        if not _is_hidden(state, name):
-            yield str(describe(name)), node
 
 
 def _is_hidden(state: dict[str, Any], name: object) -> bool:

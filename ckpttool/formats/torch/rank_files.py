@@ -105,7 +105,7 @@ def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
     ]
 
 
-def files_of_one_save(entries: Entries) -> list[RankFile]:
+def _files_of_one_save(entries: Entries) -> list[RankFile]:
     """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
     files = [file for entry in entries.values() if (file := _parse_world_file(entry.path)) is not None]
     if not files and METADATA in entries and _has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
@@ -134,7 +134,7 @@ def _rank_files(entries: Entries) -> Iterator[RankFile]:
 def _files_at(probe: Probe) -> list[RankFile]:
     """Return the files of ranks that a path stands for: a directory, or what their names begin with."""
     if probe.is_directory:
-        return files_of_one_save(probe.entries)
+        return _files_of_one_save(probe.entries)
     if os.path.lexists(probe.path):
         return []
     files = [file for path in ranked_paths(probe.path) if (file := parse_rank_file(path)) is not None]

@@ -65,7 +65,11 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
             (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
         ]
         pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
-        pickles.safety |= dict.fromkeys(judge_code(records))
+        pickles.safety |= dict.fromkeys(
+            finding
+            for _, member in _code(records)
+            for finding in judge_text(records.archive.read(member), member.name)
+        )
         if "bytecode.pkl" in records.by_name:
             texts = _texts(pickles.root("bytecode.pkl"))
             pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
@@ -246,12 +250,6 @@ def _code(records: Records) -> Iterator[tuple[str, Member]]:
     for name, member in records.by_name.items():
         if name.startswith("code/") and name.endswith(".py"):
             yield member.name.partition("/")[2], member
-
-
-def judge_code(records: Records) -> Iterator[Finding]:
-    """Yield what running the model's code would do besides computing."""
-    for _, member in _code(records):
-        yield from judge_text(records.archive.read(member), member.name)
 
 
 def _texts(root: object) -> Iterator[str]:
