@@ -124,7 +124,7 @@ def _require_sums(checkpoint: Checkpoint, written: Sequence[Written], jobs: int,
         tensor = one.tensor
         is_little = tensor.byteorder == "little" or tensor.dtype.word_bytes == 1
         if tensor.extent is not None and tensor.extent == tensor.storage and is_little:
-            known[tensor.extent, one.algorithm] = one.own
+            known[tensor.extent, one.algorithm] = one.elements_checksum
     summed = (span for span in checkpoint.spans() if span.crc32 is not None)
     found: list[Finding] = []
     while batch := list(islice(summed, _AT_ONCE)):

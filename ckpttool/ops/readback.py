@@ -105,7 +105,7 @@ def _differing_tensors(
         for own, stands, values in spans[at : at + _AT_ONCE]:  # the bytes, with the checksum they should have
             extent = stands.extent or Extent(values.source.path, values.offset, values.nbytes)
             read = reader_from(values.source, values.offset)
-            batch.append(Span(extent, own.tensor.name, read, own.own, algorithm=own.algorithm))
+            batch.append(Span(extent, own.tensor.name, read, own.elements_checksum, algorithm=own.algorithm))
         for one in scan(batch, jobs=jobs, values=False, advance=advance):
             if one.failure is not None:
                 yield f"{one.span.where}: {one.failure.reason}"

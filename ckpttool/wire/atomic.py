@@ -17,17 +17,17 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
     Mode and owner of an existing file stay. A symlink is replaced, not followed.
     """
-    directory, name = os.path.split(os.fspath(path))
-    with OpenDirectory(directory) as place:
-        write_within(place, name, data)
+    parent, name = os.path.split(os.fspath(path))
+    with OpenDirectory(parent) as directory:
+        write_in(directory, name, data)
 
 
-def write_within(place: OpenDirectory, name: str, data: bytes, scratch: OpenDirectory | None = None) -> None:
+def write_in(directory: OpenDirectory, name: str, data: bytes, scratch: OpenDirectory | None = None) -> None:
     """Replace the content of a file in an open directory; see ``write_atomically``.
 
     ``scratch`` is the directory in which the content waits, on the same file system; None for the file's own.
     """
-    scratch = place if scratch is None else scratch
+    scratch = directory if scratch is None else scratch
     temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
     descriptor = scratch.create(temporary)
     try:
@@ -35,28 +35,28 @@ def write_within(place: OpenDirectory, name: str, data: bytes, scratch: OpenDire
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            adopt(descriptor, place.at(name), place.descriptor)
+            adopt_mode(descriptor, directory.at(name), directory.descriptor)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        scratch.replace(temporary, place, name)
+        scratch.replace(temporary, directory, name)
     except BaseException:
         with suppress(OSError):  # the first failure is the one to tell
             scratch.unlink(temporary)
         raise
-    place.sync()
+    directory.sync()
 
 
-def sync_directory(directory: str | os.PathLike[str]) -> None:
+def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make what was renamed in a directory durable, where the system can."""
-    with OpenDirectory(os.fspath(directory)) as place:
-        place.sync()
+    with OpenDirectory(os.fspath(path)) as directory:
+        directory.sync()
 
 
-def adopt(descriptor: int, target: str, directory: int | None = None) -> None:
+def adopt_mode(descriptor: int, target: str, dir_fd: int | None = None) -> None:
     """Give an open file mode and owner of the one that it replaces, but no right to run as the owner."""
     try:
-        old = os.lstat(target, dir_fd=directory)
+        old = os.lstat(target, dir_fd=dir_fd)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(old.st_mode) or not hasattr(os, "fchmod"):

@@ -216,6 +216,10 @@ def _judge_argument(name: Global, kinds: Collection[str]) -> Trust:
     return Trust.DANGEROUS if kind or stranger(name.module, name.name) is not Trust.UNKNOWN else Trust.UNKNOWN
 
 
+def _plain_if(is_harmless: bool) -> Trust:
+    return Trust.PLAIN if is_harmless else Trust.DANGEROUS
+
+
 def _worst(*meanings: Trust) -> Trust:
     return max(meanings, key=_WORST.index, default=Trust.PLAIN)
 
@@ -248,7 +252,7 @@ def _judge_content(arg: object) -> Trust:
 
 
 def _new(call: Call, charge: Charge) -> Trust:
-    return Trust.PLAIN if call.is_new and not call.args else Trust.DANGEROUS
+    return _plain_if(call.is_new and not call.args)
 
 
 def _factory(call: Call, charge: Charge) -> Trust:
@@ -287,16 +291,9 @@ def _tensor_with_state(call: Call, charge: Charge) -> Trust:
 
 def _elements(call: Call, charge: Charge) -> Trust:
     """``_array_reconstructor(array.array, typecode, code, bytes)``."""
-    args = call.args
-    return (
-        _data(Call(call.function, args[1:]), charge)
-        if args[:1] == (Global("array", "array"),)
-        else Trust.DANGEROUS
-    )
-
-
-def _random(call: Call, charge: Charge) -> Trust:
-    return _data(call, charge, ("random",))
+    if call.args[:1] != (Global("array", "array"),):
+        return Trust.DANGEROUS
+    return _data(Call(call.function, call.args[1:]), charge)
 
 
 def _subclass(call: Call, charge: Charge) -> Trust:
@@ -355,12 +352,9 @@ def _reconstructor(call: Call, charge: Charge) -> Trust:
 
 def _latin1(call: Call, charge: Charge) -> Trust:
     args = call.args
-    is_text = len(args) == 2 and isinstance(args[0], str | Payload) and args[1] in ("latin1", "latin-1")
-    return Trust.PLAIN if is_text else Trust.DANGEROUS
-
-
-def _none_type(call: Call, charge: Charge) -> Trust:
-    return Trust.PLAIN if call.args == (None,) else Trust.DANGEROUS
+    return _plain_if(
+        len(args) == 2 and isinstance(args[0], str | Payload) and args[1] in ("latin1", "latin-1")
+    )
 
 
 def _attribute(call: Call, charge: Charge) -> Trust:
@@ -400,11 +394,6 @@ def _partial(call: Call, charge: Charge) -> Trust:
     return Trust.UNKNOWN if kind is None or kind in _GIVE_CALLABLES else Trust.DANGEROUS
 
 
-def _unvetted_helper(call: Call, charge: Charge) -> Trust:
-    """A helper of a package that is given data, and classes of its kind: unknown, and so is what it makes."""
-    return _worst(Trust.UNKNOWN, _data(call, charge, ("value", UNVETTED)))
-
-
 def _paddle_eval(call: Call, charge: Charge) -> Trust:
     """Paddle's ``eval("data", {"data": array})``, which gives the array back."""
     if len(call.args) != 2 or call.args[0] != "data" or not isinstance(call.args[1], dict):
@@ -413,14 +402,7 @@ def _paddle_eval(call: Call, charge: Charge) -> Trust:
     array = names.get("data")
     if list(names) != ["data"] or not isinstance(array, Call) or not isinstance(array.function, Global):
         return Trust.DANGEROUS
-    return Trust.PLAIN if array.function.name in _ARRAYS else Trust.DANGEROUS
-
-
-def _storage_bytes(call: Call, charge: Charge) -> Trust:
-    """A storage that was pickled without ``torch.save``; what its bytes hold is judged apart."""
-    return (
-        Trust.PLAIN if len(call.args) == 1 and isinstance(call.args[0], bytes | Payload) else Trust.DANGEROUS
-    )
+    return _plain_if(array.function.name in _ARRAYS)
 
 
 _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
@@ -441,18 +423,22 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "factory": _factory,
     "array": _array,
     "elements": _elements,
-    "random": _random,
+    "random": lambda call, charge: _data(call, charge, ("random",)),
     "subclass": _subclass,
     "from_type": _from_type,
     "from_array": _from_array,
     "reconstructor": _reconstructor,
     "latin1": _latin1,
-    "none_type": _none_type,
+    "none_type": lambda call, charge: _plain_if(call.args == (None,)),
     "attribute": _attribute,
     "partial": _partial,
     "eval": _paddle_eval,
-    "storage_bytes": _storage_bytes,
-    UNVETTED: _unvetted_helper,
+    # A storage that was pickled without `torch.save`; what its bytes hold is judged apart.
+    "storage_bytes": lambda call, charge: _plain_if(
+        len(call.args) == 1 and isinstance(call.args[0], bytes | Payload)
+    ),
+    # A helper of a package that is given data, and classes of its kind: unknown, and so is what it makes.
+    UNVETTED: lambda call, charge: _worst(Trust.UNKNOWN, _data(call, charge, ("value", UNVETTED))),
 }
 _GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute", "partial", UNVETTED}
 """The kinds of calls whose results call nothing of what they hold."""

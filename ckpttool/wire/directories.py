@@ -215,13 +215,13 @@ class OpenDirectory:
     def sync(self) -> None:
         """Make what was renamed in it durable, where the file system can."""
         if self.descriptor is not None:
-            sync_opened(self.descriptor)
+            sync_descriptor(self.descriptor)
 
     def sync_tree(self) -> None:
         """Make what was made in it, and in the directories below it, durable."""
         if self.descriptor is not None:
             for _, _, _, descriptor in os.fwalk(os.curdir, dir_fd=self.descriptor):
-                sync_opened(descriptor)
+                sync_descriptor(descriptor)
 
 
 def make_directory(name: str, mode: int, place: int) -> int:
@@ -231,7 +231,7 @@ def make_directory(name: str, mode: int, place: int) -> int:
     return made.descriptor
 
 
-def sync_opened(directory: int) -> None:
+def sync_descriptor(directory: int) -> None:
     """Make what was renamed in an open directory durable, where the file system can."""
     try:
         os.fsync(directory)

@@ -103,14 +103,14 @@ class Written:
         tensor: What was put there.
         offset: Where in the file it begins, in bytes.
         algorithm: Which checksum it was summed by.
-        own: The checksum of its bytes alone, as they were read; None until they were.
+        elements_checksum: The checksum of its bytes alone, as they were read; None until they were.
     """
 
-    __slots__ = ("_before", "_crew", "algorithm", "offset", "own", "tensor")
+    __slots__ = ("_before", "_crew", "algorithm", "elements_checksum", "offset", "tensor")
 
     def __init__(self, tensor: Tensor, offset: int, algorithm: Algorithm, before: int, crew: Crew) -> None:
         self.tensor, self.offset, self.algorithm = tensor, offset, algorithm
-        self.own: int | None = None
+        self.elements_checksum: int | None = None
         self._before, self._crew = before, crew
 
     @property
@@ -121,10 +121,10 @@ class Written:
     @property
     def checksum(self) -> int:
         """Return the checksum that ``Sink.put`` was asked for; this waits for all that is on its way."""
-        if self.own is None:
+        if self.elements_checksum is None:
             self._crew.settle()
-        assert self.own is not None  # settled without an error
-        return combined_crc(self._before, self.own, self.nbytes, self.algorithm)
+        assert self.elements_checksum is not None  # settled without an error
+        return combined_crc(self._before, self.elements_checksum, self.nbytes, self.algorithm)
 
 
 class Sink:
@@ -135,14 +135,16 @@ class Sink:
         written: The tensors that were put, in their order.
     """
 
-    def __init__(self, path: str, crew: Crew, advance: Advance, place: OpenDirectory | None = None) -> None:
-        """Make the file, which nobody else has made; its path is one in ``place``, where that is given."""
+    def __init__(
+        self, path: str, crew: Crew, advance: Advance, directory: OpenDirectory | None = None
+    ) -> None:
+        """Make the file, which nobody else has made; its path is one in ``directory``, if that is given."""
         self.path = path
         self._crew, self._advance = crew, advance
-        if place is None:
+        if directory is None:
             self._descriptor = os.open(path, CREATE, 0o666)
         else:
-            self._descriptor = place.create(os.path.basename(path))
+            self._descriptor = directory.create(os.path.basename(path))
         self._buffer = bytearray()
         self._flushed = 0
         self.written: list[Written] = []
@@ -183,7 +185,7 @@ class Sink:
         if tensor.nbytes <= _SMALL:
             data = tensor.tobytes()
             _require_nbytes(len(data), tensor)
-            written.own = _SUMS[written.algorithm](data, 0)
+            written.elements_checksum = _SUMS[written.algorithm](data, 0)
             self.write(data)
             self._advance(len(data))
             return written
@@ -238,7 +240,7 @@ class Sink:
             done += len(block)
             self._advance(len(block))
         _require_nbytes(done, tensor)
-        written.own = total
+        written.elements_checksum = total
 
     def _copy_by_kernel(self, values: Any, start: int, to: int, nbytes: int) -> bool:
         """Have the kernel copy bytes, which may share them rather than copy; tell whether it did."""

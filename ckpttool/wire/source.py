@@ -210,12 +210,12 @@ class NotRegular(OSError):
         super().__init__(errno.EINVAL, "not a regular file", path)
 
 
-def regular_descriptor(path: str, *, follows: bool = True, place: int | None = None) -> int:
+def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = None) -> int:
     """Return a descriptor that reads a regular file; what it is was asked after it was opened.
 
-    ``follows``: whether it may be a symlink. ``place`` is an open directory that the path starts at.
+    ``follows``: whether it may be a symlink. ``dir_fd`` is an open directory that it starts at.
     """
-    descriptor = os.open(path, _READ if follows else _READ | _FOLLOWS_NOTHING, dir_fd=place)
+    descriptor = os.open(path, _READ if follows else _READ | _FOLLOWS_NOTHING, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise NotRegular(path)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from ckpttool.errors import AccessDenied, UsageError, from_os_error
-from ckpttool.wire.atomic import adopt
+from ckpttool.wire.atomic import adopt_mode
 from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.wire.staging_area import (
@@ -129,8 +129,8 @@ class StagedOutput:
         """
         path = os.path.join(self._name, name) if self.shape == "directory" else self._name + name
         above, own = os.path.split(path)
-        with self._content.make_or_open(above) as place:
-            sink = Sink(place.join(own), self._crew, self._advance, place)
+        with self._content.make_or_open(above) as directory:
+            sink = Sink(directory.join(own), self._crew, self._advance, directory)
         self._sinks.append(sink)
         return sink
 
@@ -310,6 +310,6 @@ def _keep_mode(content: OpenDirectory, directory: OpenDirectory, name: str) -> N
     elif stat.S_ISREG(new.st_mode):
         descriptor = os.open(content.at(name), os.O_RDWR | FOLLOWS_NOTHING, dir_fd=content.descriptor)
         try:
-            adopt(descriptor, directory.at(name), directory.descriptor)
+            adopt_mode(descriptor, directory.at(name), directory.descriptor)
         finally:
             os.close(descriptor)

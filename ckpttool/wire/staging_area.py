@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpttool.errors import CheckpointError
-from ckpttool.wire.atomic import OWN_PREFIX, write_within
+from ckpttool.wire.atomic import OWN_PREFIX, write_in
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import NotRegular, regular_descriptor
@@ -101,7 +101,7 @@ def write_plan(
         "old": {_encode_name(name): inode for name, inode in plan.old.items()},
     }
     area.make(REPLACED).close()
-    write_within(area, _MOVING, json.dumps(document).encode())
+    write_in(area, _MOVING, json.dumps(document).encode())
     return plan
 
 
@@ -110,10 +110,10 @@ def mark(status: os.stat_result) -> list[int]:
     return [status.st_ino, status.st_mtime_ns]
 
 
-def _existing_status(place: OpenDirectory, name: str) -> os.stat_result:
-    status = place.status(name)
+def _existing_status(directory: OpenDirectory, name: str) -> os.stat_result:
+    status = directory.status(name)
     if status is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.join(name))
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory.join(name))
     return status
 
 
@@ -246,7 +246,7 @@ def _read_json(area: OpenDirectory, name: str, what: str) -> object:
     """Return what a small JSON file in an area holds."""
     path = area.join(name)
     try:
-        descriptor = regular_descriptor(area.at(name), follows=False, place=area.descriptor)
+        descriptor = regular_descriptor(area.at(name), follows=False, dir_fd=area.descriptor)
     except NotRegular as error:
         raise UnsafeArea(f"{path} is no file of ckpttool's") from error
     try:

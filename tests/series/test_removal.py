@@ -235,7 +235,7 @@ def test_a_full_disk_takes_only_what_is_unchanged(series: Path, monkeypatch: pyt
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(journal, "write_within", refuse)
+    monkeypatch.setattr(journal, "write_in", refuse)
     path = series / "model_epoch_3.pth"
     result = _prune(series, confirm=_meanwhile(lambda: path.write_bytes(b"new")))
     assert path.read_bytes() == b"new"
@@ -250,14 +250,14 @@ def test_a_full_disk_gets_room_from_directories(
     directory: Path = request.getfixturevalue(kind)
     kept, before, written = _kept(directory), _digests(directory), []
 
-    def write_within(*arguments: object) -> None:
+    def write_in(*arguments: object) -> None:
         if _digests(directory) == before:
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(arguments)
         write(*arguments)
 
-    write = journal.write_within
-    monkeypatch.setattr(journal, "write_within", write_within)
+    write = journal.write_in
+    monkeypatch.setattr(journal, "write_in", write_in)
     result = _prune(directory)
     assert (result.problems, _digests(directory), len(written)) == ((), kept, 1)
     assert result.freed_bytes == sum(entry.nbytes for entry in result.plan.removals)
@@ -270,7 +270,7 @@ def test_a_directory_that_changed_stays_on_a_full_disk(
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(journal, "write_within", refuse)
+    monkeypatch.setattr(journal, "write_in", refuse)
     first = _prune(trainer, dry_run=True).plan.removals[0].path
     result = _prune(trainer, confirm=_meanwhile(lambda: Path(first, "notes.txt").write_text("mine")))
     assert list(result.failed) == [first]

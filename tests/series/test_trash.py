@@ -73,7 +73,7 @@ def test_a_full_disk_is_told_in_a_line(short: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = file_bytes(short)
-    monkeypatch.setattr(journal, "write_within", refuse)
+    monkeypatch.setattr(journal, "write_in", refuse)
     with pytest.raises(AccessDenied, match="no space left on device for the journal; nothing was moved"):
         prune_to_trash(short)
     assert file_bytes(short) == before

@@ -100,7 +100,7 @@ def test_tensors_between_bytes(sink: Sink, source: Source, nbytes: int, algorith
         expected += BYTES[:nbytes]
     for one in written:
         assert one.checksum == SUMS[algorithm or "crc32"](BYTES[:nbytes])
-        assert one.own == one.checksum
+        assert one.elements_checksum == one.checksum
     assert [one.offset for one in sink.written] == [one.offset for one in written]
     assert content(sink) == expected
 

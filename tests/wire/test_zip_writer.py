@@ -33,7 +33,7 @@ class Hollow(Sink):
     """A file in which the large stays a hole with the checksum 0, as PyTorch's ``skip_data`` leaves it."""
 
     def _copy(self, tensor: Tensor, written: Written) -> None:
-        written.own = 0
+        written.elements_checksum = 0
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from ckpttool.series.changing.ownership import foreign_text, open_own, read_own
 from ckpttool.series.changing.state_dir import StateDir, state_dir_beside
 from ckpttool.series.changing.trash_directories import make_place, require_own_trash, tidy
 from ckpttool.series.files import Fingerprint, contents
-from ckpttool.wire.atomic import write_within
+from ckpttool.wire.atomic import write_in
 from ckpttool.wire.directories import OpenDirectory
 
 RECORD = "record.json"
@@ -194,7 +194,7 @@ def write_record(record: CommandRecord) -> None:
     }
     make_place(record.state_dir, record.identity)
     with _opened_place(record) as place:
-        write_within(place, RECORD, json.dumps(data).encode())
+        write_in(place, RECORD, json.dumps(data).encode())
 
 
 def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:

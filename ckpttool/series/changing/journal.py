@@ -25,7 +25,7 @@ from ckpttool.series.changing.state_dir import (
     state_dir_of_stage,
 )
 from ckpttool.series.files import Contents
-from ckpttool.wire.atomic import write_within
+from ckpttool.wire.atomic import write_in
 from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 
 STAGE_PREFIX = ".ckpttool-"
@@ -102,7 +102,7 @@ def begin_journal(directory: str, state_dir: StateDir, journal: bytes, done: str
     try:
         with OpenDirectory(around) as place, place.make(name, 0o700) as stage:
             try:
-                write_within(stage, JOURNAL, journal)
+                write_in(stage, JOURNAL, journal)
                 place.sync()
             except BaseException:
                 _remove_stage(place, stage)

@@ -42,7 +42,7 @@ from ckpttool.series.changing.pointer_files import (
 from ckpttool.series.changing.stage import StalePlan
 from ckpttool.series.changing.state_dir import StateDir, state_dir_of
 from ckpttool.series.changing.trash_directories import make_room, require_own_trash, tidy
-from ckpttool.wire.atomic import sync_directory, write_within
+from ckpttool.wire.atomic import sync_directory, write_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +416,7 @@ def _rewrite_journal(transaction: MoveTransaction) -> None:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(transaction.directory, f"{reason}: try fewer at once")
     with open_own(transaction.directory, *os.path.split(transaction.stage)) as stage:
-        write_within(stage, JOURNAL, text)
+        write_in(stage, JOURNAL, text)
 
 
 def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, MoveFailure]]:

@@ -86,7 +86,7 @@ def read_own(place: OpenDirectory, name: str, directory: str, what: str, most: i
     if status_before is not None and stat.S_ISLNK(status_before.st_mode):
         raise DamagedCheckpoint(path, "a symlink", expected=what)
     try:
-        descriptor = regular_descriptor(place.at(name), follows=False, place=place.descriptor)
+        descriptor = regular_descriptor(place.at(name), follows=False, dir_fd=place.descriptor)
     except NotRegular as error:
         raise DamagedCheckpoint(path, "no regular file", expected=what) from error
     try:

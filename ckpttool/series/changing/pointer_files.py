@@ -14,8 +14,8 @@ from ckpttool.series.changing.moves import Moves, Relink, Rewrite
 from ckpttool.series.changing.ownership import open_own
 from ckpttool.series.changing.stage import StalePlan, status_of
 from ckpttool.series.files import opened
-from ckpttool.wire.atomic import OWN_PREFIX, adopt
-from ckpttool.wire.directories import CREATE, sync_opened
+from ckpttool.wire.atomic import OWN_PREFIX, adopt_mode
+from ckpttool.wire.directories import CREATE, sync_descriptor
 from ckpttool.wire.source import NotRegular, regular_descriptor
 
 MAX_TEXT = 1 << 26
@@ -30,7 +30,7 @@ def text_at(path: str, place: int | None = None) -> str | None:
         place: An open directory that the path starts at.
     """
     try:
-        descriptor = regular_descriptor(path, follows=False, place=place)
+        descriptor = regular_descriptor(path, follows=False, dir_fd=place)
     except FileNotFoundError:
         return None
     except NotRegular as error:
@@ -216,7 +216,7 @@ def _write_text(pointers: _PointerDirectory, one: Rewrite, scratch: int, like: s
             with open(descriptor, "wb") as file, pointers.open_parent(like) as (near, other):
                 file.write(one.after.encode("utf-8", "surrogateescape"))
                 file.flush()
-                adopt(descriptor, other, near)  # the mode and the owner of the file that it replaces
+                adopt_mode(descriptor, other, near)  # the mode and the owner of the file that it replaces
                 status = status_of(other, near)
                 # A part of a checkpoint keeps its time, too, which tells when that was saved.
                 if status is not None and (like != one.name or os.sep in one.name):
@@ -227,7 +227,7 @@ def _write_text(pointers: _PointerDirectory, one: Rewrite, scratch: int, like: s
                 _link_new_file(scratch, temporary, place, name)
             else:
                 os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
-        sync_opened(place)
+        sync_descriptor(place)
 
 
 def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None:
@@ -241,7 +241,7 @@ def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None
     with pointers.open_parent(link.name) as (place, name), _keeping_time(place, link.name):
         os.symlink(link.after, temporary, dir_fd=scratch)
         os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
-        sync_opened(place)
+        sync_descriptor(place)
 
 
 def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:

@@ -42,7 +42,7 @@ from ckpttool.series.changing.stage import (
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import opened
 from ckpttool.series.paths import shown
-from ckpttool.wire.atomic import sync_directory, write_within
+from ckpttool.wire.atomic import sync_directory, write_in
 from ckpttool.wire.directories import OpenDirectory
 
 _MANY = 200
@@ -98,7 +98,7 @@ def _remove_with_journal(directory: str, journal: Journal, outcome: RemovalOutco
     with journaled_stage(directory, journal) as stage:
         place, scratch = OpenDirectory(directory, stage.directory), OpenDirectory(stage.path, stage.inner)
         for rewrite in journal.rewrites:
-            write_within(place, rewrite.name, rewrite.text.encode(), scratch)
+            write_in(place, rewrite.name, rewrite.text.encode(), scratch)
         staged = [
             (number, removal)
             for number, removal in zip(place_numbers(journal.removals), journal.removals, strict=True)

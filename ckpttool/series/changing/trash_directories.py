@@ -14,7 +14,7 @@ from ckpttool.series.changing.moves import TRASH, Moves
 from ckpttool.series.changing.ownership import LEFT_AS_IT_IS, require_own, require_own_status
 from ckpttool.series.changing.state_dir import OWNER, StateDir
 from ckpttool.series.files import opened
-from ckpttool.wire.directories import make_directory, sync_opened
+from ckpttool.wire.directories import make_directory, sync_descriptor
 
 _ANOTHERS = (
     f"{LEFT_AS_IT_IS}, and nobody else can rename, undo or use a trash here: its owner can take back what "
@@ -58,7 +58,7 @@ def make_trash(state_dir: StateDir) -> None:
     require_own_trash(state_dir)
     with opened(state_dir.path) as around:
         if _make_directory(TRASH + state_dir.suffix, around):
-            sync_opened(around)
+            sync_descriptor(around)
         with open_trash(state_dir, around):
             return
 
@@ -74,7 +74,7 @@ def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()
                 made = [_make_directory(number, place) for number in sorted(numbers)]
                 if is_new or any(made):
                     for changed in (around, root, place):
-                        sync_opened(changed)
+                        sync_descriptor(changed)
 
 
 def _make_directory(name: str, place: int) -> bool:

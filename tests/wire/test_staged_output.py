@@ -179,11 +179,6 @@ CALLS = ("open", "mkdir", "rename", "replace", "link", "unlink", "rmdir", "chmod
 """Those that change what lies in directories."""
 
 
-def killed(fatal: int, work: Callable[[], object]) -> bool:
-    """Do something in a child process that is killed before its call of this number; tell whether it was."""
-    return is_killed_at(fatal, work, CALLS)
-
-
 @every_job
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(job: Job, tmp_path: Path, large: Tensor) -> None:
     old, new = job.outcomes(tmp_path, large)
@@ -192,7 +187,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(job: Job, tmp_path: Path
         directory = tmp_path / f"kill-{fatal}"
         directory.mkdir()
         job.lay_out(directory)
-        if not killed(fatal, lambda: job.run(directory, large)):  # noqa: B023
+        if not is_killed_at(fatal, lambda: job.run(directory, large), CALLS):  # noqa: B023
             break
         if job.replaces is None or job.shape == "file":
             at_once = {name for name in state(directory) if not name.startswith(".ckpttool-")}
@@ -215,12 +210,12 @@ def test_a_kill_while_a_kill_is_made_good_changes_nothing(tmp_path: Path, large:
         directory = tmp_path / f"kill-{fatal}"
         directory.mkdir()
         job.lay_out(directory)
-        if not killed(fatal, lambda: job.run(directory, large)):  # noqa: B023
+        if not is_killed_at(fatal, lambda: job.run(directory, large), CALLS):  # noqa: B023
             break
         if not [*directory.glob(".ckpttool-*.new/moving")]:
             continue
         for again in itertools.count(1):
-            if not killed(again, lambda: clear(str(directory))):  # noqa: B023
+            if not is_killed_at(again, lambda: clear(str(directory)), CALLS):  # noqa: B023
                 break
             if (directory / "ckpt.index").exists():
                 assert {name: told for name, told in state(directory).items() if name[0] != "."} in (old, new)
