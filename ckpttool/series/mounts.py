@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 from ckpttool.series.files import Contents, contents
+from ckpttool.series.paths import is_within
 
 HOLDS_MOUNT = "holds a mount point"
 
@@ -33,7 +34,7 @@ def mount_points(below: str | None = None) -> frozenset[str] | None:
     if below is None:
         return points
     real = os.path.realpath(below)
-    return frozenset(point for point in points if _is_within(point, real))
+    return frozenset(point for point in points if is_within(point, real))
 
 
 def require_unmounted(directory: str | int, names: Iterable[str], known: Contents | None = None) -> None:
@@ -68,12 +69,8 @@ def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]
         real = os.readlink(f"/proc/self/fd/{directory}")
     else:
         real = os.path.realpath(directory)
-    near = [path for path in points if _is_within(path, real)]
-    return bool(near) and any(_is_within(path, os.path.join(real, name)) for name in names for path in near)
-
-
-def _is_within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
+    near = [path for path in points if is_within(path, real)]
+    return bool(near) and any(is_within(path, os.path.join(real, name)) for name in names for path in near)
 
 
 def require_one_mount(descriptor: int, other: int) -> None:

@@ -29,3 +29,8 @@ def require_directory(path: str | os.PathLike[str]) -> str:
         raise from_os_error(error, path) from error
     except ValueError as error:
         raise UsageError(f"no path: {error}") from error
+
+
+def is_within(path: str, directory: str) -> bool:
+    """Tell whether a path is that of a directory or lies below it; both are real paths."""
+    return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)

@@ -14,7 +14,7 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.naming import parse_name
 from ckpttool.series.changing.ownership import user_name
 from ckpttool.series.changing.state_dir import state_dir_of
-from ckpttool.series.paths import shown
+from ckpttool.series.paths import is_within, shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.series.surveying.path_resolution import resolve_checkpoint
 from ckpttool.wire.atomic import write_atomically
@@ -206,17 +206,13 @@ def pins_above(directory: str) -> Iterator[Pin]:
             continue
         for pinned in pins_in(file, read_list(file)):
             path = os.path.realpath(_pin_path(pinned))
-            if _is_within(path, real) and path != real:
+            if is_within(path, real) and path != real:
                 shown_path = shown(os.path.join(directory, os.path.relpath(path, real)))
                 yield Pin(file, pinned.name, shown_path)
 
 
 def _pin_path(pinned: Pin) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name))
-
-
-def _is_within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
 def pin_fault(pinned: Pin) -> str | None:
@@ -238,7 +234,7 @@ def _name_fault(pinned: Pin) -> str | None:
     above, name = os.path.split(path)
     # The name itself may be a symlink to elsewhere: it is what is pinned.
     real = os.path.realpath(path) if name == os.pardir else os.path.join(os.path.realpath(above), name)
-    if not _is_within(os.path.normpath(real), directory):
+    if not is_within(os.path.normpath(real), directory):
         return "which lies elsewhere: a list speaks of what is below it"
     return None
 
@@ -273,7 +269,7 @@ def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
     yield from lists_for(root)
     seen = {root}
     for directory in sorted(directories):
-        if not _is_within(directory, root):
+        if not is_within(directory, root):
             yield from lists_for(directory)
             continue
         while directory not in seen:
@@ -316,7 +312,7 @@ def _protect_namesakes(
     """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
     directory, name = os.path.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for path in index.paths.get(name, ()):
-        if _is_within(path, directory):
+        if is_within(path, directory):
             pointed.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)
     pointed.warnings.append(f"{shown(pinned.file)}: {dangling}; all below it that is called {name} stays")
 
@@ -340,7 +336,7 @@ class _Reach:
         return [
             group
             for group in self._groups
-            if any(_is_within(path, real) for path in self._real_directories(group))
+            if any(is_within(path, real) for path in self._real_directories(group))
         ]
 
     def beside(self, path: str) -> list[Group]:

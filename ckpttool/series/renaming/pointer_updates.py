@@ -25,9 +25,10 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import SUMS, is_note, read_note
 from ckpttool.series.pointers.pins import rename_pins
 from ckpttool.series.pointers.readers import PINS, Names, names_in, noted_name
+from ckpttool.series.pointers.targets import exists
 from ckpttool.series.renaming import text_rewrites
 from ckpttool.series.renaming.note_rewrites import NoteRewriter
-from ckpttool.series.renaming.scene import Note, PathRenames, Scene, ScenePart, Updates, exists
+from ckpttool.series.renaming.scene import Note, PathRenames, Scene, ScenePart, Updates
 from ckpttool.series.renaming.text_rewrites import FileChange
 
 STATE = "trainer_state.json"

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import Mentions
 from ckpttool.series.pointers.protection import links_below
 from ckpttool.series.pointers.readers import names_in
-from ckpttool.series.pointers.targets import CheckpointIndex
+from ckpttool.series.pointers.targets import CheckpointIndex, exists
 from ckpttool.series.renaming.text_rewrites import Renamer
 
 
@@ -205,11 +204,3 @@ def links_near(root: str) -> dict[str, str]:
         except OSError:  # it has just gone
             continue
     return links
-
-
-def exists(path: str) -> bool:
-    """Tell whether something is at a path, or a checkpoint of TensorFlow's behind it."""
-    try:
-        return os.path.exists(path) or os.path.exists(path + INDEX)
-    except ValueError:  # a NUL in it
-        return False
