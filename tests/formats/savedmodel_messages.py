@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def part(number: int, content: bytes | str) -> bytes:
-    """Return a field of bytes, text or a message."""
-    data = content.encode() if isinstance(content, str) else content
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def number(at: int, value: int) -> bytes:
-    return varint(at << 3) + varint(value)
+from tests.support.protobuf import bytes_field as part
+from tests.support.protobuf import number_field as number
 
 
 def node(name: str, op: str) -> bytes:

@@ -26,6 +26,7 @@ from ckpttool.tensor import Role
 from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth
 from ckpttool.wire.lodtensor import read_all, read_file
 from ckpttool.wire.source import Buffer, Source
+from tests.support.protobuf import bytes_field, number_field
 
 NAMES = "StructuredToParameterName@@"
 
@@ -148,17 +149,7 @@ def test_a_program_with_pickles_beside_it(files: Path, tmp_path: Path) -> None:
 
 
 def field(number: int, content: bytes | int) -> bytes:
-    if isinstance(content, int):
-        return bytes([number << 3, content])
-    return bytes([number << 3 | 2]) + varint(len(content)) + content
-
-
-def varint(number: int) -> bytes:
-    found = b""
-    while number > 0x7F:
-        found += bytes([number & 0x7F | 0x80])
-        number >>= 7
-    return found + bytes([number])
+    return number_field(number, content) if isinstance(content, int) else bytes_field(number, content)
 
 
 def program(*parts: bytes) -> bytes:

@@ -28,6 +28,7 @@ from ckpttool.testing import read_truth
 from ckpttool.wire.farmhash import fingerprint64
 from ckpttool.wire.source import Buffer, Source
 from tests.formats import savedmodel_messages as pb
+from tests.support.protobuf import varint
 
 
 @pytest.fixture
@@ -557,7 +558,7 @@ def test_objects_in_a_circle_end(copy: Path) -> None:
 
 def test_a_gigabyte_of_constants_is_stepped_over(tmp_path: Path) -> None:
     path, size = tmp_path / "big", 1 << 30
-    head = pb.varint(8 << 3 | 2) + pb.varint(size)
+    head = varint(8 << 3 | 2) + varint(size)
     length = told = len(head) + size
     for before, number in (
         (pb.part(1, "value"), 2),
@@ -566,7 +567,7 @@ def test_a_gigabyte_of_constants_is_stepped_over(tmp_path: Path) -> None:
         (b"", 2),
         (b"", 2),
     ):
-        head = before + pb.varint(number << 3 | 2) + pb.varint(length) + head
+        head = before + varint(number << 3 | 2) + varint(length) + head
         length = len(head) + size
     pb.written(path, pb.number(1, 1) + head)
     with open(path / "saved_model.pb", "r+b") as file:

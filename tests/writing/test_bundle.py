@@ -18,7 +18,7 @@ from ckpttool.wire.readable import InMemory
 from ckpttool.writing.interface import Content, Writer
 from ckpttool.writing.savedmodel import SavedModel
 from ckpttool.writing.tensorflow import TensorFlow
-from tests.writing.contents import OPTIONS, require_same, tensor, write
+from tests.support.writing import OPTIONS, require_same, tensor, write
 
 CHECKSUM = b"\0\0\0\0"
 

@@ -13,7 +13,7 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.paddle.fluid_parts import LEVELS
 from ckpttool.writing.fluid import Fluid, _source_trainers, _trainers
 from ckpttool.writing.interface import Content, WriteOptions
-from tests.writing.contents import tensor
+from tests.support.writing import tensor
 
 ONE = tensor("w", np.zeros((3, 2), np.float32))
 BOUNDS = struct.pack("<5Q", 1, 24, 0, 1, 3)

@@ -25,7 +25,7 @@ from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.views import Strided
 from ckpttool.writing.hdf5 import Hdf5
 from ckpttool.writing.interface import Content
-from tests.writing.contents import OPTIONS, content_of, require_same, tensor, write
+from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 
 VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 

@@ -24,7 +24,8 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import writer_of
 from ckpttool.writing.interface import Content, WriteOptions, Writer
-from tests.writing.contents import content_of, tensor
+from tests.support.writing import content_of, tensor
+from tests.support.writing import write as written
 
 NAMES = ("many", "custom", "subclassed", "mixed_float16", "bfloat16", "vocabulary", "int4")
 ANSWER = "ANSWER"
@@ -221,13 +222,8 @@ def refusals(content: Content, name: str) -> list[str]:
 
 
 def write(content: Content, target: Path) -> tuple[Path, Writer]:
-    writer, options = writer_of("keras-h5"), WriteOptions(name=target.name)
-    assert [*writer.refusals(content, options)] == []
-    with StagedOutput(target) as staged:
-        writer.write(content, staged, options)
-        staged.settle()
-        staged.commit()
-    return target, writer
+    writer = writer_of("keras-h5")
+    return written(writer, content, target, WriteOptions(name=target.name)), writer
 
 
 def test_a_model_needs_its_architecture(files: Path) -> None:

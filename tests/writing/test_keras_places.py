@@ -16,7 +16,7 @@ from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.keras import Keras, KerasH5
-from tests.writing.contents import tensor
+from tests.support.writing import tensor
 
 NAME = "layers/dense/vars/0"
 CONFIG = {"keras.config": b'{"class_name": "Sequential", "config": {}, "module": "keras"}'}

@@ -21,11 +21,11 @@ from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.views import Strided
 from ckpttool.writing import numpy_zip
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.numpy_zip import Npz
+from tests.support.writing import write as written
 
 OPTIONS = WriteOptions()
 Array = np.ndarray[Any, Any]
@@ -38,12 +38,7 @@ def tensor(name: str, array: Array, **more: Any) -> Tensor:
 
 
 def write(content: Content, target: Path) -> Path:
-    assert [*Npz().refusals(content, OPTIONS)] == []
-    with StagedOutput(target) as staged:
-        Npz().write(content, staged, OPTIONS)
-        staged.settle()
-        staged.commit()
-    return target
+    return written(Npz(), content, target)
 
 
 def saved(path: Path, arrays: dict[str, Array]) -> bytes:

@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.dtypes import BY_NAME, UINT8
+from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Truncated, Unsupported
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickle_nodes import Call, Global
@@ -30,6 +28,9 @@ from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.pytorch import Pytorch
+from tests.support.contents import content_of
+from tests.support.writing import byte_tensor, require_same_tree
+from tests.support.writing import write as written
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.framework
@@ -37,20 +38,8 @@ pytestmark = pytest.mark.framework
 BF16 = torch.bfloat16
 
 
-def content_of(checkpoint: Checkpoint) -> Content:
-    tree = checkpoint.tree
-    metadata = {} if tree is not None else checkpoint.metadata
-    return Content(checkpoint.tensors, tree, metadata, checkpoint.native, checkpoint.format)
-
-
 def write(content: Content, target: Path, shard_size: int | None = None) -> Path:
-    writer, options = Pytorch(), WriteOptions(shard_size=shard_size, name=target.name)
-    assert [*writer.refusals(content, options)] == []
-    with StagedOutput(target, "file" if shard_size is None else "directory") as staged:
-        writer.write(content, staged, options)
-        staged.settle()
-        staged.commit()
-    return target
+    return written(Pytorch(), content, target, WriteOptions(shard_size=shard_size, name=target.name))
 
 
 def rewritten(source: Path, target: Path, shard_size: int | None = None) -> Path:
@@ -58,27 +47,8 @@ def rewritten(source: Path, target: Path, shard_size: int | None = None) -> Path
     with open_checkpoint(source) as opened:
         content = content_of(opened)
         write(content, target, shard_size)
-        require_same(target, content)
+        require_same_tree(target, content)
     return target
-
-
-def require_same(target: Path, content: Content) -> None:
-    with open_checkpoint(target) as opened:
-        assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
-        assert sorted(opened) == sorted(one.name for one in content.tensors)
-        for one in content.tensors:
-            found = opened[one.name]
-            assert (found.path, found.role, found.dtype) == (one.path, one.role, one.dtype)
-            assert (found.shape, found.shares_with) == (one.shape, one.shares_with)
-            assert found.tobytes() == one.tobytes()
-        if content.tree is not None:
-            assert encode_tree(opened.tree) == encode_tree(content.tree)
-    assert verify(target).is_valid
-
-
-def tensor(name: str, data: bytes, **more: Any) -> Tensor:
-    more.setdefault("role", Role.WEIGHTS)
-    return Tensor((name,), UINT8, (len(data),), values=InMemory(data), **more)
 
 
 def require_equal(one: Any, other: Any) -> None:
@@ -223,7 +193,7 @@ def test_the_root_is_what_pytorch_calls_it(tmp_path: Path, name: str) -> None:
         (tmp_path / name).unlink()
     else:
         root = "archive"
-    with zipfile.ZipFile(write(Content((tensor("a", b"x"),)), tmp_path / name)) as archive:
+    with zipfile.ZipFile(write(Content((byte_tensor("a", b"x"),)), tmp_path / name)) as archive:
         assert {one.partition("/")[0] for one in archive.namelist()} == {root}
     assert torch.load(tmp_path / name)["a"].tolist() == [120]
 
@@ -242,7 +212,7 @@ def test_without_a_tree_it_is_tensors_by_name_and_the_rest_is_carried(tmp_path: 
         (first, second), None, {"epoch": 3, "nested": [1.5, None]}, {"x.y": b"\0\xff"}, "tensorflow"
     )
     target = write(content, tmp_path / "target.pt")
-    require_same(target, content)
+    require_same_tree(target, content)
     with open_checkpoint(target) as opened:
         assert (opened.metadata, opened.native) == (content.metadata, content.native)
         assert opened.training.epoch == 3
@@ -264,7 +234,7 @@ def test_what_is_left_of_an_object_is_carried_with_a_word_about_it(
 
 
 def test_a_damaged_entry_is_told_and_not_used(tmp_path: Path) -> None:
-    target = write(Content((tensor("a", b"x"),), None, {"epoch": 3}), tmp_path / "target.pt")
+    target = write(Content((byte_tensor("a", b"x"),), None, {"epoch": 3}), tmp_path / "target.pt")
     data = target.read_bytes()
     at = data.index(b"epoch")
     target.write_bytes(data[:at] + b"E" + data[at + 1 :])
@@ -308,9 +278,9 @@ def test_shards_carry_what_is_no_tensor(saved: Path, tmp_path: Path) -> None:
 
 
 def test_more_shards_than_stay_open(tmp_path: Path) -> None:
-    content = Content(tuple(tensor(f"t{at}", bytes([at]) * 70_000) for at in range(80)))
+    content = Content(tuple(byte_tensor(f"t{at}", bytes([at]) * 70_000) for at in range(80)))
     target = write(content, tmp_path / "target", 70_000)
-    require_same(target, content)
+    require_same_tree(target, content)
     assert len(os.listdir(target)) == 81
 
 
@@ -338,19 +308,19 @@ def test_quantized_tensors_without_scales_are_refused() -> None:
 def test_names_that_are_not_read_as_names_are_refused(tmp_path: Path) -> None:
     long = "a" * 65_537
     told = [f"{long}: a name of 65,537 bytes, and at most 65,536 are read (use --map)"]
-    one = tensor(long, b"x")
+    one = byte_tensor(long, b"x")
     assert refused(Content((one,))) == refused(Content((one,), {long: one})) == told
-    content = Content((tensor(long[1:], b"x"),))
-    require_same(write(content, tmp_path / "target.pt"), content)
+    content = Content((byte_tensor(long[1:], b"x"),))
+    require_same_tree(write(content, tmp_path / "target.pt"), content)
 
 
 AWKWARD = ["", ".", "a.b", "a/b", "..", "é", "\0", "\n", "\ud800", "<state>", "data.pkl", "日本"]
 
 
 def test_awkward_names_come_back(tmp_path: Path) -> None:
-    content = Content(tuple(tensor(name, bytes([at])) for at, name in enumerate(AWKWARD)))
+    content = Content(tuple(byte_tensor(name, bytes([at])) for at, name in enumerate(AWKWARD)))
     target = write(content, tmp_path / "target.pt")
-    require_same(target, content)
+    require_same_tree(target, content)
     loaded = torch.load(target, weights_only=True, mmap=True)
     assert {name: one.tolist() for name, one in loaded.items()} == {
         name: [at] for at, name in enumerate(AWKWARD)
@@ -359,7 +329,7 @@ def test_awkward_names_come_back(tmp_path: Path) -> None:
 
 def test_too_many_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch, "_MOST_TENSORS", 1)
-    content = Content((tensor("a", b"x"), tensor("b", b"y")))
+    content = Content((byte_tensor("a", b"x"), byte_tensor("b", b"y")))
     assert refused(content) == ["2 tensors are more than one file can list (at most 1)"]
     assert refused(content, 1) == []
     assert refused(content, 10) == [

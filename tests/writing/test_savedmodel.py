@@ -15,8 +15,8 @@ from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModel
 from ckpttool.writing.tensorflow import TensorFlow
+from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 from tests.writing.conftest import Oracle
-from tests.writing.contents import OPTIONS, content_of, require_same, tensor, write
 
 NUMERIC = [dtype for dtype in DTYPES.values() if dtype.kind != "string" and dtype.name not in NO_VARIABLES]
 NAMES = (

@@ -22,8 +22,8 @@ from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from ckpttool.writing.safetensors import Safetensors
 from ckpttool.writing.tensorflow import TensorFlow
+from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 from tests.writing.conftest import Oracle
-from tests.writing.contents import OPTIONS, content_of, require_same, tensor, write
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 NUMERIC = [dtype for dtype in DTYPES.values() if dtype.kind != "string"]

@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickler import dumps
 from ckpttool.wire.readable import InMemory
@@ -26,6 +23,9 @@ from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import torch_dcp
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.torch_dcp import StoredItem, TorchDcp, flat_state_dict, write_metadata
+from tests.support.contents import content_of
+from tests.support.writing import byte_tensor, require_same_tree
+from tests.support.writing import write as written
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -34,35 +34,14 @@ pytestmark = [
 ]
 
 
-def content_of(checkpoint: Checkpoint) -> Content:
-    tree = checkpoint.tree
-    metadata = {} if tree is not None else checkpoint.metadata
-    return Content(checkpoint.tensors, tree, metadata, checkpoint.native, checkpoint.format)
-
-
 def write(content: Content, target: Path) -> Path:
-    options = WriteOptions(name=target.name)
-    assert [*TorchDcp().refusals(content, options)] == []
-    with StagedOutput(target, TorchDcp.shape) as staged:
-        TorchDcp().write(content, staged, options)
-        staged.settle()
-        staged.commit()
-    return target
+    return written(TorchDcp(), content, target, WriteOptions(name=target.name))
 
 
 def require_same(target: Path, content: Content) -> None:
     with open_checkpoint(target) as opened:
-        assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
         assert opened.format == "torch-dcp"
-        assert sorted(opened) == sorted(one.name for one in content.tensors)
-        for one in content.tensors:
-            found = opened[one.name]
-            assert (found.path, found.role, found.dtype) == (one.path, one.role, one.dtype)
-            assert (found.shape, found.shares_with) == (one.shape, one.shares_with)
-            assert found.tobytes() == one.tobytes()
-        if content.tree is not None:
-            assert encode_tree(opened.tree) == encode_tree(content.tree)
-    assert verify(target).is_valid
+    require_same_tree(target, content)
 
 
 def rewritten(held: Any, directory: Path) -> Path:
@@ -73,11 +52,6 @@ def rewritten(held: Any, directory: Path) -> Path:
         target = write(content, directory / "target")
         require_same(target, content)
     return target
-
-
-def tensor(name: str, data: bytes, **more: Any) -> Tensor:
-    more.setdefault("role", Role.WEIGHTS)
-    return Tensor((name,), UINT8, (len(data),), values=InMemory(data), **more)
 
 
 def some_training() -> dict[str, Any]:
@@ -248,7 +222,7 @@ def test_lists_that_hold_each_other_often_are_asked_once() -> None:
 
 
 def test_deep_lists_are_no_recursion() -> None:
-    one = tensor("a", b"x")
+    one = byte_tensor("a", b"x")
     bare: list[Any] = [1]
     full: list[Any] = [one]
     for _ in range(5000):
@@ -267,7 +241,7 @@ AWKWARD = ["", ".", "a.b", "a/b", "..", "é", "\0", "\n", "\ud800", "a" * 65_536
 
 
 def test_awkward_names_come_back(tmp_path: Path) -> None:
-    content = Content(tuple(tensor(name, bytes([at])) for at, name in enumerate(AWKWARD)))
+    content = Content(tuple(byte_tensor(name, bytes([at])) for at, name in enumerate(AWKWARD)))
     target = write(content, tmp_path / "target")
     require_same(target, content)
     whole = loaded_whole(target, tmp_path)
@@ -278,7 +252,7 @@ def test_awkward_names_come_back(tmp_path: Path) -> None:
 
 def test_more_names_than_a_byte_can_count_are_remembered_right(tmp_path: Path) -> None:
     """A reader keeps what it has to know again in numbered places, and sets pairs a thousand at once."""
-    content = Content(tuple(tensor(f"t{at}", bytes([at % 256])) for at in range(2_001)))
+    content = Content(tuple(byte_tensor(f"t{at}", bytes([at % 256])) for at in range(2_001)))
     target = write(content, tmp_path / "target")
     found = pickle.loads((target / ".metadata").read_bytes())
     assert [*found.planner_data] == [one.name for one in content.tensors]
@@ -302,7 +276,7 @@ def test_numbers_of_any_size_are_written(tmp_path: Path) -> None:
 
 
 def test_names_that_several_entries_would_have_are_refused() -> None:
-    one, other = tensor("a.b", b"x"), Tensor(("a", "b"), UINT8, (1,), values=InMemory(b"y"))
+    one, other = byte_tensor("a.b", b"x"), Tensor(("a", "b"), UINT8, (1,), values=InMemory(b"y"))
     for tree in ({"a.b": one, "a": {"b": 5}}, {"a": {"b": other}, "a.b": []}):
         assert [*TorchDcp().refusals(Content((one,), tree), WriteOptions())] == [
             "a.b: several entries of the state dict would have this name (use --map)"
@@ -311,14 +285,14 @@ def test_names_that_several_entries_would_have_are_refused() -> None:
 
 def test_names_that_are_not_read_as_names_are_refused() -> None:
     long = "a" * 65_537
-    assert [*TorchDcp().refusals(Content((tensor(long, b"x"),)), WriteOptions())] == [
+    assert [*TorchDcp().refusals(Content((byte_tensor(long, b"x"),)), WriteOptions())] == [
         f"{long}: a name of 65,537 bytes, and at most 65,536 are read (use --map)"
     ]
 
 
 def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dcp, "_MOST_ENTRIES", 1)
-    content = Content((tensor("a", b"x"),), {"a": 1, "b": 2})
+    content = Content((byte_tensor("a", b"x"),), {"a": 1, "b": 2})
     assert [*TorchDcp().refusals(content, WriteOptions())] == [
         "more entries than one checkpoint can list (at most 1)"
     ]
@@ -333,12 +307,12 @@ def test_the_metadata_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
         return create(self, name)
 
     monkeypatch.setattr(StagedOutput, "create", noted)
-    write(Content((tensor("a", b"x"),), None, {"epoch": 1}), tmp_path / "target")
+    write(Content((byte_tensor("a", b"x"),), None, {"epoch": 1}), tmp_path / "target")
     assert created == ["__0_0.distcp", ENTRY, ".metadata"]
 
 
 def test_a_damaged_entry_is_told_and_not_used(tmp_path: Path) -> None:
-    target = write(Content((tensor("a", b"x"),), None, {"epoch": 3}), tmp_path / "target")
+    target = write(Content((byte_tensor("a", b"x"),), None, {"epoch": 3}), tmp_path / "target")
     entry = target / ENTRY
     entry.write_bytes(entry.read_bytes().replace(b'"schema"', b'"Schema"'))
     with open_checkpoint(target) as opened:

@@ -164,13 +164,13 @@ def _unknown(name: str, place: str) -> Finding:
 def _judge_class(name: str, node: Node, place: str) -> Iterator[Finding]:
     config, module, registered = node.get("config"), node.get("module"), node.get("registered_name")
     settings = config if isinstance(config, dict) else {}
-    last = {one.rpartition(">")[2].rpartition(".")[2] for one in (name, registered) if one}
+    last = {full.rpartition(">")[2].rpartition(".")[2] for full in (name, registered) if full}
     if name == "__lambda__":
         yield error("keras-lambda", "loading it would run code that is stored in the config", place)
     elif "Lambda" in last:
         yield error("keras-lambda", "a Lambda layer, which runs a function that the config gives", place)
     elif running := last & RUNNING.keys():
-        yield from (error("keras-unsafe-layer", f"{one}, which {RUNNING[one]}", place) for one in running)
+        yield from (error("keras-unsafe-layer", f"{kind}, which {RUNNING[kind]}", place) for kind in running)
     elif name in _CALLS:
         yield from _judge_call(name, settings, place)
         yield from _judge_module(module, name, registered, place, is_listed=True)
@@ -207,18 +207,18 @@ def _judge_module(
             is_class = part in PARTS and name.isidentifier() and name[:1].isupper()
             yield _unknown(f"{module}.{name}", place) if is_class else _gadget(f"{module}.{name}", place)
     elif module != "builtins" or name not in DATA or other is not None:
-        for one in (name, other):
-            if one is not None and (">" not in one or one == name):
-                yield _foreign_name_finding(module, one, place)
+        yield _judge_import(module, name, place)
+        if other is not None and ">" not in other:
+            yield _judge_import(module, other, place)
 
 
 def _judge_class_without_module(
     name: str, other: str | None, place: str, is_listed: bool
 ) -> Iterator[Finding]:
     """Judge a class without a module: it is looked up among those of Keras, and those of the user."""
-    for one in (name, other):
-        if one in LOOKUPS:
-            yield _gadget(one, place)
+    for found_by_name in (name, other):
+        if found_by_name in LOOKUPS:
+            yield _gadget(found_by_name, place)
     known = is_listed or name in CLASSES | OPERATIONS | DATA | FUNCTIONS
     if not known and name not in LOOKUPS:
         yield _unknown(other or name, place)
@@ -226,7 +226,7 @@ def _judge_class_without_module(
         yield _unknown(other, place)
 
 
-def _foreign_name_finding(module: str, name: str, place: str) -> Finding:
+def _judge_import(module: str, name: str, place: str) -> Finding:
     """Return what is to be said of a name in a module that isn't Keras's, and that is imported."""
     parts = [*module.split("."), *name.split(".")]
     is_dunder = any(part.startswith("__") and part != "__main__" for part in parts)
@@ -254,7 +254,7 @@ def _judge_function(
             if not (is_harmless and part in FUNCTION_PARTS) and not (part == "ops" and name in OPS):
                 yield _gadget(f"{module}.{name}", place)
         elif module not in (None, "builtins"):
-            yield _foreign_name_finding(module, name, place)
+            yield _judge_import(module, name, place)
         elif "." in name or name in LOOKUPS or (hasattr(builtins, name) and not is_harmless):
             yield _gadget(name, place)
         elif not is_harmless:
@@ -265,15 +265,15 @@ def _judge_lookups(value: object, place: str) -> Iterator[Finding]:
     """Judge texts that are names of activations, losses …, in lists and by outputs, too."""
     pending = [value]
     while pending:
-        one = pending.pop()
-        if isinstance(one, list):
-            pending += one
-        elif isinstance(one, dict) and "class_name" not in one:
-            pending += one.values()
-        elif isinstance(one, str) and one in LOOKUPS:
-            yield _gadget(one, place)
-        elif isinstance(one, str) and one not in BY_NAME:
-            yield _unknown(one, place)
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict) and "class_name" not in node:
+            pending += node.values()
+        elif isinstance(node, str) and node in LOOKUPS:
+            yield _gadget(node, place)
+        elif isinstance(node, str) and node not in BY_NAME:
+            yield _unknown(node, place)
 
 
 # TensorFlow -----------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _judge_typespec(node: Node, place: str) -> Iterator[Finding]:
     if f"{module} {name}" in TYPESPECS and registered in (None, name):
         return
     if isinstance(module, str) and isinstance(name, str) and part_of_keras(module) is None:
-        for one in {name, registered or name}:
-            yield _foreign_name_finding(module, one, place)
+        for imported in {name, registered or name}:
+            yield _judge_import(module, imported, place)
     else:
         yield _gadget(f"{module}.{name}", place)

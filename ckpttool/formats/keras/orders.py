@@ -83,7 +83,7 @@ class _ModelWalk:
     def __init__(self) -> None:
         self.orders: dict[Place, KernelOrder] = {}
         self._doubted: set[Place] = set()
-        self._rules: dict[str, Callable[[Layer, Place, Order], Order]] = {
+        self._rules: dict[str, Callable[[Layer, Place, FeatureOrder], FeatureOrder]] = {
             **dict.fromkeys(AS_THEY_ARE, lambda layer, place, given: given),
             **dict.fromkeys(NORMS, self._norm),
             **dict.fromkeys(OVER_IMAGES, self._over_image),
@@ -102,7 +102,7 @@ class _ModelWalk:
             "TimeDistributed": self._distributed,
         }
 
-    def through(self, model: Layer, place: Place, given: Order) -> Order:
+    def through(self, model: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         """Return what a model gives for what it takes."""
         layers = layers_listed_by(model)
         if model.kind == _SEQUENTIAL:
@@ -114,7 +114,7 @@ class _ModelWalk:
             name: [*dict.fromkeys(_input_layers(layer.node.get("inbound_nodes")))]
             for name, layer in by_name.items()
         }
-        orders: dict[str, Order] = {}
+        orders: dict[str, FeatureOrder] = {}
         for name in _layers_in_order(origins):
             inputs = [orders.get(origin, unknown_order("what is not told")) for origin in origins[name]]
             if not inputs and by_name[name].kind == "InputLayer":
@@ -123,7 +123,7 @@ class _ModelWalk:
         outputs = _input_layers(model.config.get("output_layers"))
         return merge_orders([orders[name] for name in outputs if name in orders])
 
-    def _layer(self, layer: Layer, parent: Place, inputs: Sequence[Order]) -> Order:
+    def _layer(self, layer: Layer, parent: Place, inputs: Sequence[FeatureOrder]) -> FeatureOrder:
         place = (*parent, layer.name)
         given = merge_orders(inputs, joined=layer.kind == "Concatenate")
         if not given.is_known and len(inputs) > 1:
@@ -143,14 +143,14 @@ class _ModelWalk:
                 self._doubted.add(place)
                 self.orders[place] = KernelOrder(before=before, doubt=why)
 
-    def _doubt_inputs(self, place: Place, given: Order) -> None:
+    def _doubt_inputs(self, place: Place, given: FeatureOrder) -> None:
         """Doubt a layer with weights if the order of the features that it takes is not known."""
         if not given.is_known:
             self._doubt([place], before="a Flatten" if given.way == "flat" else given.said)
 
     # Layers with weights ------------------------------------------------------------------------------
 
-    def _dense(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _dense(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         if given.way == "flat":
             self.orders.setdefault(place, KernelOrder(flattened=given.said))
         else:
@@ -158,36 +158,36 @@ class _ModelWalk:
         rank = _rank(layer, given)
         is_open = given.way in ("image", "series") or (given.way == "input" and (rank or 0) > SEQUENCE)
         is_series = is_open and rank != 1
-        return Order("series" if is_series else "features", rank, makers=frozenset({place}))
+        return FeatureOrder("series" if is_series else "features", rank, makers=frozenset({place}))
 
-    def _norm(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _norm(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         self._doubt_inputs(place, given)
         axis = layer.config.get("axis")
         if isinstance(axis, list) and len(axis) > 1:
             self._doubt([place], "it has weights along several axes")
         return given._replace(makers=given.makers | {place})
 
-    def _convolution(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _convolution(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         self._doubt_inputs(place, given)
         return convolved_order(given, layer.kind, layer.config)
 
-    def _recurrent(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _recurrent(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         self._doubt_inputs(place, given)
         inner = layer.config.get("layer")
         config = inner.get("config") if isinstance(inner, Mapping) else layer.config
         returned = config.get("return_sequences") if isinstance(config, Mapping) else None
-        return Order("features", SEQUENCE if returned else 1, makers=frozenset({place}))
+        return FeatureOrder("features", SEQUENCE if returned else 1, makers=frozenset({place}))
 
-    def _attention(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _attention(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         self._doubt_inputs(place, given)
         is_plain = given.way in ("input", "features") and given.rank == SEQUENCE
-        return Order("features" if is_plain else "series", given.rank, makers=frozenset({place}))
+        return FeatureOrder("features" if is_plain else "series", given.rank, makers=frozenset({place}))
 
-    def _embedding(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _embedding(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         rank = _rank(layer, given)
-        return Order("features", None if rank is None else rank + 1, makers=frozenset({place}))
+        return FeatureOrder("features", None if rank is None else rank + 1, makers=frozenset({place}))
 
-    def _distributed(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _distributed(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         inner = layer.config.get("layer")
         kind = inner.get("class_name") if isinstance(inner, Mapping) else None
         if kind == "Dense" and given.way != "flat":
@@ -197,16 +197,16 @@ class _ModelWalk:
 
     # Layers without weights ---------------------------------------------------------------------------
 
-    def _input(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _input(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         if len(place) > 1 and given != _INPUT:
             return given
         shape = layer.config.get("batch_shape", layer.config.get("batch_input_shape"))
         if not isinstance(shape, list) or not shape:
             return given
         last = shape[-1] if type(shape[-1]) is int and len(shape) > 1 else None
-        return Order("input", len(shape) - 1, channels=last)
+        return FeatureOrder("input", len(shape) - 1, channels=last)
 
-    def _over_image(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _over_image(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         if layer.config.get("data_format") not in (None, "channels_last"):
             return unknown_order(f"a {layer.kind} of channels first", given.makers)
         if not given.is_known or given.way == "image":
@@ -214,13 +214,13 @@ class _ModelWalk:
         is_series = layer.kind.endswith("1D")
         return given._replace(way="series" if is_series else "image")
 
-    def _global_pool(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _global_pool(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         if layer.config.get("data_format") not in (None, "channels_last"):
             return unknown_order(f"a {layer.kind} of channels first", given.makers)
         rank = given.rank if layer.config.get("keepdims") else 1
-        return given if not given.is_known else Order("features", rank, makers=given.makers)
+        return given if not given.is_known else FeatureOrder("features", rank, makers=given.makers)
 
-    def _flatten(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _flatten(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         if layer.config.get("data_format") == "channels_first":
             return unknown_order("a Flatten of channels first", given.makers)
         made = flattened_order(given, _shape(layer))
@@ -228,7 +228,7 @@ class _ModelWalk:
             self._doubt(given.makers, "a Flatten takes what it gives")
         return made
 
-    def _reshape(self, layer: Layer, place: Place, given: Order) -> Order:
+    def _reshape(self, layer: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
         made, is_moved = reshaped_order(given, layer.config.get("target_shape"), _shape(layer))
         if is_moved:
             self._doubt(given.makers, "a Reshape takes what it gives")
@@ -244,7 +244,7 @@ def _shape(layer: Layer) -> list[int | None] | None:
     return [length if type(length) is int else None for length in shape[1:]]
 
 
-def _rank(layer: Layer, given: Order) -> int | None:
+def _rank(layer: Layer, given: FeatureOrder) -> int | None:
     shape = _shape(layer)
     return given.rank if shape is None else len(shape)
 
@@ -266,13 +266,14 @@ def _layers_in_order(origins: Mapping[str, Sequence[str]]) -> Iterator[str]:
             elif name not in done and name not in entered:
                 entered.add(name)
                 pending.append((name, True))
-                pending += [(one, False) for one in origins[name] if one in origins and one not in done]
+                before = [origin for origin in origins[name] if origin in origins and origin not in done]
+                pending += [(origin, False) for origin in before]
 
 
 def _input_layers(inbound: object) -> Iterator[str]:
     """Yield the names of the layers that a layer takes something from."""
-    for one in objects(inbound):
-        history = one.get("keras_history")
+    for call in objects(inbound):
+        history = call.get("keras_history")
         if isinstance(history, list) and history and isinstance(history[0], str):
             yield history[0]
     pending = [inbound]
@@ -290,7 +291,7 @@ def _input_layers(inbound: object) -> Iterator[str]:
 # The order of features between two layers -----------------------------------------------------------
 
 
-class Order(NamedTuple):
+class FeatureOrder(NamedTuple):
     """What is known of a tensor between two layers.
 
     Attributes:
@@ -315,37 +316,37 @@ class Order(NamedTuple):
         return self.way not in ("flat", "unknown")
 
 
-_INPUT = Order("input")
+_INPUT = FeatureOrder("input")
 
 
-def unknown_order(said: str, makers: frozenset[Place] = frozenset()) -> Order:
+def unknown_order(said: str, makers: frozenset[Place] = frozenset()) -> FeatureOrder:
     """Return an order of which nothing is known, because of what."""
-    return Order("unknown", said=said, makers=makers)
+    return FeatureOrder("unknown", said=said, makers=makers)
 
 
-def merge_orders(orders: Sequence[Order], *, joined: bool = False) -> Order:
+def merge_orders(orders: Sequence[FeatureOrder], *, joined: bool = False) -> FeatureOrder:
     """Return the order of what is made of several tensors, element by element or joined along an axis."""
-    makers = frozenset(maker for one in orders for maker in one.makers)
+    makers = frozenset(maker for order in orders for maker in order.makers)
     first = orders[0] if orders else unknown_order("what is not told")
     if len(orders) < 2:
         return first._replace(makers=makers)
-    unknown = next((one for one in orders if one.way == "unknown"), None)
+    unknown = next((order for order in orders if order.way == "unknown"), None)
     if unknown is not None:
         return unknown._replace(makers=makers)
-    ways = {one.way for one in orders}
-    ranks = {one.rank for one in orders}
-    rank = None if None in ranks else max(one for one in ranks if one is not None)
+    ways = {order.way for order in orders}
+    ranks = {order.rank for order in orders}
+    rank = None if None in ranks else max(rank for rank in ranks if rank is not None)
     if "flat" in ways:
-        is_one = not joined and len({(one.way, one.said) for one in orders}) == 1
-        return first._replace(makers=makers) if is_one else unknown_order("a Flatten", makers)
-    channels = {one.channels for one in orders if one.way == "image"}
+        is_alike = not joined and len({(order.way, order.said) for order in orders}) == 1
+        return first._replace(makers=makers) if is_alike else unknown_order("a Flatten", makers)
+    channels = {order.channels for order in orders if order.way == "image"}
     known = channels.pop() if len(channels) == 1 and not joined else None
-    order: tuple[Way, ...] = ("image", "series", "features", "input")
-    way = next(one for one in order if one in ways)
-    return Order(way, rank, channels=known, makers=makers)
+    strongest: tuple[Way, ...] = ("image", "series", "features", "input")
+    way = next(way for way in strongest if way in ways)
+    return FeatureOrder(way, rank, channels=known, makers=makers)
 
 
-def flattened_order(given: Order, shape: Sequence[int | None] | None) -> Order:
+def flattened_order(given: FeatureOrder, shape: Sequence[int | None] | None) -> FeatureOrder:
     """Return the order behind a Flatten.
 
     Args:
@@ -362,12 +363,14 @@ def flattened_order(given: Order, shape: Sequence[int | None] | None) -> Order:
     if given.way in ("features", "series") and rank is not None:
         return unknown_order("a Flatten", given.makers)
     if shape is not None and all(length is not None and length > 0 for length in shape):
-        return Order("flat", 1, f"({', '.join(map(str, shape))})")
+        return FeatureOrder("flat", 1, f"({', '.join(map(str, shape))})")
     is_image = given.way == "image" or (rank is not None and rank > SEQUENCE)
-    return Order("flat", 1, f"(*, {given.channels})" if is_image and given.channels else "")
+    return FeatureOrder("flat", 1, f"(*, {given.channels})" if is_image and given.channels else "")
 
 
-def reshaped_order(given: Order, target: object, shape: Sequence[int | None] | None) -> tuple[Order, bool]:
+def reshaped_order(
+    given: FeatureOrder, target: object, shape: Sequence[int | None] | None
+) -> tuple[FeatureOrder, bool]:
     """Return the order behind a Reshape, and whether what made the features counts in another order.
 
     Args:
@@ -375,13 +378,15 @@ def reshaped_order(given: Order, target: object, shape: Sequence[int | None] | N
         target: The shape that it makes, as a configuration says it.
         shape: The shape of what it takes without the batch, where it is known.
     """
-    lengths = target if isinstance(target, list) and all(type(one) is int for one in target) else None
+    lengths = target if isinstance(target, list) else []
+    if not all(type(length) is int for length in lengths):
+        lengths = []
     rank = given.rank if shape is None else len(shape)
     if not lengths:
         return unknown_order("a Reshape", given.makers), True
     if len(lengths) == 1:
         if given.way == "image" and given.channels == lengths[0]:  # one place for each channel
-            return Order("features", 1, makers=given.makers), False
+            return FeatureOrder("features", 1, makers=given.makers), False
         return flattened_order(given, shape), False
     is_vector = given.way in ("features", "input") and rank in (1, None)
     if is_vector and all(length == 1 for length in lengths[:-1]):
@@ -389,11 +394,11 @@ def reshaped_order(given: Order, target: object, shape: Sequence[int | None] | N
     if not is_vector:
         return unknown_order("a Reshape", given.makers), True
     if len(lengths) == SEQUENCE:
-        return Order("series", SEQUENCE), True
-    return Order("image", len(lengths), channels=lengths[-1] if lengths[-1] > 0 else None), True
+        return FeatureOrder("series", SEQUENCE), True
+    return FeatureOrder("image", len(lengths), channels=lengths[-1] if lengths[-1] > 0 else None), True
 
 
-def convolved_order(given: Order, kind: str, config: Mapping[str, object]) -> Order:
+def convolved_order(given: FeatureOrder, kind: str, config: Mapping[str, object]) -> FeatureOrder:
     """Return the order behind a convolution."""
     count = config.get("filters")
     if kind.startswith("Depthwise"):
@@ -403,4 +408,4 @@ def convolved_order(given: Order, kind: str, config: Mapping[str, object]) -> Or
     if config.get("data_format") not in (None, "channels_last"):
         return unknown_order(f"a {kind} of channels first")
     axes = next(int(digit) for digit in "123" if f"{digit}D" in kind)
-    return Order("image", axes + 1, channels=channels)
+    return FeatureOrder("image", axes + 1, channels=channels)

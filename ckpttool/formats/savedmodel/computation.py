@@ -106,27 +106,27 @@ class BodyWires:
             functions: Digests of functions.
             known: Digests of nodes for which something else stands.
         """
-        found = dict(known)
+        digests = dict(known)
         own = self._own_digests()
         pending = [*reversed(self.nodes)]  # what a node takes lies before it, as a rule
         entered: set[int] = set()
         while pending:
             at = pending[-1]
-            if at in found or at not in own:
+            if at in digests or at not in own:
                 pending.pop()
-                found.setdefault(at, _UNKNOWN)
+                digests.setdefault(at, _UNKNOWN)
                 continue
             local, inputs, calls = own[at]
-            missing = [one for one, _ in inputs if one not in found and one not in entered]
+            missing = [node for node, _ in inputs if node not in digests and node not in entered]
             if missing and at not in entered:
                 entered.add(at)
                 pending += missing
                 continue
             pending.pop()
-            taken = [found.get(one, _CYCLE) + rest for one, rest in inputs]
+            taken = [digests.get(node, _CYCLE) + output for node, output in inputs]
             called = [functions.get(name, _UNKNOWN) for name in calls]
-            found[at] = _digest(local, *taken, *called)
-        return found
+            digests[at] = _digest(local, *taken, *called)
+        return digests
 
     def _own_digests(self) -> dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]]:
         """Return of each node a digest of its op and attributes, what it takes, and what it calls."""
@@ -182,21 +182,23 @@ def function_digests(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[
     Args:
         bodies: Of each function the digest of its body, and the functions that it calls.
     """
-    found: dict[str, bytes] = {}
+    digests: dict[str, bytes] = {}
     entered: set[str] = set()
     pending = sorted(bodies, key=lambda name: bodies[name][0])
     while pending:
         name = pending[-1]
         body, calls = bodies[name]
-        missing = [one for one in calls if one in bodies and one not in found and one not in entered]
-        if name not in found and missing:
+        missing = [
+            called for called in calls if called in bodies and called not in digests and called not in entered
+        ]
+        if name not in digests and missing:
             entered.add(name)
             pending += missing
             continue
         pending.pop()
-        if name not in found:
-            found[name] = _digest(body, *(found.get(one, _UNKNOWN) for one in calls))
-    return found
+        if name not in digests:
+            digests[name] = _digest(body, *(digests.get(called, _UNKNOWN) for called in calls))
+    return digests
 
 
 class GraphComputation(NamedTuple):

@@ -64,24 +64,24 @@ def parts_by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
 
 def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
     """Return the names that belong to each prefix in a directory, the index first."""
-    found: dict[str, list[str]] = defaultdict(list)
+    by_prefix: dict[str, list[str]] = defaultdict(list)
     tables = []
     for name, entry in entries.items():
         match = DATA.fullmatch(name) or TEMPORARY.fullmatch(name)
         if match is not None and entry.is_file():
-            found[match["prefix"]].append(name)
+            by_prefix[match["prefix"]].append(name)
         elif name.endswith(INDEX) and len(name) > len(INDEX) and entry.is_file():
             tables.append(name)
     listed = _names_in_state_file(directory, entries) if tables else frozenset()
     for name in tables:
         prefix = name.removesuffix(INDEX)
-        is_known = prefix in found or prefix in listed
+        is_known = prefix in by_prefix or prefix in listed
         if is_known or is_table(os.path.join(directory, name)):
-            found[prefix].insert(0, name)
-    for prefix, names in found.items():
+            by_prefix[prefix].insert(0, name)
+    for prefix, names in by_prefix.items():
         if prefix + META in entries:
             names.append(prefix + META)
-    return {prefix: tuple(names) for prefix, names in found.items()}
+    return {prefix: tuple(names) for prefix, names in by_prefix.items()}
 
 
 def stages(directory: str, entries: Entries) -> Iterator[str]:
@@ -109,13 +109,13 @@ def old_name(name: str) -> str:
 
 def old_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
     """Return the shards of each checkpoint of the first version, by its name; a table is among them."""
-    found: dict[str, list[str]] = defaultdict(list)
+    shards: dict[str, list[str]] = defaultdict(list)
     for name, entry in entries.items():
         if OLD_SHARD.fullmatch(name) and DATA.fullmatch(name) is None and entry.is_file():
-            found[old_name(name)].append(name)
+            shards[old_name(name)].append(name)
     return {
         whole: tuple(names)
-        for whole, names in found.items()
+        for whole, names in shards.items()
         if PART.fullmatch(whole.replace("?", "0")) is None
         and any(is_table(os.path.join(directory, name)) for name in names)
     }

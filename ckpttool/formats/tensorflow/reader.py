@@ -110,7 +110,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             source = bundle.sources.get(objects.shard)
             if source is None or GRAPH_KEY in bundle.unreadable:
                 return {}
-            return native_of(keys, bundle.string(source, objects), checkpoint.tensors)
+            return native_of(keys, bundle.read_string(source, objects), checkpoint.tensors)
 
         checkpoint = Checkpoint(
             path=path,
@@ -145,8 +145,8 @@ def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
 def _data_files_of(prefix: str) -> tuple[str, ...]:
     """Return the shards of a prefix, and what its writer has not renamed."""
     directory, name = os.path.split(prefix)
-    found = group_names(directory or os.curdir, parts_by_prefix).get(name, ())
-    return tuple(one for one in found if os.path.isfile(os.path.join(directory, one)))
+    parts = group_names(directory or os.curdir, parts_by_prefix).get(name, ())
+    return tuple(part for part in parts if os.path.isfile(os.path.join(directory, part)))
 
 
 def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:
@@ -293,14 +293,14 @@ class Bundle:
         if entry is None or source is None:
             return None
         try:
-            return self.string(source, entry)
+            return self.read_string(source, entry)
         except (DamagedCheckpoint, ValueError) as failure:
             code = getattr(failure, "code", "object-graph")
             reason = failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure)
             self._note_unreadable(name, code, reason)
             return None
 
-    def string(self, source: Source, entry: BundleEntry) -> bytes:
+    def read_string(self, source: Source, entry: BundleEntry) -> bytes:
         """Return the only string of an entry.
 
         Raises:
@@ -342,13 +342,13 @@ class Bundle:
 
     def _sliced_tensor(self, tensor: Tensor, entry: BundleEntry, entries: Entries) -> Tensor:
         parts, sources = [], []
-        for one in entry.slices:
-            part = entries.get(slice_key(entry.key, one))
+        for axes_of_part in entry.slices:
+            part = entries.get(slice_key(entry.key, axes_of_part))
             if part is None:
                 raise DamagedCheckpoint(
                     self.path, "a slice that has no entry", where=tensor.name, code="slice-missing"
                 )
-            axes = list(zip(one, entry.shape, strict=False))
+            axes = list(zip(axes_of_part, entry.shape, strict=False))
             starts = tuple(start for (start, _), _ in axes)
             lengths = tuple(axis if length is None else length for (_, length), axis in axes)
             parts.append(TensorSlice(starts, lengths, part))

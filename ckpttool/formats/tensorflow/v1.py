@@ -212,14 +212,14 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
         tables = {Table(source): source for source in sources}
         listed = _join_tables(list(tables))
         tensors = []
-        for one in listed:
-            parts = _slices_of(path, one, is_complete=not findings)
-            for key, table in zip(one.slices, one.tables, strict=True):
-                if table.block_of(slice_key(one.key, key)) is None:
-                    raise bundle_damage(table.path, one.name, "a slice that isn't there")
-            role = role_of_key(one.name, one.dtype, one.shape, {})
-            values = TableValues(one, parts) if one.dtype.kind != "string" and parts else None
-            tensors.append(Tensor((one.name,), one.dtype, one.shape, role, values))
+        for entry in listed:
+            parts = _slices_of(path, entry, is_complete=not findings)
+            for part, table in zip(entry.slices, entry.tables, strict=True):
+                if table.block_of(slice_key(entry.key, part)) is None:
+                    raise bundle_damage(table.path, entry.name, "a slice that isn't there")
+            role = role_of_key(entry.name, entry.dtype, entry.shape, {})
+            values = TableValues(entry, parts) if entry.dtype.kind != "string" and parts else None
+            tensors.append(Tensor((entry.name,), entry.dtype, entry.shape, role, values))
         name = os.path.basename(path)
         sharded = OLD_SHARD.fullmatch(name)
         # The graph lies beside, and is removed with the checkpoint.
@@ -236,7 +236,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
                 span for table, source in tables.items() for span in _spans(source, table, listed)
             ),
             training=lambda: training_of(tensors, sharded["prefix"] if sharded else name),
-            native=lambda: native_of({one.name: one.key for one in listed}, None),
+            native=lambda: native_of({entry.name: entry.key for entry in listed}, None),
             producer=Producer("tensorflow"),
             findings=findings,
             complete=not findings,
@@ -248,11 +248,11 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
 def _spans(source: Source, table: Table, listed: list[_ListedTensor]) -> Iterator[Span]:
     """Yield the blocks, each with the byte that its checksum stands for, too."""
     names: dict[int, list[str]] = defaultdict(list)
-    for one in listed:
-        for key, holder in zip(one.slices, one.tables, strict=True):
-            number = table.block_of(slice_key(one.key, key)) if holder is table else None
-            if number is not None and one.name not in names[number]:
-                names[number].append(one.name)
+    for entry in listed:
+        for part, holder in zip(entry.slices, entry.tables, strict=True):
+            number = table.block_of(slice_key(entry.key, part)) if holder is table else None
+            if number is not None and entry.name not in names[number]:
+                names[number].append(entry.name)
     for number, (_, handle) in enumerate(table.blocks):
         held = names[number]
         where = f"block {number}"

@@ -50,7 +50,7 @@ def test_a_file_of_the_same_kind_has_no_entry(name: str, files: Path, tmp_path: 
 def test_a_strange_training_config_is_carried_and_not_written(files: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tests.writing.contents import content_of
+    from tests.support.writing import content_of
     from tests.writing.test_keras import write
 
     with open_checkpoint(files / "keras" / "adam.h5") as opened:

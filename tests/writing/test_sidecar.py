@@ -20,7 +20,7 @@ from ckpttool.writing import sidecar as module
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.pytorch import Pytorch
 from ckpttool.writing.sidecar import sidecar_of
-from tests.writing.contents import tensor
+from tests.support.writing import tensor
 
 ONE = tensor("model.a", np.ones(2, np.float32))
 TIED = replace(ONE, path=("model", "b"), shares_with="model.a")

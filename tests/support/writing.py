@@ -10,6 +10,7 @@ import numpy as np
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory
@@ -28,8 +29,14 @@ def tensor(name: str, array: np.ndarray[Any, Any], dtype: DType | None = None, *
     )
 
 
+def byte_tensor(name: str, data: bytes, **more: Any) -> Tensor:
+    """Return a tensor of bytes; its path is the name."""
+    more.setdefault("role", Role.WEIGHTS)
+    return Tensor((name,), BY_NAME["uint8"], (len(data),), values=InMemory(data), **more)
+
+
 def content_of(checkpoint: Checkpoint) -> Content:
-    """Return all that a checkpoint holds."""
+    """Return all that a checkpoint holds, its training state included."""
     tree = checkpoint.tree
     metadata = {} if tree is not None else checkpoint.metadata
     return Content(
@@ -37,11 +44,11 @@ def content_of(checkpoint: Checkpoint) -> Content:
     )
 
 
-def write(writer: Writer, content: Content, target: Path) -> Path:
+def write(writer: Writer, content: Content, target: Path, options: WriteOptions = OPTIONS) -> Path:
     """Write what is not refused."""
-    assert [*writer.refusals(content, OPTIONS)] == []
-    with StagedOutput(target, writer.shape) as staged:
-        writer.write(content, staged, OPTIONS)
+    assert [*writer.refusals(content, options)] == []
+    with StagedOutput(target, writer.shape if options.shard_size is None else "directory") as staged:
+        writer.write(content, staged, options)
         staged.settle()
         staged.commit()
     return target
@@ -63,3 +70,12 @@ def require_same(target: Path, content: Content) -> None:
             assert (found.shares_with, found.tobytes()) == (one.shares_with, one.tobytes()), one.name
     verdict = verify(target)
     assert verdict.is_valid, verdict
+
+
+def require_same_tree(target: Path, content: Content) -> None:
+    """Require that our reader finds the content with its tree, complete, safe and without a finding."""
+    with open_checkpoint(target) as opened:
+        assert opened.safety == ()
+        if content.tree is not None:
+            assert encode_tree(opened.tree) == encode_tree(content.tree)
+    require_same(target, content)
