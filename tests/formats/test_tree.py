@@ -25,7 +25,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
 from ckpttool.writing.interface import Content
 from ckpttool.writing.sidecar import sidecar_of
-from tests.formats.torch_trees import SHARED, VALUES, differences, write_zip
+from tests.support.torch_trees import SHARED, VALUES, differences, write_zip
 
 pytestmark = pytest.mark.framework
 

@@ -86,11 +86,8 @@ def open_ranks(
 ) -> Checkpoint:
     """Return the checkpoint that files of ranks make; one that is missing or of another save is a finding.
 
-    Args:
-        path: How the user named it.
-        files: Of one save or, by mistake, of several.
-        metadata: What torch_checkpointing wrote beside them.
-        others: Names of what else lies there, and is not read.
+    ``files`` are those of one save or, by mistake, of several; ``metadata`` is what torch_checkpointing wrote
+    beside them, and ``others`` are the names of what else lies there, which is not read.
     """
     with OpenedParts("part") as parts:
         world, job_files = _files_of_one_world(parts, files)

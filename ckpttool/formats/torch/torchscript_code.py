@@ -63,9 +63,7 @@ _BYTE_CODE_OPERATOR = re.compile(r"\w+::\w+")
 def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, str]:
     """Return size and checksum of each class and function, by its name without what a process adds.
 
-    Args:
-        definitions: What ``definitions_of`` returned.
-        root: Name of the model's class.
+    ``root`` is the name of the model's class.
     """
     numbers = _number_definitions(definitions, root.encode())
     descriptions = {}
@@ -81,8 +79,7 @@ def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, st
 def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
     """Return the texts of classes and functions, by their full names; what is none, by its file's.
 
-    Args:
-        files: Names of the files, ``code/__torch__.py``, and their texts.
+    ``files`` are names like ``code/__torch__.py`` and their texts.
     """
     definitions: dict[bytes, bytes] = {}
     for file, text in files:

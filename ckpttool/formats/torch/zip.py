@@ -234,10 +234,8 @@ def unused_storages(
 ) -> Iterator[Finding]:
     """Yield a warning where bytes are stored that are of no tensor, so that nothing looks at their values.
 
-    Args:
-        storages: Those that the pickle refers to; of one that is compressed nothing is said.
-        tensors: What was read.
-        unnamed: Sizes of those that it doesn't refer to, in bytes.
+    ``storages`` are those that the pickle refers to, of which compressed ones are left out; ``unnamed`` are
+    the sizes of those that it doesn't refer to, in bytes.
     """
     used = {parts.storage for _, parts in tensors}.union(*(parts.described_by for _, parts in tensors))
     idle = [
@@ -305,11 +303,7 @@ class StorageRecords:
         return name in self._names
 
     def findings(self, tensors: Tensors) -> Iterator[Finding]:
-        """Yield what is remarkable about the storages as a whole.
-
-        Args:
-            tensors: What came out of the file; a storage that was only referred to is none of theirs.
-        """
+        """Yield what is remarkable about the storages as a whole, of which ``tensors`` are views."""
         archive = self._records.archive
         prefix = f"{self._directory}/"
         data = {name: member for name, member in self._records.by_name.items() if name.startswith(prefix)}
