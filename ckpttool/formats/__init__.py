@@ -102,8 +102,8 @@ def third_party_formats() -> tuple[Format, ...]:
 @cache
 def _load(place: str) -> Format:
     module, _, name = place.partition(":")
-    found: Format = getattr(import_module(module), name)()
-    return found
+    format: Format = getattr(import_module(module), name)()
+    return format
 
 
 def detect(probe: Probe) -> Format | None:
@@ -121,15 +121,15 @@ def detect(probe: Probe) -> Format | None:
 
 def matching_formats(probe: Probe) -> list[Format]:
     """Return all formats that recognise a path, but for those that others of them specialise."""
-    found = [format for format in formats(probe.kinds) if format.matches(probe)]
-    if not found:
-        found = [format for format in third_party_formats() if format.matches(probe)]
-    if not found and probe.is_directory:
-        found = [format for format in (_load(_LAST),) if format.matches(probe)]
+    matching = [format for format in formats(probe.kinds) if format.matches(probe)]
+    if not matching:
+        matching = [format for format in third_party_formats() if format.matches(probe)]
+    if not matching and probe.is_directory:
+        matching = [format for format in (_load(_LAST),) if format.matches(probe)]
     return [
         format
-        for format in found
-        if not any(other is not format and isinstance(format, other.specialises) for other in found)
+        for format in matching
+        if not any(other is not format and isinstance(format, other.specialises) for other in matching)
     ]
 
 

@@ -39,10 +39,10 @@ def add_bystanders(checkpoint: Checkpoint, root: str) -> None:
     """Let a checkpoint say what loading the other files in its directory, ``root``, could run."""
     own = frozenset(os.path.abspath(file.path) for file in checkpoint.files)
     bystanders = _Bystanders(root, checkpoint.judged, own)
-    found = tuple(bystanders.findings())
+    findings = tuple(bystanders.findings())
     checkpoint.judged |= bystanders.judged
-    if found:
-        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *found)))
+    if findings:
+        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *findings)))
 
 
 def bystander_findings(root: str) -> tuple[Finding, ...]:

@@ -63,8 +63,8 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
     Raises:
         CheckpointError: The root itself can't be looked at.
     """
-    for found in candidates(root, walk):
-        unit = unit_of_candidate(found, walk) if isinstance(found, str) else found
+    for candidate in candidates(root, walk):
+        unit = unit_of_candidate(candidate, walk) if isinstance(candidate, str) else candidate
         if unit is not None:
             yield unit
 
@@ -93,8 +93,8 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
 def units_inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
     """Yield the checkpoints in a directory, whatever it is itself."""
     globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, directory)
-    for found in _in_tree(directory, replace(walk, exclude=globs)):
-        unit = unit_of_candidate(found, walk) if isinstance(found, str) else found
+    for candidate in _in_tree(directory, replace(walk, exclude=globs)):
+        unit = unit_of_candidate(candidate, walk) if isinstance(candidate, str) else candidate
         if unit is not None:
             yield unit
 
@@ -262,11 +262,11 @@ def _leads_to_another(link: str, units: Collection[str]) -> bool:
 
 def names_indexed_above(directory: str) -> dict[str, str]:
     """Return the paths in a directory that indexes in the directories above it name, with those indexes."""
-    found: dict[str, str] = {}
+    indexes: dict[str, str] = {}
     real = above = os.path.realpath(directory)
     for _ in range(_LEVELS_ABOVE):
-        below, above = above, os.path.dirname(above)
-        if above == below:
+        previous, above = above, os.path.dirname(above)
+        if above == previous:
             break
         try:
             entries = {name: entry for name, entry in scan(above).items() if _INDEX.search(name)}
@@ -276,8 +276,8 @@ def names_indexed_above(directory: str) -> dict[str, str]:
             for name in unit.shared:
                 path = os.path.join(above, name)
                 if path.startswith(real + os.sep):
-                    found[os.path.join(directory, os.path.relpath(path, real))] = unit.path
-    return found
+                    indexes[os.path.join(directory, os.path.relpath(path, real))] = unit.path
+    return indexes
 
 
 def unit_of_candidate(path: str, walk: Walk) -> Unit | None:

@@ -326,20 +326,13 @@ class Format(ABC):
 def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:
     """Return the checkpoint at a path, opened by the format that ``choose`` returns for it.
 
-    The checkpoint closes the file; where there comes to be none, it is closed here.
-
-    Raises:
-        CheckpointError: No format is chosen, or the one that is can't open it.
+    The checkpoint closes the file; if there comes to be none, it is closed here.
     """
     return open_probe(Probe(path), choose)
 
 
 def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
-    """Return the checkpoint at a path that was looked at already; see ``open_with``.
-
-    Raises:
-        CheckpointError: No format is chosen, or the one that is can't open it.
-    """
+    """Return the checkpoint at a path that was looked at already; see ``open_with``."""
     with ExitStack() as until_opened:
         until_opened.enter_context(probe)
         checkpoint = _open_and_judge(choose(probe), probe)
@@ -350,8 +343,7 @@ def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
 def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
     """Return the checkpoint with what all other readings of its file or directory could run.
 
-    Raises:
-        CheckpointError: It can't be opened; what those readings say is in its ``safety``.
+    What those readings say of one that can't be opened is in the ``safety`` of the error.
     """
     from ckpttool.formats.readings import add_readings, further_readings
 
@@ -361,8 +353,8 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
     except DamagedCheckpoint as failure:
         with suppress(CheckpointError):  # it is damaged, and perhaps closed already
             if is_file:
-                found = further_readings(probe, format, damaged=True)
-                failure.safety = tuple(dict.fromkeys((*failure.safety, *found)))
+                findings = further_readings(probe, format, damaged=True)
+                failure.safety = tuple(dict.fromkeys((*failure.safety, *findings)))
             elif probe.is_directory:
                 from ckpttool.formats.bystanders import bystander_findings
 

@@ -94,7 +94,9 @@ class FormatContract:
     @staticmethod
     def expected(truth: Truth) -> Description:
         """Return dtype and shape of each tensor, by path, from what the framework tells."""
-        return {tuple(told["path"]): (told["dtype"], tuple(told["shape"])) for told in truth["tensors"]}
+        return {
+            tuple(tensor["path"]): (tensor["dtype"], tuple(tensor["shape"])) for tensor in truth["tensors"]
+        }
 
     # What it is -------------------------------------------------------------------------------------
 
@@ -293,9 +295,9 @@ class FormatContract:
                 whole = file.read_bytes()
                 for nbytes in reversed(offsets):
                     os.truncate(file, nbytes)
-                    told = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
-                    if is_valid(outcome_of(copy, told)):
-                        assert self._holds(copy, truth), f"{told} is valid, and holds something else"
+                    damage = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
+                    if is_valid(outcome_of(copy, damage)):
+                        assert self._holds(copy, truth), f"{damage} is valid, and holds something else"
                 file.write_bytes(whole)
 
     def test_flipped_bit_in_any_byte(self, path: Path, tmp_path: Path) -> None:
@@ -303,37 +305,37 @@ class FormatContract:
         copy = copied(path, tmp_path)
         with no_file_left_open():
             for file, offsets in self._places(copy):
-                covered = self._covered(copy, file)
+                with open_checkpoint(copy) as checkpoint:
+                    covered = [extent for extent in self.covered(checkpoint) if is_same(extent.file, file)]
+                covered.sort(key=lambda extent: extent.offset)
                 chance = random.Random(file.name)
                 for offset in offsets:
                     bit = chance.randrange(8)
-                    told = f"{file.name} with bit {bit} of byte {offset} flipped"
+                    damage = f"{file.name} with bit {bit} of byte {offset} flipped"
                     with flipped(file, offset, bit):
-                        outcome = outcome_of(copy, told)
+                        outcome = outcome_of(copy, damage)
                     if is_inside(offset, covered):
-                        assert not is_valid(outcome), f"{told} is valid"
+                        assert not is_valid(outcome), f"{damage} is valid"
 
     def _holds(self, path: Path, truth: Truth) -> bool:
         """Tell whether a checkpoint holds exactly the tensors that the framework tells of."""
-        digests = expected_digests(truth)
+        expected = expected_digests(truth)
         with open_checkpoint(path) as checkpoint:
-            found = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
-            return found.items() >= digests.items() and described(checkpoint) == self.expected(truth)
-
-    def _covered(self, path: Path, file: Path) -> list[Extent]:
-        with open_checkpoint(path) as checkpoint:
-            return sorted(
-                (extent for extent in self.covered(checkpoint) if is_same(extent.file, file)),
-                key=lambda extent: extent.offset,
-            )
+            digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
+            return digests.items() >= expected.items() and described(checkpoint) == self.expected(truth)
 
     def _places(self, path: Path) -> list[tuple[Path, list[int]]]:
         """Return each file of a checkpoint with the offsets at which it is damaged."""
         with open_checkpoint(path) as checkpoint:
             extents = [span.extent for span in checkpoint.spans()]
-        found, files = [], files_of(path)
+        offsets, files = [], files_of(path)
         for file in files:
-            here = [extent for extent in extents if is_same(extent.file, file)]
-            edges = {edge + by for extent in here for edge in (extent.offset, extent.end) for by in (-1, 0)}
-            found.append((file, places(file, edges, self.damages // len(files))))
-        return found
+            edges = {
+                edge + by
+                for extent in extents
+                if is_same(extent.file, file)
+                for edge in (extent.offset, extent.end)
+                for by in (-1, 0)
+            }
+            offsets.append((file, places(file, edges, self.damages // len(files))))
+        return offsets

@@ -88,7 +88,7 @@ def nan_of(tensor: Tensor) -> bytes | None:
     return code.last_nan.to_bytes(code.word_bytes, tensor.byteorder)
 
 
-def outcome_of(path: Path, told: str) -> Outcome:
+def outcome_of(path: Path, damage: str) -> Outcome:
     """Return the verdict on a damaged checkpoint, or the error that says why there is none.
 
     Raises:
@@ -100,9 +100,9 @@ def outcome_of(path: Path, told: str) -> Outcome:
     except CheckpointError as error:
         outcome = error
     except Exception as error:
-        raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{damage}: {type(error).__name__}: {error}") from error
     seconds = time.monotonic() - started
-    assert seconds < SECONDS, f"{told}: {seconds:.0f} s"
+    assert seconds < SECONDS, f"{damage}: {seconds:.0f} s"
     return outcome
 
 

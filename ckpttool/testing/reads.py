@@ -91,13 +91,12 @@ def open_files() -> frozenset[tuple[int, int, int]]:
 
     Pipes don't count: the process that reads HDF5 stays for the next file.
     """
-    names = os.listdir(_DESCRIPTORS) if _DESCRIPTORS.exists() else ()
-    return frozenset(file for name in names if (file := _regular_file(int(name))) is not None)
-
-
-def _regular_file(descriptor: int) -> tuple[int, int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:  # that of the listing itself, closed again
-        return None
-    return (descriptor, status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+    files = set()
+    for name in os.listdir(_DESCRIPTORS) if _DESCRIPTORS.exists() else ():
+        try:
+            status = os.fstat(int(name))
+        except OSError:  # that of the listing itself, closed again
+            continue
+        if stat.S_ISREG(status.st_mode):
+            files.add((int(name), status.st_dev, status.st_ino))
+    return frozenset(files)

@@ -29,7 +29,7 @@ def described(checkpoint: Checkpoint) -> Description:
 
 def expected_digests(truth: Truth) -> dict[tuple[str | int, ...], str]:
     """Return the SHA-256 of each tensor's elements, by path, where the framework could tell it."""
-    return {tuple(told["path"]): told["sha256"] for told in truth["tensors"] if told["sha256"]}
+    return {tuple(tensor["path"]): tensor["sha256"] for tensor in truth["tensors"] if tensor["sha256"]}
 
 
 def digest(tensor: Tensor) -> str:

@@ -133,18 +133,18 @@ class TreeBuilder:
         return self._opaque(f"the name {name}, which is no data")
 
     def _persistent(self, node: Persistent) -> object:
-        found = self._leaf(node)
-        if found is None or not found.tensors:
+        leaf = self._leaf(node)
+        if leaf is None or not leaf.tensors:
             return self._opaque("a reference to what is not data in the file")
-        tensor = self._tensor(found)
+        tensor = self._tensor(leaf)
         kind = node.id[1] if isinstance(node.id, tuple) and len(node.id) > 1 else None
         if isinstance(tensor, Tensor) and isinstance(kind, Global) and kind.name.endswith("Storage"):
             return self._remember(Call(kind, (tensor,)), [tensor])
         return tensor
 
-    def _tensor(self, found: Leaf[Any]) -> object:
+    def _tensor(self, leaf: Leaf[Any]) -> object:
         """Return the first of the tensors that a node turned out to be, as the checkpoint has it."""
-        parts = found.tensors[0][1]
+        parts = leaf.tensors[0][1]
         if parts.values is None:
             return self._opaque("a tensor without values")
         tensor = self._by_values.get(id(parts.values))
@@ -154,73 +154,72 @@ class TreeBuilder:
             tensor = self._by_view.get(_view_key(parts))
         if tensor is None:
             return self._opaque("a tensor without a name")
-        self._remember(tensor, (), TENSOR)
-        return tensor
+        return self._remember(tensor, (), TENSOR)
 
     # Objects ------------------------------------------------------------------------------------------
 
     def _call(self, call: Call) -> object:
-        found = self._leaf(call)
+        leaf = self._leaf(call)
         function = call.function
-        if found is None or not found.tensors or not isinstance(function, Global):
+        if leaf is None or not leaf.tensors or not isinstance(function, Global):
             return self._object(call)
         if is_module(call):
-            return self._module(call, found)
-        if found.tensors[0][1].shard is not None:
-            return self._tensor(found)
+            return self._module(call, leaf)
+        if leaf.tensors[0][1].shard is not None:
+            return self._tensor(leaf)
         name = (function.module, function.name)
         if name in _VIEWS:
-            return self._view(call, found)
+            return self._view(call, leaf)
         if function == QUANTIZED:
-            return self._quantized_tensor(call, found)
+            return self._quantized_tensor(call, leaf)
         if function == FROM_TYPE:
-            return self._from_type(call, found)
+            return self._from_type(call, leaf)
         if function == MASKED or function.name == MASKED.name:
-            return self._masked_array(call, found)
+            return self._masked_array(call, leaf)
         if name[0].startswith("numpy.") and name[1] in _RECONSTRUCT:
-            return self._array(call, found)
+            return self._array(call, leaf)
         return self._object(call)
 
-    def _view(self, call: Call, found: Leaf[Any]) -> object:
-        tensor = self._tensor(found)
+    def _view(self, call: Call, leaf: Leaf[Any]) -> object:
+        tensor = self._tensor(leaf)
         if len(call.args) > 5 and call.args[5]:
             return self._opaque("the hooks of a tensor", tensor)
         if call.function != Global("torch._utils", "_rebuild_tensor") and call.args[4] is True:
             return self._remember(Call(REQUIRES_GRAD, (tensor,)), [tensor])
         return tensor
 
-    def _quantized_tensor(self, call: Call, found: Leaf[Any]) -> NodeParts:
-        tensor, grad = self._tensor(found), call.args[5] is True
+    def _quantized_tensor(self, call: Call, leaf: Leaf[Any]) -> NodeParts:
+        tensor, grad = self._tensor(leaf), call.args[5] is True
         return NodeParts(
-            [call.args[4]], lambda done: self._call_or_opaque(Call(QUANTIZED, (tensor, done[0], grad)), found)
+            [call.args[4]], lambda done: self._call_or_opaque(Call(QUANTIZED, (tensor, done[0], grad)), leaf)
         )
 
-    def _from_type(self, call: Call, found: Leaf[Any]) -> object:
+    def _from_type(self, call: Call, leaf: Leaf[Any]) -> object:
         function, kind, args, state = call.args[:4]
         if isinstance(function, Global) and (function.module, function.name) in _VIEWS:
-            inner = self._view(Call(function, args), found)
+            inner = self._view(Call(function, args), leaf)
             parts = [kind, state]
-            return NodeParts(parts, lambda done: self._call_or_opaque(Call(FROM_TYPE, (inner, *done)), found))
+            return NodeParts(parts, lambda done: self._call_or_opaque(Call(FROM_TYPE, (inner, *done)), leaf))
         if function == QUANTIZED:
-            tensor, grad = self._tensor(found), args[5] is True
+            tensor, grad = self._tensor(leaf), args[5] is True
 
             def make(done: list[Any]) -> object:
-                inner = self._call_or_opaque(Call(QUANTIZED, (tensor, done[2], grad)), found)
-                return self._call_or_opaque(Call(FROM_TYPE, (inner, *done[:2])), found)
+                inner = self._call_or_opaque(Call(QUANTIZED, (tensor, done[2], grad)), leaf)
+                return self._call_or_opaque(Call(FROM_TYPE, (inner, *done[:2])), leaf)
 
             return NodeParts([kind, state, args[4]], make)
         if function == FROM_TYPE:
-            return self._opaque_call(call, found, "a class in a class")
+            return self._opaque_call(call, leaf, "a class in a class")
         args = args if isinstance(args, tuple) else (args,)
 
         def make_of_parts(done: list[Any]) -> object:
             inner = self._remember(Call(done[0], done[1]), done[:2])
-            return self._call_or_opaque(Call(FROM_TYPE, (inner, *done[2:])), found)
+            return self._call_or_opaque(Call(FROM_TYPE, (inner, *done[2:])), leaf)
 
         return NodeParts([function, args, kind, state], make_of_parts)
 
-    def _array(self, call: Call, found: Leaf[Any]) -> object:
-        tensor = self._tensor(found)
+    def _array(self, call: Call, leaf: Leaf[Any]) -> object:
+        tensor = self._tensor(leaf)
         if not self._arrays:
             return tensor
         made = self._remember(Call(NDARRAY, (tensor,)), [tensor])
@@ -230,35 +229,37 @@ class TreeBuilder:
             return self._opaque(f"the class {kind} of an array", made)
         return made
 
-    def _masked_array(self, call: Call, found: Leaf[Any]) -> object:
-        tensors = {path: self._by_values.get(id(parts.values)) for path, parts in found.tensors}
+    def _masked_array(self, call: Call, leaf: Leaf[Any]) -> object:
+        tensors = {path: self._by_values.get(id(parts.values)) for path, parts in leaf.tensors}
         values, mask = tensors.get(()), tensors.get(("mask",))
         if values is None or mask is None:
-            return self._opaque("a masked array", _nested_tensors(found.tensors, self._by_values))
+            return self._opaque("a masked array", _nested_tensors(leaf.tensors, self._by_values))
         for tensor in (values, mask):
             self._remember(tensor, (), TENSOR)
         fill = call.state[6] if isinstance(call.state, tuple) and len(call.state) > 6 else None
         return NodeParts(
-            [fill], lambda done: self._call_or_opaque(Call(MASKED, (values, mask, done[0])), found)
+            [fill], lambda done: self._call_or_opaque(Call(MASKED, (values, mask, done[0])), leaf)
         )
 
-    def _module(self, call: Call, found: Leaf[Any]) -> Opaque:
-        content = _nested_tensors(found.tensors, self._by_values)
-        self._remember(content, (), TENSOR)
+    def _module(self, call: Call, leaf: Leaf[Any]) -> Opaque:
+        content = self._content_of(leaf)
         return self._opaque(
             f"an object of the class {call.function}, of which the state dict is carried", content
         )
 
-    def _call_or_opaque(self, call: Call, found: Leaf[Any]) -> object:
+    def _content_of(self, leaf: Leaf[Any]) -> object:
+        """Return the tensors of an object that can't be carried itself."""
+        return self._remember(_nested_tensors(leaf.tensors, self._by_values), (), TENSOR)
+
+    def _call_or_opaque(self, call: Call, leaf: Leaf[Any]) -> object:
         """Return a new call, or what is left of it where a part can't be carried."""
         self._remember(call, call.args)
         if not self._flags(call) & OPAQUE:
             return call
-        return self._opaque_call(call, found, self._reason(call))
+        return self._opaque_call(call, leaf, self._reason(call))
 
-    def _opaque_call(self, call: Call, found: Leaf[Any], why: str) -> Opaque:
-        content = _nested_tensors(found.tensors, self._by_values)
-        self._remember(content, (), TENSOR)
+    def _opaque_call(self, call: Call, leaf: Leaf[Any], why: str) -> Opaque:
+        content = self._content_of(leaf)
         return self._opaque(f"an object made by {call.function}, which holds {why}", content, why)
 
     def _object(self, call: Call) -> object:
@@ -343,14 +344,14 @@ def _view_key(tensor: Any) -> object:
     return tensor.dtype.name, tensor.shape, where
 
 
-def _nested_tensors(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
+def _nested_tensors(tensors: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
     """Return dictionaries in which tensors have the paths that they have below a node.
 
     A tensor that is the node itself has the others as its attributes.
     """
     root: dict[Any, Any] = {}
     itself: Tensor | None = None
-    for path, parts in found:
+    for path, parts in tensors:
         tensor = by_values.get(id(parts.values))
         if tensor is None:
             continue
