@@ -77,7 +77,7 @@ def moves_with_inodes(moves: Moves, inodes: InodeMap) -> Moves:
     """Return moves of the files that are meant here."""
     chain = moves.chain
     if chain is not None:
-        chain = Chain(tuple(moves_with_inodes(one, inodes) for one in chain.before), chain.has_more)
+        chain = Chain(tuple(moves_with_inodes(earlier, inodes) for earlier in chain.before), chain.has_more)
     meant = tuple(replace(move, contents=inodes.of(move.contents)) for move in moves.moves)
     return replace(moves, moves=meant, chain=chain)
 
@@ -86,7 +86,7 @@ def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[st
     """Return what has the new names of what hasn't moved."""
     made = set(done)
     names = [new for move in moves.moves if move.path not in made for _, new in move.members]
-    names += [one.name for one in moves.rewrites if one.before is None and not made]
+    names += [rewrite.name for rewrite in moves.rewrites if rewrite.before is None and not made]
     return [
         os.path.relpath(path, directory)
         for path in (os.path.join(moves.target, name) for name in names)

@@ -224,7 +224,7 @@ def add_to_record(directory: str, state_dir: StateDir, done: Moves, stage: str, 
 
 def inverse(done: Moves, target: int) -> Moves:
     """Return what takes moves back that were made."""
-    rewritten = {one.name for one in done.rewrites}
+    rewritten = {rewrite.name for rewrite in done.rewrites}
     moves: list[Move] = []
     for move in done.moves:
         there = contents_at_target(move)
@@ -235,8 +235,10 @@ def inverse(done: Moves, target: int) -> Moves:
         kind="restore",
         identity=done.identity,
         moves=tuple(moves),
-        rewrites=tuple(Rewrite(old_name(done, one.name), one.after, one.before) for one in done.rewrites),
-        relinks=tuple(Relink(old_name(done, one.name), one.after, one.before) for one in done.relinks),
+        rewrites=tuple(
+            Rewrite(old_name(done, rewrite.name), rewrite.after, rewrite.before) for rewrite in done.rewrites
+        ),
+        relinks=tuple(Relink(old_name(done, link.name), link.after, link.before) for link in done.relinks),
         source=done.target,
         target=done.source,
     )
@@ -295,7 +297,7 @@ def remove_from_record(directory: str, state_dir: StateDir, moves: Moves, stage:
 
 def _add_unrestored_moves(record: CommandRecord, moves: Moves, stage: str, source: int) -> None:
     """Record again what was not taken back after all, with its files as they are now."""
-    rewritten = {old_name(moves, one.name) for one in moves.rewrites}
+    rewritten = {old_name(moves, rewrite.name) for rewrite in moves.rewrites}
     now: dict[tuple[tuple[str, str], ...], Move] = {}
     for move in moves.moves:
         if any(file.path in rewritten for file in move.contents.files):  # it was written anew

@@ -143,15 +143,15 @@ def journal_bytes(journal: Journal) -> bytes:
     """Return a journal as it is written."""
     document = {
         "schema": SCHEMA,
-        "rewrites": [{"name": one.name, "text": one.text} for one in journal.rewrites],
+        "rewrites": [{"name": rewrite.name, "text": rewrite.text} for rewrite in journal.rewrites],
         "removals": [
             {
-                "path": one.path,
-                "members": one.members,
-                **contents_document(one.contents),
-                "survivors": one.survivors,
+                "path": removal.path,
+                "members": removal.members,
+                **contents_document(removal.contents),
+                "survivors": removal.survivors,
             }
-            for one in journal.removals
+            for removal in journal.removals
         ],
     }
     return json.dumps(document).encode()
@@ -182,7 +182,10 @@ def read_journal(path: str, directory: str) -> Journal | Moves:
             survivors = tuple(name_of(name) for name in removal["survivors"])
             contents = contents_of(removal, members)
             removals.append(Removal(text_of(removal["path"]), members, contents, survivors))
-        rewrites = [PointerText(name_of(one["name"]), text_of(one["text"])) for one in document["rewrites"]]
+        rewrites = [
+            PointerText(name_of(rewrite["name"]), text_of(rewrite["text"]))
+            for rewrite in document["rewrites"]
+        ]
         return Journal(tuple(removals), tuple(rewrites))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(

@@ -64,7 +64,7 @@ class MoveDirs:
 def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) -> Iterator[MoveDirs]:
     """Open the directories that checkpoints leave and come to; nothing is followed into a trash."""
     is_within = moves.source == moves.target
-    rewritten = frozenset(one.name for one in moves.rewrites if is_within)
+    rewritten = frozenset(rewrite.name for rewrite in moves.rewrites if is_within)
     was_at = frozenset(old_name(moves, name) for name in rewritten)
     with _opened_move_dir(directory, moves.source) as source:
         if is_planned and moves.kind == "trash":
@@ -280,7 +280,11 @@ def _relative(contents: Contents, member: str) -> tuple[dict[str, tuple[int, int
         for file in contents.files
         if _lies_below(file.path, member)
     }
-    return files, {os.path.relpath(one, member) for one in contents.directories if _lies_below(one, member)}
+    return files, {
+        os.path.relpath(directory, member)
+        for directory in contents.directories
+        if _lies_below(directory, member)
+    }
 
 
 def _lies_below(path: str, member: str) -> bool:

@@ -284,9 +284,9 @@ def partially_moved_names(directory: str, moves: Moves) -> set[str]:
                     names |= part_names(dirs.source, move, 0)
                 if moves.target == directory and not is_new:
                     names |= part_names(dirs.target, move, 1)
-            for one in moves.rewrites:
-                if (one.after if turned else one.before) is None:
-                    names.add(one.name)
+            for rewrite in moves.rewrites:
+                if (rewrite.after if turned else rewrite.before) is None:
+                    names.add(rewrite.name)
     except OSError:  # the trash that it was for is not there yet, or not any more
         return names
     return names

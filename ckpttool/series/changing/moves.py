@@ -147,7 +147,7 @@ def contents_at_target(move: Move) -> Contents:
 def old_name(moves: Moves, name: str) -> str:
     """Return the path that something has before a move, from the one that it has afterwards."""
     first, mark, rest = name.partition(os.sep)
-    old = next((old for one in moves.moves for old, new in one.members if new == first), first)
+    old = next((old for move in moves.moves for old, new in move.members if new == first), first)
     return old + mark + rest if mark else name
 
 
@@ -180,11 +180,16 @@ def document(moves: Moves, directory: str) -> dict[str, Any]:
             {"path": move.path, "members": move.members, **contents_document(move.contents)}
             for move in moves.moves
         ],
-        "rewrites": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.rewrites],
-        "relinks": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.relinks],
+        "rewrites": [
+            {"name": rewrite.name, "before": rewrite.before, "after": rewrite.after}
+            for rewrite in moves.rewrites
+        ],
+        "relinks": [
+            {"name": link.name, "before": link.before, "after": link.after} for link in moves.relinks
+        ],
     }
     if moves.chain is not None:
-        result["before"] = [document(one, directory) for one in moves.chain.before]
+        result["before"] = [document(earlier, directory) for earlier in moves.chain.before]
         result["has_more"] = moves.chain.has_more
     return result
 
@@ -210,20 +215,20 @@ def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -
         identity=identity,
         moves=tuple(_move_of(move, source, target) for move in document["moves"]),
         rewrites=tuple(
-            Rewrite(path_of(one["name"]), text_or_none(one["before"]), text_or_none(one["after"]))
-            for one in document["rewrites"]
+            Rewrite(path_of(rewrite["name"]), text_or_none(rewrite["before"]), text_or_none(rewrite["after"]))
+            for rewrite in document["rewrites"]
         ),
         relinks=tuple(
-            Relink(path_of(one["name"]), text_of(one["before"]), text_of(one["after"]))
-            for one in document["relinks"]
+            Relink(path_of(link["name"]), text_of(link["before"]), text_of(link["after"]))
+            for link in document["relinks"]
         ),
         source=places[source],
         target=places[target],
     )
     if schema != CHAINED:
         return moves
-    before = tuple(moves_of(one, directory, state_dir) for one in document["before"])
-    if any(one.chain is not None or one.identity != identity for one in before):
+    before = tuple(moves_of(earlier, directory, state_dir) for earlier in document["before"])
+    if any(earlier.chain is not None or earlier.identity != identity for earlier in before):
         raise ValueError("moves of another journal go before")
     if not isinstance(document["has_more"], bool):
         raise TypeError("has_more")

@@ -45,9 +45,9 @@ def text_at(path: str, place: int | None = None) -> str | None:
 def require_pointers(directory: str, moves: Moves) -> None:
     """Require that all pointers say what they said when the plan was made."""
     with _opened_pointers(directory, moves) as pointers:
-        for one in moves.rewrites:
-            if pointers.text(one.name) != one.before:
-                raise StalePlan(f"{one.name} has changed", since_plan=True)
+        for rewrite in moves.rewrites:
+            if pointers.text(rewrite.name) != rewrite.before:
+                raise StalePlan(f"{rewrite.name} has changed", since_plan=True)
         for link in moves.relinks:
             if pointers.target(link.name) != link.before:
                 raise StalePlan(f"{link.name} has changed", since_plan=True)
@@ -64,9 +64,12 @@ def rewrite_pointers(directory: str, moves: Moves, stage: str, *, is_late: bool 
             or one of the new, is left as it is.
     """
     with _opened_pointers(directory, moves) as pointers, _opened_stage(directory, stage) as scratch:
-        for one in _creations_first(moves.rewrites):
-            if not (is_late and _is_written_since(moves, pointers.text(one.name), (one.before, one.after))):
-                _write_text(pointers, one, scratch, _file_to_imitate(moves.rewrites, one))
+        for rewrite in _creations_first(moves.rewrites):
+            if not (
+                is_late
+                and _is_written_since(moves, pointers.text(rewrite.name), (rewrite.before, rewrite.after))
+            ):
+                _write_text(pointers, rewrite, scratch, _file_to_imitate(moves.rewrites, rewrite))
         for link in moves.relinks:
             if not (
                 is_late and _is_written_since(moves, pointers.target(link.name), (link.before, link.after))
@@ -76,7 +79,7 @@ def rewrite_pointers(directory: str, moves: Moves, stage: str, *, is_late: bool 
 
 def restore_pointers(directory: str, moves: Moves, stage: str) -> None:
     """Make pointers say what they said; one that somebody else has written meanwhile stays as it is."""
-    turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
+    turned = [Rewrite(rewrite.name, rewrite.after, rewrite.before) for rewrite in moves.rewrites]
     with _opened_pointers(directory, moves) as pointers, _opened_stage(directory, stage) as scratch:
         for link in reversed(moves.relinks):
             if pointers.leads(link.name, link.after):
@@ -89,10 +92,10 @@ def restore_pointers(directory: str, moves: Moves, stage: str) -> None:
 def are_pointers_rewritten(directory: str, moves: Moves) -> bool:
     """Tell whether no pointer says any more what it said before, and there are some."""
     with _opened_pointers(directory, moves) as pointers:
-        kept = [one for one in moves.rewrites if one.after is not None]
+        kept = [rewrite for rewrite in moves.rewrites if rewrite.after is not None]
         return moves.is_bound and not (
             any(pointers.says(one.name, one.before) for one in kept)
-            or any(pointers.leads(one.name, one.before) for one in moves.relinks)
+            or any(pointers.leads(link.name, link.before) for link in moves.relinks)
         )
 
 
@@ -102,7 +105,7 @@ def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, s
         return False
     if moves.source != moves.target:  # what comes back, or goes, may be named or not
         return True
-    pairs = [(old, new) for one in moves.moves for old, new in one.members]
+    pairs = [(old, new) for move in moves.moves for old, new in move.members]
     return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
 
 

@@ -104,7 +104,9 @@ def recover_stage(directory: str, path: str) -> Recovery:
             if not _recover_moves(directory, path, _rebased_moves(journal, directory), recovery):
                 return recovery
         else:
-            removals = [replace(one, path=_rebased(one.path, directory)) for one in journal.removals]
+            removals = [
+                replace(removal, path=_rebased(removal.path, directory)) for removal in journal.removals
+            ]
             if removals:
                 _recover_removals(path, directory, removals, recovery)
         if not remove_stage(path) and not recovery.failed:
@@ -124,7 +126,7 @@ def _rebased(path: str, directory: str) -> str:
 def _rebased_moves(moves: Moves, directory: str) -> Moves:
     chain = moves.chain
     if chain is not None:
-        chain = Chain(tuple(_rebased_moves(one, directory) for one in chain.before), chain.has_more)
+        chain = Chain(tuple(_rebased_moves(earlier, directory) for earlier in chain.before), chain.has_more)
     rebased = tuple(replace(move, path=_rebased(move.path, directory)) for move in moves.moves)
     return replace(moves, moves=rebased, chain=chain)
 

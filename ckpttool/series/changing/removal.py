@@ -87,10 +87,10 @@ def remove(directory: str, journal: Journal) -> RemovalOutcome:
         if first is None or journal.rewrites:  # pointers are rewritten before anything goes
             if refusal is not None and not outcome.removed:
                 raise refusal
-            outcome.failed |= {one.path: "no space left for a journal" for one in journal.removals}
+            outcome.failed |= {removal.path: "no space left for a journal" for removal in journal.removals}
             break
         _unlink_at_once(directory, first, outcome)
-        journal = Journal(tuple(one for one in journal.removals if one is not first))
+        journal = Journal(tuple(removal for removal in journal.removals if removal is not first))
     return outcome
 
 
@@ -119,8 +119,8 @@ def _unlink_all(stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outc
         _unlink_each(stage, staged, outcome, Event())
         return
     # What has several names is counted as freed with the last of them: one thread has all of those.
-    linked = [one for one in staged if any(file.links > 1 for file in one[1].contents.files)]
-    single = [one for one in staged if all(file.links == 1 for file in one[1].contents.files)]
+    linked = [pair for pair in staged if any(file.links > 1 for file in pair[1].contents.files)]
+    single = [pair for pair in staged if all(file.links == 1 for file in pair[1].contents.files)]
     halves = ([*linked, *single[::2]], single[1::2])
     outcomes, stop = [RemovalOutcome() for _ in halves], Event()
     with ThreadPoolExecutor(len(halves)) as pool:
@@ -133,12 +133,12 @@ def _unlink_all(stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outc
                 future.result()
         finally:
             stop.set()
-    for one in outcomes:
-        outcome.removed += one.removed
-        outcome.failed |= one.failed
-        outcome.crowded |= one.crowded
-        outcome.stranded |= one.stranded
-        outcome.freed += one.freed
+    for part in outcomes:
+        outcome.removed += part.removed
+        outcome.failed |= part.failed
+        outcome.crowded |= part.crowded
+        outcome.stranded |= part.stranded
+        outcome.freed += part.freed
 
 
 def _unlink_each(
@@ -163,13 +163,13 @@ def _unlink_or_restore(stage: RemovalStage, number: int, removal: Removal, outco
 def _crowded_out(directory: str, journal: Journal, outcome: RemovalOutcome) -> tuple[Removal, ...]:
     """Return what failed on a full disk and lies where it lay; it counts as failed no more."""
     crowded = tuple(
-        one
-        for one in journal.removals
-        if one.path in outcome.crowded
-        and all(os.path.lexists(os.path.join(directory, name)) for name in one.members)
+        removal
+        for removal in journal.removals
+        if removal.path in outcome.crowded
+        and all(os.path.lexists(os.path.join(directory, name)) for name in removal.members)
     )
-    for one in crowded:
-        del outcome.failed[one.path]
+    for removal in crowded:
+        del outcome.failed[removal.path]
     outcome.crowded.clear()
     return crowded
 

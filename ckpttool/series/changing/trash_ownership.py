@@ -144,6 +144,8 @@ def _records(directory: str, state_dir: StateDir) -> Iterator[CommandRecord]:
 def _directories_in(around: str) -> Iterator[tuple[str, int]]:
     try:
         with os.scandir(around) as entries:
-            yield from ((one.path, one.inode()) for one in entries if one.is_dir(follow_symlinks=False))
+            yield from (
+                (entry.path, entry.inode()) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
     except OSError:  # what can't be listed can't be searched
         return

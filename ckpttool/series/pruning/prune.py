@@ -136,8 +136,8 @@ class _Locks:
 
     def not_held(self, directories: Iterable[str]) -> list[str]:
         """Return those of some directories that are not held."""
-        held = {os.path.realpath(one) for one in self._held}
-        return [one for one in directories if os.path.realpath(one) not in held]
+        held = {os.path.realpath(directory) for directory in self._held}
+        return [directory for directory in directories if os.path.realpath(directory) not in held]
 
     def refusal(self, directory: str) -> AccessDenied | None:
         """Lock a directory; return why it can't be changed, which matters only if something is to go."""

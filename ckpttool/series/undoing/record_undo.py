@@ -57,10 +57,8 @@ def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
             step, is_last = noted, noted is record.steps[-1]
             if not (is_last or dry_run):  # as it is noted now that those after it were taken back
                 current = read_record(record.directory, record.state_dir, record.identity)
-                now = (
-                    [] if current is None else [one for one in current.steps if one.journal == noted.journal]
-                )
-                step = now[0] if now else noted
+                steps = () if current is None else current.steps
+                step = next((step for step in steps if step.journal == noted.journal), noted)
             make = partial(chain.make, has_more=number > 0) if chain else undo_alone
             is_refused = _undo_step(record, step, done, make, is_last=is_last, dry_run=dry_run)
             if is_refused and record.kind == "rename":
@@ -175,16 +173,16 @@ def _merge_pointers(directory: str, undoing: Moves, fit: Sequence[Move]) -> tupl
     """
     left: list[Problem] = []
     rewrites: list[Rewrite] = []
-    for one in undoing.rewrites:
-        path = shown(os.path.join(directory, one.name))
+    for rewrite in undoing.rewrites:
+        path = shown(os.path.join(directory, rewrite.name))
         try:
-            merged = _merge_text(directory, undoing, one, fit)
+            merged = _merge_text(directory, undoing, rewrite, fit)
         except (OSError, ValueError, StalePlan) as failure:
             left.append(Problem(path, f"left as it is: {failure}"))
             continue
         if merged.before != merged.after:
             rewrites.append(merged)
-        elif merged.after != one.after:
+        elif merged.after != rewrite.after:
             left.append(Problem(path, "somebody else has written it since; it is left as it is"))
     relinks: list[Relink] = []
     for link in undoing.relinks:
@@ -227,7 +225,7 @@ def _merge_text(directory: str, undoing: Moves, one: Rewrite, fit: Sequence[Move
 
 def _pointer_paths(record: CommandRecord, step: UndoStep, moves: Moves) -> list[str]:
     """Return the paths of what says again what it said; what comes and goes belongs to a checkpoint."""
-    names = [one.name for one in moves.rewrites if None not in (one.before, one.after)]
+    names = [rewrite.name for rewrite in moves.rewrites if None not in (rewrite.before, rewrite.after)]
     names += [link.name for link in moves.relinks]
     journals = [one.journal for one in record.steps]
     # A pointer lies in a directory that has other names once the steps before are taken back, too.

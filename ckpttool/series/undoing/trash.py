@@ -80,8 +80,12 @@ def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) 
         kind="trash",
         identity=identity,
         moves=tuple(
-            Move(one.path, tuple((name, os.path.join(PLACE, name)) for name in one.members), one.contents)
-            for one in removals
+            Move(
+                removal.path,
+                tuple((name, os.path.join(PLACE, name)) for name in removal.members),
+                removal.contents,
+            )
+            for removal in removals
         ),
         rewrites=rewrites,
         source=directory,
