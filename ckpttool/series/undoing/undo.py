@@ -98,42 +98,42 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
     root = require_directory(directory)
     places = list(directories_with_trash(root)) if recursive else [root]
     with ExitStack() as stack:
-        undoing = _Undoing(stack, dry_run)
+        progress = _UndoProgress(stack, dry_run)
         for place in places:
-            undoing.hold(place)
+            progress.hold(place)
         for place in places:
             for state_dir in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
                 path = path_as_given(place, os.path.join(state_dir.path, TRASH + state_dir.suffix))
                 text = f"its trash bears the name that it had before: {shown(path)}"
-                undoing.warnings.append(f"{shown(place)}: {text}")
-        commands = undoing.commands(places, recursive)
+                progress.warnings.append(f"{shown(place)}: {text}")
+        commands = progress.commands(places, recursive)
         for number, identity in enumerate(commands):
             records = [record for place in places for record in _records(place, identity)]
             if not records:
                 raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
             above = _record_above(root, identity)
-            if above is not None and undoing.hold(above.directory):
+            if above is not None and progress.hold(above.directory):
                 above = _record_above(root, identity)  # what was settled may have changed it
-            undoing.identity, undoing.kind = identity, records[0].kind
-            undoing.take_back(records, above, is_tree=recursive)
+            progress.identity, progress.kind = identity, records[0].kind
+            progress.take_back(records, above, is_tree=recursive)
             older = commands[number + 1 :]
             if older and not dry_run:
                 _mark_told(records)
-            if undoing.restored or undoing.pointers:
+            if progress.restored or progress.pointers:
                 break
             if older and not all(record.is_told for record in records):
                 hint = f"the next undo goes on with the command before, of {moment_of(older[0])}"
-                undoing.warnings.append(f"nothing of it is back; {hint}")
-                return undoing.result()
+                progress.warnings.append(f"nothing of it is back; {hint}")
+                return progress.result()
         if not commands and not recursive:
-            return undoing.result(below=_count_below(root))
-    if undoing.kind == "rename":
-        waits = undoing.identity is not None and _record_above(root, undoing.identity) is not None
-        undoing.problems += _stale_names(undoing.restored, undoing.pointers, above=not waits)
-    return undoing.result()
+            return progress.result(below=_count_below(root))
+    if progress.kind == "rename":
+        waits = progress.identity is not None and _record_above(root, progress.identity) is not None
+        progress.problems += _stale_names(progress.restored, progress.pointers, above=not waits)
+    return progress.result()
 
 
-class _Undoing:
+class _UndoProgress:
     """An undo on its way: the directories that it holds, and what became of them so far."""
 
     def __init__(self, stack: ExitStack, dry_run: bool) -> None:
