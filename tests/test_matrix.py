@@ -21,8 +21,8 @@ from ckpttool.ops.diff import diff
 from ckpttool.testing.truth import expected_digests, read_truth
 from ckpttool.writing import WRITERS
 from tests.conftest import FIXTURES
-from tests.twins import FIXTURES as TWIN_FILES
-from tests.twins import unpacked
+from tests.support.twins import FIXTURES as TWIN_FILES
+from tests.support.twins import unpacked
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {

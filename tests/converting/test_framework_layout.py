@@ -25,14 +25,9 @@ from ckpttool.writing.interface import Content
 from tests.support.checkpoints import numbers
 from tests.support.contents import arrays, content_of, made_of
 from tests.support.tensors import Array
-from tests.twins import FIXTURES, unpacked
+from tests.support.twins import FIXTURES
 
 LSTM = {"kernel": (3, 8), "recurrent_kernel": (2, 8), "bias": (8,)}
-
-
-@pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked("others", tmp_path_factory.mktemp("twins"))
 
 
 def torch_of(path: Path) -> tuple[dict[str, Array], list[str]]:

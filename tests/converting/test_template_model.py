@@ -24,12 +24,7 @@ from ckpttool.wire.toml import parse_toml
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
 from tests.support.contents import arrays, content_of
 from tests.support.tensors import Array
-from tests.twins import FIXTURES, unpacked
-
-
-@pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked("others", tmp_path_factory.mktemp("twins"))
+from tests.support.twins import FIXTURES, unpacked
 
 
 def followed(

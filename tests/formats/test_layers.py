@@ -23,7 +23,7 @@ from ckpttool.formats.paddle.pir import read_pir
 from ckpttool.formats.paddle.program import read_program
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.source import Buffer, Source
-from tests.twins import unpacked
+from tests.support.twins import unpacked
 
 KERAS = {
     "conv1": "Conv2D",

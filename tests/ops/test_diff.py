@@ -11,6 +11,7 @@ import pytest
 from ckpttool.comparing.compare import Side
 from ckpttool.errors import DamagedCheckpoint, NotFound, Truncated, UsageError
 from ckpttool.ops.diff import DiffWishes, diff
+from tests.support.torch_files import saved
 
 torch = pytest.importorskip("torch")
 
@@ -30,11 +31,6 @@ def state() -> dict[str, Any]:
         "model_state_dict": {name: value.clone() for name, value in model.state_dict().items()},
         "optimizer_state_dict": optimizer.state_dict(),
     }
-
-
-def saved(path: Path, state: dict[str, Any]) -> Path:
-    torch.save(state, path)
-    return path
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.ops.difference import Change, Difference
 from tests.support.commands import Run
-from tests.twins import FIXTURES, unpacked
+from tests.support.twins import FIXTURES, unpacked
 
 ALIKE = ["twin{}.safetensors", "twin{}.npz", "twin{}-dcp"]
 """What holds PyTorch's own layouts."""

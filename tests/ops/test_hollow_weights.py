@@ -15,13 +15,9 @@ from torch.nn.utils import prune
 
 from ckpttool.ops.verify import verify
 from ckpttool.report import Finding, Severity
+from tests.support.torch_files import saved
 
 pytestmark = pytest.mark.framework
-
-
-def saved(path: Path, content: object, *, is_zip: bool = True) -> Path:
-    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
-    return path
 
 
 def findings_of(path: Path) -> list[tuple[str, str | None]]:

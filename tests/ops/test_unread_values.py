@@ -12,6 +12,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.ops.ignored_findings import Ignore, apply_ignores
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.ops.verify import verify
+from tests.support.torch_files import saved
 
 pytestmark = pytest.mark.framework
 
@@ -46,11 +47,6 @@ class InSlots(Wrapper):
 class InContainers(Wrapper):
     def keep(self, inner: tuple[torch.Tensor, ...]) -> None:
         self.held = {"deep": [[inner[0]]]}
-
-
-def saved(path: Path, content: object, *, is_zip: bool = True) -> Path:
-    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
-    return path
 
 
 def values(verification: Verification) -> Check:

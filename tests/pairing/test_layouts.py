@@ -17,7 +17,7 @@ from ckpttool.pairing.rearrangement import Unfit
 from ckpttool.pairing.split_parameters import fuse_split_parameters
 from tests.support.checkpoints import checkpoint, numbers
 from tests.support.tensors import Array
-from tests.twins import FIXTURES
+from tests.support.twins import FIXTURES
 
 Arrays = Mapping[str, Array]
 

@@ -20,7 +20,7 @@ from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from ckpttool.tensor import Extent, Path, Role, Values
 from tests.support.checkpoints import Sequential, checkpoint, numbers, of_tensors, tensor
 from tests.support.tensors import Array
-from tests.twins import FIXTURES
+from tests.support.twins import FIXTURES
 
 Arrays = Mapping[Any, Array]
 

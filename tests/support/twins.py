@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "files" / "twins"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "files" / "twins"
 
 
 def unpacked(name: str, directory: Path) -> Path:
