@@ -71,11 +71,7 @@ class Elements:
         self._position = 0
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from an offset in bytes.
-
-        Raises:
-            Unreadable: It can't be read as far as it said.
-        """
+        """Fill a buffer from an offset in bytes."""
         try:
             if self._place is None:
                 self._stream_into(offset, buffer)

@@ -27,12 +27,7 @@ class NotDecoded(Exception):
 
 
 def string_statistics(a: Tensor, b: Tensor) -> Statistics | None:
-    """Return how many strings differ, and where the first does; None where none does. There is no distance.
-
-    Raises:
-        Unreadable: A side can't be read.
-        NotDecoded: They are too many, or not strings but something else of no fixed size.
-    """
+    """Return how many strings differ and where the first does, without distances; None where none does."""
     of_a, of_b = _strings(a, Side.A), _strings(b, Side.B)
     differing = [index for index, (one, other) in enumerate(zip(of_a, of_b, strict=True)) if one != other]
     if not differing:

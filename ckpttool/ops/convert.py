@@ -46,13 +46,7 @@ def convert(
 
 
 def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -> Converted:
-    """Write what was planned, compare it with the source, and put it in place.
-
-    Raises:
-        CheckpointError: The source can't be read or is damaged, or the target can't be written.
-        UsageError: Loading the target could run something, and the wishes are strict; or something came to
-            stand in its place meanwhile.
-    """
+    """Write what was planned, compare it with the source, and put it in place."""
     if plan.wishes.dry_run:
         return plan.converted(nbytes=plan.content.nbytes, verified=False)
     jobs = plan.wishes.jobs or default_jobs()

@@ -12,7 +12,7 @@ from ckpttool.tensor import Role
 
 Kind = Literal["values", "shape", "dtype"]
 How = Literal["name", "convention", "map", "content", "shape"]
-"""What told that two tensors are one: see ``ops.pairing``."""
+"""What told that two tensors are one: see ``pairing.pairs``."""
 
 
 class Absent:

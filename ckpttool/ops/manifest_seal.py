@@ -56,9 +56,6 @@ def verify_and_seal(
         strict: Whether warnings fail.
         jobs: Number of threads.
         advance: Called with the bytes read.
-
-    Raises:
-        CheckpointError: It can't be read.
     """
     before = _moment(unit)
     checks = tuple(check for check in CHECKS if check != "manifest" or not force)

@@ -80,12 +80,7 @@ class TensorMap:
 
 
 def read_map(path: str) -> TensorMap:
-    """Return what a map file says.
-
-    Raises:
-        UsageError: It is no TOML, or says what it can't.
-        CheckpointError: It can't be read.
-    """
+    """Return what a map file says."""
     try:
         tables = parse_toml(_read_bytes(path).decode())
     except ValueError as failure:  # no UTF-8 is one too
