@@ -183,10 +183,10 @@ class Drawing:
             else:
                 parts.append((isal_zlib.crc32(piece), len(piece)))
                 sink.write(piece)
-        return _JoinedPieces(offset, self.size, parts)
+        return _WrittenPieces(offset, self.size, parts)
 
 
-class _JoinedPieces(Written):
+class _WrittenPieces(Written):
     """Pieces that lie one behind the other, each with its checksum and length where it is no tensor."""
 
     __slots__ = ("_nbytes", "_parts")

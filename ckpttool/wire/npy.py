@@ -121,7 +121,7 @@ class _Parser:
         self._text, self._at, self._tokens = text, 0, 0
 
     def parse(self) -> Any:
-        literal = self._value(*self._next_token(), 0)
+        literal = self._parse_value(*self._next_token(), 0)
         if self._text[self._at :].strip(" \n"):
             raise _Malformed("something follows the dictionary")
         return literal
@@ -134,7 +134,7 @@ class _Parser:
         self._at = match.end()
         return match.lastgroup, match[match.lastgroup]
 
-    def _value(self, kind: str, token: str, depth: int) -> Any:
+    def _parse_value(self, kind: str, token: str, depth: int) -> Any:
         if kind == "text":
             return _unescape(token[1:-1])
         if kind == "number":
@@ -145,24 +145,24 @@ class _Parser:
             return _WORDS[token]
         if token not in _CLOSING or depth >= MAX_DEPTH:
             raise _Malformed(f"{token!r} at character {self._at}")
-        return self._dictionary(depth) if token == "{" else self._sequence(token, depth)
+        return self._parse_dictionary(depth) if token == "{" else self._parse_sequence(token, depth)
 
-    def _dictionary(self, depth: int) -> dict[str, Any]:
+    def _parse_dictionary(self, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
         kind, token = self._next_token()
         while token != "}" or kind != "sign":
-            key = self._value(kind, token, depth + 1)
+            key = self._parse_value(kind, token, depth + 1)
             if not isinstance(key, str) or key in members or self._next_token() != ("sign", ":"):
                 raise _Malformed("keys that are no text, or stand twice")
-            members[key] = self._value(*self._next_token(), depth + 1)
+            members[key] = self._parse_value(*self._next_token(), depth + 1)
             kind, token = self._token_after_comma("}")
         return members
 
-    def _sequence(self, opening: str, depth: int) -> Any:
+    def _parse_sequence(self, opening: str, depth: int) -> Any:
         closing, items = _CLOSING[opening], []
         kind, token = self._next_token()
         while token != closing or kind != "sign":
-            items.append(self._value(kind, token, depth + 1))
+            items.append(self._parse_value(kind, token, depth + 1))
             kind, token = self._token_after_comma(closing)
         return tuple(items) if opening == "(" else items
 

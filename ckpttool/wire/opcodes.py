@@ -134,7 +134,7 @@ def _long4(vm: Interpreter) -> None:
 # Text and bytes -----------------------------------------------------------------------------------
 
 
-def _string(code: int, layout: struct.Struct, kind: str) -> Operation:
+def _string_opcode(code: int, layout: struct.Struct, kind: str) -> Operation:
     """Register a string that is preceded by its length; long ones stay in the file."""
     codec = "utf-8" if kind == "text" else "latin-1"
 
@@ -156,15 +156,15 @@ def _string(code: int, layout: struct.Struct, kind: str) -> Operation:
     return push
 
 
-_string(0x58, U4, "text")  # X
-_string(0x8C, U1, "text")
-_string(0x8D, U8, "text")
-_string(0x42, U4, "bytes")  # B
-_string(0x43, U1, "bytes")  # C
-_string(0x8E, U8, "bytes")
-_string(0x54, _I4, "8-bit")  # T: Python 2's str, bytes or text
-_string(0x55, U1, "8-bit")  # U
-_bytes8 = _string(0x96, U8, "bytes")
+_string_opcode(0x58, U4, "text")  # X
+_string_opcode(0x8C, U1, "text")
+_string_opcode(0x8D, U8, "text")
+_string_opcode(0x42, U4, "bytes")  # B
+_string_opcode(0x43, U1, "bytes")  # C
+_string_opcode(0x8E, U8, "bytes")
+_string_opcode(0x54, _I4, "8-bit")  # T: Python 2's str, bytes or text
+_string_opcode(0x55, U1, "8-bit")  # U
+_bytes8 = _string_opcode(0x96, U8, "bytes")
 
 
 @_opcode(0x96)
@@ -177,7 +177,7 @@ _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)
 _SHORT_ESCAPES = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
-def _unescaped(match: re.Match[bytes]) -> bytes:
+def _unescape(match: re.Match[bytes]) -> bytes:
     """Return the byte that an escape of a Python 2 string literal stands for."""
     body = match[1]
     if body[:1] == b"x" and len(body) == 3:
@@ -190,11 +190,11 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 @_opcode(0x53)  # S
-def _quoted(vm: Interpreter) -> None:
+def _quoted_line(vm: Interpreter) -> None:
     line = vm.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise vm.damage(f"{line[:40]!r} is no quoted string")
-    vm.push_text(_ESCAPE.sub(_unescaped, line[1:-1]).decode("latin-1"))
+    vm.push_text(_ESCAPE.sub(_unescape, line[1:-1]).decode("latin-1"))
 
 
 @_opcode(0x56)  # V

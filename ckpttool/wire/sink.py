@@ -227,7 +227,7 @@ class Sink:
 
     def _copy(self, tensor: Tensor, written: Written) -> None:
         add = _SUMS[written.algorithm]
-        values, is_direct = tensor.values, _can_be_shared(tensor, written.offset)
+        values, is_direct = tensor.values, _is_shareable(tensor, written.offset)
         done, total = 0, 0
         for block in tensor.blocks(_BLOCK):
             if self._crew.is_closed:  # nobody waits for it any more
@@ -253,7 +253,7 @@ class Sink:
         return True
 
 
-def _can_be_shared(tensor: Tensor, to: int) -> bool:
+def _is_shareable(tensor: Tensor, to: int) -> bool:
     """Tell whether the elements lie in a file as they are to be written, and at the same place in a block.
 
     The kernel may share these with the other file, or have a server copy them. Elsewhere it would copy them

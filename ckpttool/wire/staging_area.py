@@ -292,7 +292,7 @@ def undo_swap(directory: OpenDirectory, area: OpenDirectory, plan: SwapPlan) -> 
         if not area.holds_directory(name):
             raise UnsafeArea(f"{area.join(name)} is no directory")
     with area.open(CONTENT) as content, area.open(REPLACED) as aside:
-        _require_planned(directory, aside, plan)
+        _check_against_plan(directory, aside, plan)
         # The new leaves first, in the reverse order of its coming: the last to come is what makes it whole.
         for name in reversed(plan.new):
             status = directory.status(name)
@@ -307,7 +307,7 @@ def undo_swap(directory: OpenDirectory, area: OpenDirectory, plan: SwapPlan) -> 
     directory.sync()
 
 
-def _require_planned(directory: OpenDirectory, aside: OpenDirectory, plan: SwapPlan) -> None:
+def _check_against_plan(directory: OpenDirectory, aside: OpenDirectory, plan: SwapPlan) -> None:
     """Require that in an area, and where its names belong, is only what the plan says."""
     for name in aside.names():
         status = aside.status(name)

@@ -243,7 +243,7 @@ def _directory_entry(path: str, data: bytes, at: int) -> tuple[Member, int]:
         raise DamagedCheckpoint(path, "an encrypted or patched record", where=name, code="zip-encrypted")
     if method not in (STORED, DEFLATED):
         raise Unsupported(path, f"zip compression method {method}", where=name)
-    size, stored, header = _with_zip64_numbers(path, name, extra, size, stored, header)
+    size, stored, header = _zip64_numbers(path, name, extra, size, stored, header)
     if method == STORED and size != stored:
         found = f"a stored record of {stored:,} bytes that claims {size:,}"
         raise DamagedCheckpoint(path, found, where=name, code="zip-directory")
@@ -260,7 +260,7 @@ def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
     return fields if at == len(extra) else None
 
 
-def _with_zip64_numbers(
+def _zip64_numbers(
     path: str, name: str, extra: bytes, size: int, stored: int, header: int
 ) -> tuple[int, int, int]:
     """Return sizes and offset with the saturated ones taken from the ZIP64 field."""
