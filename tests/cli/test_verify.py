@@ -479,7 +479,7 @@ def test_one_that_needs_a_package_hides_no_other(
 ) -> None:
     shutil.copy(guide, tmp_path / "a.pth")
     shutil.copy(files / "hdf5" / "mixed.h5", tmp_path / "b.h5")
-    monkeypatch.setattr(Worker, "_running", _without_h5py)
+    monkeypatch.setattr(Worker, "_live_process", _without_h5py)
     status, out, err = run("verify", tmp_path)
     assert (status, err) == (1, "")
     assert out.startswith(f"valid    {tmp_path}/a.pth") and "1 valid, 1 invalid" in out
