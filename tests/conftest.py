@@ -9,10 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
 
 pytest.register_assert_rewrite("ckpttool.testing")
+# How long an example takes says something of the machine, and nothing of the code.
+settings.register_profile("ckpttool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ckpttool")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
 

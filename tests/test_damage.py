@@ -170,7 +170,7 @@ def inspected(path: Path) -> None:
 
 
 @given(astray())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_pickle_gone_astray_is_an_error_or_an_answer(place: Path, drawn: tuple[str, bytes]) -> None:
     name, data = drawn
     place.write_bytes(with_pickle(FILES / "pytorch" / name, data))
@@ -198,7 +198,7 @@ HEADS = (
     st.binary(max_size=400),
     st.sampled_from([".pth", ".safetensors", ".pkl", ".pt", ""]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_bytes_are_an_error_or_an_answer(place: Path, head: bytes, tail: bytes, suffix: str) -> None:
     path = place.with_suffix(suffix)
     path.write_bytes(head + tail)
@@ -217,7 +217,7 @@ HEADERS = st.recursive(
 
 
 @given(HEADERS, st.binary(max_size=40))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_json_as_a_safetensors_header(place: Path, header: object, data: bytes) -> None:
     path = place.with_suffix(".safetensors")
     text = json.dumps(header).encode()
@@ -238,7 +238,7 @@ STATES = st.recursive(
 
 @pytest.mark.parametrize("sidecar", ["config.json", "trainer_state.json", "model.safetensors.index.json"])
 @given(content=STATES | st.binary(max_size=60))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_any_content_of_a_sidecar(
     tmp_path_factory: pytest.TempPathFactory, sidecar: str, content: bytes
 ) -> None:

@@ -92,7 +92,7 @@ def check(a: Array, b: Array, names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_any_bits_of_one_type(name: str) -> None:
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(pairs(name, name))
     def run(both: tuple[Array, Array]) -> None:
         with np.errstate(all="ignore"):
@@ -125,7 +125,7 @@ MIXED = [
 
 @pytest.mark.parametrize("names", MIXED, ids="-".join)
 def test_any_bits_of_two_types(names: tuple[str, str]) -> None:
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(pairs(*names))
     def run(both: tuple[Array, Array]) -> None:
         with np.errstate(all="ignore"):
@@ -361,7 +361,7 @@ TOLERANCES = st.sampled_from([0.0, 1e-300, 1e-9, 1e-3, 0.5, 2.0])
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_tolerances_are_those_of_isclose(dtype: str) -> None:
-    @settings(deadline=None, max_examples=25)
+    @settings(max_examples=25)
     @given(pairs(dtype, dtype), TOLERANCES, TOLERANCES)
     def run(both: tuple[Array, Array], rtol: float, atol: float) -> None:
         wide = "complex128" if dtype == "complex64" else "float64"

@@ -90,7 +90,7 @@ def test_rules(rule: str, more: str, shape: tuple[int, ...], expected: Any) -> N
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 3))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_what_is_split_is_joined_again(sizes: list[int], width: int) -> None:
     held = numbers(sum(sizes), width)
     parts = [f"p{at}" for at in range(len(sizes))]

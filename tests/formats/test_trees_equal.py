@@ -65,14 +65,14 @@ TREES = st.recursive(ATOMS, containers, max_leaves=8)
 
 
 @given(TREES, TREES)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_what_is_alike_is_written_alike(one: object, two: object) -> None:
     if trees_equal(one, two):
         assert repr(encode_tree(one)) == repr(encode_tree(two))
 
 
 @given(TREES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_copy_is_alike(tree: object) -> None:
     assert trees_equal(tree, copy.deepcopy(tree))
 

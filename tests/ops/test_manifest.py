@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.formats.discovery import Walk, discover
@@ -87,7 +87,6 @@ def flip(path: Path, at: int) -> None:
 # The text -------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=20)))
 def test_written_names_are_read_back(names: list[str]) -> None:
     lines = tuple(Line(name, ZERO) for name in names if name not in (".", ".."))
@@ -95,7 +94,6 @@ def test_written_names_are_read_back(names: list[str]) -> None:
     assert read.lines == lines
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_text_is_read_or_malformed(data: bytes) -> None:
     read = parse_manifest("m.sha256", data)

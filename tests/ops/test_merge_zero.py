@@ -492,7 +492,7 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SHAPES, st.integers(1, 5), st.sampled_from([1, 2, 3]), st.integers(1, 3))
 def test_any_job(
     tmp_path_factory: pytest.TempPathFactory, shapes: list[list[list[int]]], world: int, stage: int, cuts: int

@@ -74,7 +74,7 @@ def arrangements(draw: st.DrawFn) -> tuple[Array, Pattern, dict[str, int], Array
 
 
 @given(arrangements(), st.sampled_from([16, 48, 1 << 20]), st.booleans())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_arrangement_is_what_numpy_makes(
     drawn: tuple[Array, Pattern, dict[str, int], Array], limit: int, is_sequential: bool
 ) -> None:
@@ -86,7 +86,7 @@ def test_any_arrangement_is_what_numpy_makes(
 
 
 @given(arrangements())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_the_inverse_leads_back(drawn: tuple[Array, Pattern, dict[str, int], Array]) -> None:
     array, way, sizes, _ = drawn
     there = rearrange(tensor("x", array), way, ("y",), sizes=sizes)
@@ -239,7 +239,7 @@ def test_fewer_elements_than_the_shape_says_are_damage() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_samples_are_the_elements_at_their_positions(rows: int, columns: int, data: st.DataObject) -> None:
     array = numbers(rows, columns)
     positions = sorted(data.draw(st.sets(st.integers(0, array.size - 1), max_size=9)))

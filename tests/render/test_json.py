@@ -30,7 +30,7 @@ def refuse(constant: str) -> None:
 
 
 @given(st.dictionaries(st.text(), PLAIN, max_size=4))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_document_is_json_and_says_the_same(document: dict[str, Any]) -> None:
     text = dumps(document)
     assert json.loads(text, parse_constant=refuse) == finite(document)

@@ -39,7 +39,7 @@ def test_what_is_shown(text: str, shown: str) -> None:
 
 
 @given(ANY_TEXT)
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_no_control_survives(text: str) -> None:
     shown = printable(text)
     assert not {unicodedata.category(character) for character in shown} & {
@@ -50,7 +50,7 @@ def test_no_control_survives(text: str) -> None:
 
 
 @given(ANY_TEXT)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_what_is_fit_stays_as_it_is(text: str) -> None:
     shown = printable(text)
     assert printable(shown) == shown

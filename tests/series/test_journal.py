@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import DamagedCheckpoint
@@ -45,7 +45,6 @@ def removals(draw: st.DrawFn) -> Removal:
     return Removal(draw(st.text()), tuple(members), Contents(files, directories), survivors)
 
 
-@settings(deadline=None)
 @given(st.lists(removals(), max_size=3), st.lists(st.builds(PointerText, NAMES, st.text()), max_size=2))
 def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None:
     journal = Journal(tuple(told), tuple(rewrites))

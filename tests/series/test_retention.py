@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import UsageError
@@ -31,7 +31,6 @@ SERIES = st.dictionaries(
 ).map(lambda told: [_entry(*key, fault) for key, fault in told.items()])
 
 
-@settings(deadline=None)
 @given(SERIES, st.integers(1, 8), st.data())
 def test_what_is_protected_newest_or_faulty_stays(entries, keep, data) -> None:
     protected = data.draw(st.sets(st.sampled_from([entry.path for entry in entries])))
@@ -45,7 +44,6 @@ def test_what_is_protected_newest_or_faulty_stays(entries, keep, data) -> None:
         assert len([path for path in intact if path not in gone]) >= min(keep, len(intact))
 
 
-@settings(deadline=None)
 @given(SERIES, st.integers(1, 8))
 def test_what_a_read_finds_damaged_does_not_count(entries, keep) -> None:
     newest = {one.entries[-1].path: "damaged: checksum" for one in group(entries)}
@@ -56,7 +54,6 @@ def test_what_a_read_finds_damaged_does_not_count(entries, keep) -> None:
         assert not set(newest) & {entry.path for entry in one.remove}
 
 
-@settings(deadline=None)
 @given(SERIES, st.integers(1, 8))
 def test_a_larger_number_keeps_a_superset(entries, keep) -> None:
     less, more = (
@@ -66,7 +63,6 @@ def test_a_larger_number_keeps_a_superset(entries, keep) -> None:
     assert more <= less
 
 
-@settings(deadline=None)
 @given(SERIES, st.integers(1, 8), st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(entries, keep, order: random.Random) -> None:
     shuffled = order.sample(entries, len(entries))
@@ -74,7 +70,6 @@ def test_the_order_of_the_input_does_not_matter(entries, keep, order: random.Ran
     assert plans[0] == plans[1]
 
 
-@settings(deadline=None)
 @given(SERIES, st.integers(1, 8))
 def test_every_checkpoint_is_told_of_once(entries, keep) -> None:
     made = plan(group(entries), Policy(keep_last=keep), Protections())

@@ -122,7 +122,7 @@ def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protections:
     return Protections(reasons, faults=faults)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
     protected = data.draw(_protections(entries))
@@ -141,7 +141,7 @@ def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
             assert not gone & {two.path for two in one.entries}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_every_checkpoint_is_told_of_once_with_a_reason(entries, told, data) -> None:
     made = _planned(entries, told, data.draw(_protections(entries)))
@@ -163,7 +163,7 @@ def _contradicting(draw: st.DrawFn) -> list[Entry]:
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_contradicting(), _POLICIES, st.data())
 def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> None:
     protected = replace(data.draw(_protections(entries)), reasons={})
@@ -181,12 +181,15 @@ def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> N
         assert gone == _gone(_planned(intact, told))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _BEST)
 def test_the_best_of_what_was_kept_are_the_same(entries, best) -> None:
     made = _planned(entries, best)
     kept = [one.entry for group in made.groups for one in group.keep]
-    assert not _planned(kept, best).removals
+    # Without those that went, equal values may look carried on, so that the older counts as the better one.
+    for again in _planned(kept, best).groups:
+        values = {one.entry.metric("m") for one in again.keep}
+        assert all(entry.metric("m") in values for entry in again.remove)
 
 
 COUNTED = [
@@ -200,7 +203,7 @@ COUNTED = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.sampled_from([*COUNTED, "keep_within"]), st.integers(1, 10), st.data())
 def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> None:
     told = {key: value for key, value in told.items() if key not in LIMITS}
@@ -212,7 +215,7 @@ def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> N
     assert more <= less
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.sampled_from(LIMITS), st.integers(1, 1500), st.integers(1, 500))
 def test_a_larger_limit_keeps_a_superset(entries, told, name, limit, more) -> None:
     told = {key: value for key, value in told.items() if key not in LIMITS}
@@ -220,7 +223,7 @@ def test_a_larger_limit_keeps_a_superset(entries, told, name, limit, more) -> No
     assert wide <= tight
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data(), st.randoms(use_true_random=False))
 def test_no_order_matters(entries, told, data, order: random.Random) -> None:
     protected = data.draw(_protections(entries))
@@ -236,7 +239,7 @@ def test_no_order_matters(entries, told, data, order: random.Random) -> None:
     assert _gone(again) == _gone(first)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_what_is_damaged_does_not_count(entries, told, data) -> None:
     """The intact ones fare as if the damaged ones had never been there."""
@@ -249,7 +252,7 @@ def test_what_is_damaged_does_not_count(entries, told, data) -> None:
     assert _gone(_planned(entries, told, protected)) == _gone(_planned(intact, told))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), st.sampled_from(LIMITS), st.integers(1, 1500), st.data())
 def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit, data) -> None:
     protected = data.draw(_protections(entries))
@@ -266,7 +269,7 @@ def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit,
             assert (excess.nbytes, excess.is_inevitable) == (over, True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.integers(1, 1500), st.integers(1, 3000), st.data())
 def test_limits_and_rules_together_keep_what_each_alone_keeps(entries, told, limit, total, data) -> None:
     protected = data.draw(_protections(entries))
@@ -278,7 +281,7 @@ def test_limits_and_rules_together_keep_what_each_alone_keeps(entries, told, lim
         assert _gone(_planned(entries, rules | limits, protected)) == ruled & limited
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
 def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_protected(
     entries, told, data
@@ -319,7 +322,7 @@ def _nbytes(groups: Sequence[GroupPlan]) -> int:
     return sum(files.values())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(_entries(), _POLICIES)
 def test_incomplete_ones_go_only_where_something_newer_is_intact(entries, told) -> None:
     made = _planned(entries, told | {"incomplete": "remove"})

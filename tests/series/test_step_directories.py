@@ -355,7 +355,7 @@ _POLICIES = st.fixed_dictionaries(
 ).filter(lambda told: bool(told.keys() - {"incomplete"}))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(trials=_TRIALS, told=_REQUESTS, rules=_POLICIES)
 def test_no_save_is_ever_split_and_the_newest_of_each_trial_stays(
     tmp_path_factory: pytest.TempPathFactory, trials, told, rules

@@ -52,7 +52,7 @@ def numbers(shape: tuple[int, ...], itemsize: int) -> np.ndarray:
 
 
 @given(SHAPES, st.randoms(use_true_random=False), st.sampled_from([1, 2, 3, 4, 8, 16]), TUNING)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_permuted_axes_are_numpys_transpose(
     lengths: list[int], random: object, itemsize: int, tuning: dict[str, int]
 ) -> None:
@@ -71,7 +71,7 @@ def test_permuted_axes_are_numpys_transpose(
     st.sampled_from([(2, 2), (4, 4), (8, 4), (16, 8)]),
     TUNING,
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_steps_are_numpys_view_with_its_words_reversed(
     axes: list[tuple[int, int]], words: tuple[int, int], tuning: dict[str, int]
 ) -> None:
@@ -101,7 +101,7 @@ def test_what_can_only_be_read_forwards_is(order: tuple[int, ...], monkeypatch: 
 
 
 @given(SHAPES, st.randoms(use_true_random=False), st.sampled_from([1, 2, 3, 8, 16]), TUNING)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_an_array_is_copied_into_one_of_any_order(
     lengths: list[int], random: object, itemsize: int, tuning: dict[str, int]
 ) -> None:

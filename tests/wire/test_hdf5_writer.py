@@ -174,7 +174,7 @@ _text = st.text(st.characters(exclude_categories=[]), max_size=5)
 _number = st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         _text,

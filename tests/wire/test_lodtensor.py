@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.dtypes import BY_NAME
@@ -37,7 +37,6 @@ def test_a_file_of_paddle_begins_with_it(files: Path, name: str) -> None:
     assert data[: stream.offset] == lod_tensor_header(stream.dtype, stream.shape)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(NUMBERS)), SHAPES.filter(lambda shape: 0 in shape or len(shape) < 2))
 def test_it_is_read_as_it_was_written(name: str, shape: tuple[int, ...]) -> None:
     dtype = BY_NAME[name]

@@ -6,7 +6,7 @@ import random
 
 import cramjam
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.wire.snappy import decompress, decompressed_size, first_bytes
@@ -31,7 +31,6 @@ def decompressed(data: bytes) -> bytes | None:
 
 
 @given(REPETITIVE | st.binary(max_size=5000))
-@settings(deadline=None)
 def test_what_was_compressed_comes_back(data: bytes) -> None:
     packed = bytes(cramjam.snappy.compress_raw(data))
     assert decompress(packed) == data
@@ -87,7 +86,6 @@ def test_damage_is_refused(packed: bytes) -> None:
 
 
 @given(REPETITIVE, st.data())
-@settings(deadline=None)
 def test_changed_bytes_are_read_as_the_library_reads_them(data: bytes, drawn: st.DataObject) -> None:
     packed = bytearray(cramjam.snappy.compress_raw(data))
     for _ in range(drawn.draw(st.integers(1, 3))):

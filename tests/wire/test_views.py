@@ -41,7 +41,7 @@ def gathered(view: Strided | Contiguous, limit: int) -> bytes:
 
 
 @given(AXES, ITEMS, st.integers(0, 9), LIMITS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_view_is_what_numpy_sees(
     axes: list[tuple[int, int]], itemsize: int, offset: int, limit: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_any_view_is_what_numpy_sees(
     ),
     LIMITS,
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_transposed_tensors(drawn: tuple[list[int], list[int]], limit: int) -> None:
     shape, order = drawn
     base = np.arange(math.prod(shape), dtype="<u4").reshape(shape)
@@ -66,7 +66,7 @@ def test_transposed_tensors(drawn: tuple[list[int], list[int]], limit: int) -> N
 
 
 @given(AXES, ITEMS)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_boxes_of_any_size_make_the_same_bytes(axes: list[tuple[int, int]], itemsize: int) -> None:
     """Make what is read at once so small that views are cut into many boxes."""
     view, expected, _ = view_and_truth(axes, itemsize, 0)
@@ -76,7 +76,7 @@ def test_boxes_of_any_size_make_the_same_bytes(axes: list[tuple[int, int]], item
 
 
 @given(AXES)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_once_has_each_repeated_element_once(axes: list[tuple[int, int]]) -> None:
     view, expected, _ = view_and_truth(axes, 4, 0)
     once = view.once()
@@ -88,7 +88,7 @@ def test_once_has_each_repeated_element_once(axes: list[tuple[int, int]]) -> Non
 
 
 @given(AXES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_contiguous_is_what_numpy_calls_it(axes: list[tuple[int, int]]) -> None:
     shape = tuple(length for length, _ in axes)
     strides = tuple(stride for _, stride in axes)

@@ -105,7 +105,7 @@ def test_it_is_what_pytorch_writes(tmp_path: Path, as_tensors: bool) -> None:
 
 
 @pytest.mark.framework
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=90),

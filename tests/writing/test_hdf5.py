@@ -164,7 +164,7 @@ def test_names_that_slashes_make_alike_are_refused(other: tuple[str, ...]) -> No
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.text("ab/.", max_size=4), min_size=1, max_size=3).map(tuple),
@@ -200,7 +200,7 @@ def test_a_strange_entry_renames_nothing(document: bytes, tmp_path: Path) -> Non
 _part = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.lists(_part, min_size=1, max_size=3).map(tuple), min_size=1, max_size=5, unique_by=".".join)
 )
