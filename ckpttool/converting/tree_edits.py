@@ -1,4 +1,4 @@
-"""Trees of objects in whose dictionaries tensors get other keys, become several, or are taken out."""
+"""Edits a tree of objects: tensors in its dictionaries get other keys, become several, or are removed."""
 
 from __future__ import annotations
 

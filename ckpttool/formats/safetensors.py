@@ -146,7 +146,7 @@ def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str
         yield warning("unknown-field", message, large[0])
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """What the header says about one tensor; offsets in bytes behind the header. Sorts by place."""
 
     begin: int
@@ -169,7 +169,7 @@ def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator
         yield Tensor((name,), dtype, shape, role, values, extent, extent)
 
 
-def _check_tiles(path: str, entries: list[Entry], size: int, start: int) -> None:
+def _check_tiles(path: str, entries: list[HeaderEntry], size: int, start: int) -> None:
     """Require that each extent begins where the last one ends, up to the end of the file."""
     expected, predecessor = 0, "the header"
     for begin, end, name, *_ in entries:
@@ -185,7 +185,7 @@ def _check_tiles(path: str, entries: list[Entry], size: int, start: int) -> None
         raise DamagedCheckpoint(path, found, expected=f"{start + expected:,} in all", code="trailing-bytes")
 
 
-def read_entry(path: str, name: str, entry: object) -> Entry:
+def read_entry(path: str, name: str, entry: object) -> HeaderEntry:
     """Return what the header says about a tensor."""
     if not isinstance(entry, dict):
         raise _damaged(
@@ -211,7 +211,7 @@ def read_entry(path: str, name: str, entry: object) -> Entry:
     if end - begin != nbytes:
         found = f"bytes {begin:,}..{end:,} are {end - begin:,}"
         raise _damaged(path, name, found, "size-mismatch", f"{nbytes:,} for {dtype} {shape}")
-    return Entry(begin, end, name, BY_SAFETENSORS[dtype], tuple(shape))
+    return HeaderEntry(begin, end, name, BY_SAFETENSORS[dtype], tuple(shape))
 
 
 def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:

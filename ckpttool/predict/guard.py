@@ -3,7 +3,7 @@
 Loaders are asked for plain data wherever they can be (``weights_only``, ``safe_mode``, our own readers). Some
 unpickle all the same when that fails, and the file may be another one by now than the one that was judged. So
 the interpreter itself refuses: a pickle can call nothing that it can't look up, and code that was marshalled
-is not made. The code that the user names, and what it imports and reads, is not meant.
+is not made. Code that the user names, and all that it imports and reads, may do as it likes.
 
 Only the child process imports this module.
 """

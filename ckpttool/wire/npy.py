@@ -38,7 +38,7 @@ _SIMPLE = re.compile(r"(?P<order>[<>|=]?)(?P<kind>[?a-zA-Z])(?P<size>\d{0,9})(?P
 _FIXED = {"M": 8, "m": 8, "?": 1, "O": 8}
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """What the header of an array says; ``data`` is the offset of the elements, in bytes.
 
     ``descr`` is a text like ``<f4``, or for structured elements a list of fields.
@@ -59,7 +59,7 @@ class _Malformed(ValueError):
     """Text that is no literal, or none that NumPy writes."""
 
 
-def read_npy_header(source: Readable, start: int, end: int, where: str | None = None) -> Header:
+def read_npy_header(source: Readable, start: int, end: int, where: str | None = None) -> ArrayHeader:
     """Return the header of the array that begins at ``start``; all offsets are in bytes."""
     path, found = source.path, f"an array of {end - start:,} bytes"
     if end - start < len(MAGIC) + 4:
@@ -87,7 +87,7 @@ def read_npy_header(source: Readable, start: int, end: int, where: str | None = 
         descr, fortran_order, shape = _repeated_fields(text) if length <= _SHORT else _fields(text)
     except ValueError as failure:
         raise _header_error(path, f"a header that can't be read: {failure}", where) from failure
-    return Header(descr, fortran_order, shape, data)
+    return ArrayHeader(descr, fortran_order, shape, data)
 
 
 def _header_error(path: str, found: str, where: str | None, expected: str | None = None) -> DamagedCheckpoint:

@@ -41,7 +41,7 @@ class Handle(NamedTuple):
         return self.offset + self.nbytes + TRAILER_BYTES
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """One key with its value."""
 
     key: bytes
@@ -108,7 +108,7 @@ class Table:
             raise self._damage("bytes behind the place of a block", where)
         return Handle(offset, nbytes)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TableEntry]:
         """Yield all keys with their values, in order; every block is checked."""
         before = None
         for number, (last, handle) in enumerate(self.blocks):
@@ -118,7 +118,7 @@ class Table:
             if before is not None and before > last:
                 raise self._damage("keys behind the one that the index states", f"block {number}")
 
-    def block(self, number: int) -> Iterator[Entry]:
+    def block(self, number: int) -> Iterator[TableEntry]:
         """Yield the keys of one block with their values."""
         return self._entries(self.blocks[number][1], f"block {number}", None)
 
@@ -169,7 +169,7 @@ class Table:
         self._last_inflated = handle, contents
         return contents
 
-    def _entries(self, handle: Handle, where: str, before: bytes | None) -> Iterator[Entry]:
+    def _entries(self, handle: Handle, where: str, before: bytes | None) -> Iterator[TableEntry]:
         """Yield a block's entries; ``before`` is the key in front of them, None for none."""
         data = self._contents(handle, where)
         end = self._end_of_entries(data, where)
@@ -188,7 +188,7 @@ class Table:
             if key is not None and previous <= key:
                 raise self._damage("keys out of order", where, "each greater than the one before")
             at += added
-            yield Entry(previous, data[at : at + length])
+            yield TableEntry(previous, data[at : at + length])
             at, key = at + length, previous
 
     def _end_of_entries(self, data: memoryview, where: str) -> int:

@@ -11,16 +11,16 @@ from importlib import import_module
 from ckpttool.writing.interface import Writer
 
 WRITERS: dict[str, str] = {
-    "pytorch": "pytorch:Pytorch",
-    "safetensors": "safetensors:Safetensors",
-    "tensorflow": "tensorflow:TensorFlow",
-    "savedmodel": "savedmodel:SavedModel",
-    "keras": "keras:Keras",
-    "keras-h5": "keras:KerasH5",
-    "hdf5": "hdf5:Hdf5",
-    "numpy": "numpy_zip:Npz",
-    "fluid": "fluid:Fluid",
-    "torch-dcp": "torch_dcp:TorchDcp",
+    "pytorch": "pytorch:PyTorchWriter",
+    "safetensors": "safetensors:SafetensorsWriter",
+    "tensorflow": "tensorflow:TensorFlowWriter",
+    "savedmodel": "savedmodel:SavedModelWriter",
+    "keras": "keras:KerasWriter",
+    "keras-h5": "keras:KerasH5Writer",
+    "hdf5": "hdf5:Hdf5Writer",
+    "numpy": "numpy_zip:NpzWriter",
+    "fluid": "fluid:FluidWriter",
+    "torch-dcp": "torch_dcp:TorchDcpWriter",
 }
 """Where each writer's class lies in this package, by the name of its format; imported when it is chosen."""
 

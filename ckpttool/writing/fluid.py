@@ -65,7 +65,7 @@ Trainers = Mapping[str, Mapping[str, object]]
 """The arguments of each trainer by name, by the trainer's number."""
 
 
-class Fluid(Writer):
+class FluidWriter(Writer):
     """A directory of serials, as the trainers of 2018 resume from it."""
 
     name: ClassVar[str] = "fluid"
@@ -140,7 +140,7 @@ def _write_marker(sink: Sink) -> None:
 
 def _was_fluid(content: Content) -> bool:
     """Return whether content was a Fluid checkpoint once, whatever format it was read from."""
-    if content.source_format == Fluid.name:
+    if content.source_format == FluidWriter.name:
         return True
     trainers = _source_trainers(content) or {}
     return any(name in arguments for arguments in trainers.values() for name in COUNTERS)

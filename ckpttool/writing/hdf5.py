@@ -19,7 +19,7 @@ from ckpttool.writing.sidecar import sidecar_of
 Parts = tuple[str, ...]
 
 
-class Hdf5(Writer):
+class Hdf5Writer(Writer):
     """A plain HDF5 file."""
 
     name: ClassVar[str] = "hdf5"

@@ -55,7 +55,7 @@ KERAS_TYPES = frozenset(
 """Names of the types that Keras reads: what else h5py stores comes back to it as bytes without a type."""
 
 
-class _KerasWriter(Writer):
+class _KerasFileWriter(Writer):
     """A writer that finds out while it writes which names its reader will give to tensors."""
 
     dtypes: ClassVar[frozenset[str]] = KERAS_TYPES
@@ -70,7 +70,7 @@ class _KerasWriter(Writer):
 # The zip .keras -------------------------------------------------------------------------------------
 
 
-class Keras(_KerasWriter):
+class KerasWriter(_KerasFileWriter):
     """A model as ``model.save("m.keras")`` writes it."""
 
     name: ClassVar[str] = "keras"
@@ -149,7 +149,7 @@ def _asset_name_refusal(name: str) -> str | None:
 # HDF5 -----------------------------------------------------------------------------------------------
 
 
-class KerasH5(_KerasWriter):
+class KerasH5Writer(_KerasFileWriter):
     """A model, or weights, in HDF5; the target's name says which."""
 
     name: ClassVar[str] = "keras-h5"

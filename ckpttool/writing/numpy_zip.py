@@ -37,7 +37,7 @@ _MAX_AXES = min(64, _READ_AXES)
 _ENTRY_BYTES = 80  # of the directory, beside the name
 
 
-class Npz(Writer):
+class NpzWriter(Writer):
     """Several arrays in a zip."""
 
     name: ClassVar[str] = "numpy"

@@ -46,7 +46,7 @@ _KEPT = 1 << 24
 """Up to how many bytes a pickle is kept; a longer one, which has arrays in it, is made twice."""
 
 
-class Pytorch(Writer):
+class PyTorchWriter(Writer):
     """One file of ``torch.save``, or a directory of shards."""
 
     name: ClassVar[str] = "pytorch"

@@ -61,7 +61,7 @@ _ENTRY_BYTES = 160
 _AXIS_BYTES = 21
 
 
-class Safetensors(Writer):
+class SafetensorsWriter(Writer):
     """One safetensors file, or a directory of shards."""
 
     name: ClassVar[str] = "safetensors"
@@ -116,7 +116,7 @@ def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, s
             for key, value in content.metadata.items()
             if key not in _OF_A_SET or isinstance(value, str)
         }
-        was_safetensors = content.source_format == Safetensors.name
+        was_safetensors = content.source_format == SafetensorsWriter.name
         native = {
             key: value
             for key, value in metadata.items()
@@ -135,7 +135,7 @@ def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, s
             sidecar = sidecar_of(content)
         return {"format": "pt", **native}, {} if sidecar is None else {ENTRY: sidecar.decode()}
 
-    return content.memoized(Safetensors.name, make)
+    return content.memoized(SafetensorsWriter.name, make)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -65,7 +65,7 @@ NO_VARIABLES = frozenset(
 """Types that TensorFlow assigns to no variable."""
 
 
-class SavedModel(Writer):
+class SavedModelWriter(Writer):
     """A directory with variables that TensorFlow 2 loads as an object."""
 
     name: ClassVar[str] = "savedmodel"

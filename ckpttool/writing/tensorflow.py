@@ -35,7 +35,7 @@ _GRAPHS = "meta_graphs"  # in the metadata of a SavedModel
 _RESERVED = frozenset({b"", GRAPH_KEY.encode(), ENTRY.encode()})
 
 
-class TensorFlow(Writer):
+class TensorFlowWriter(Writer):
     """A checkpoint in one shard, behind a prefix."""
 
     name: ClassVar[str] = "tensorflow"

@@ -45,7 +45,7 @@ _BATCH = 1000
 _WORDS = {None: b"N", True: b"\x88", False: b"\x89"}
 
 
-class TorchDcp(Writer):
+class TorchDcpWriter(Writer):
     """A directory that ``torch.distributed.checkpoint.load`` reads."""
 
     name: ClassVar[str] = "torch-dcp"

@@ -16,7 +16,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.torch_dcp import TorchDcp
+from ckpttool.writing.torch_dcp import TorchDcpWriter
 
 HEADER = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }".ljust(117) + b"\n"
 ARRAY = b"\x93NUMPY\1\0\x76\0" + HEADER + b"ab"
@@ -72,8 +72,8 @@ def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Tensor(("a",), UINT8, (2,), values=InMemory(b"ab"))
-    with StagedOutput(tmp_path / "a", TorchDcp.shape) as staged:
-        TorchDcp().write(Content((tensor,), None, {"epoch": 3}), staged, WriteOptions())
+    with StagedOutput(tmp_path / "a", TorchDcpWriter.shape) as staged:
+        TorchDcpWriter().write(Content((tensor,), None, {"epoch": 3}), staged, WriteOptions())
         staged.settle()
         staged.commit()
     with open_checkpoint(tmp_path / "a") as opened:

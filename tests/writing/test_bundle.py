@@ -16,8 +16,8 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire import sink
 from ckpttool.wire.readable import InMemory
 from ckpttool.writing.interface import Content, Writer
-from ckpttool.writing.savedmodel import SavedModel
-from ckpttool.writing.tensorflow import TensorFlow
+from ckpttool.writing.savedmodel import SavedModelWriter
+from ckpttool.writing.tensorflow import TensorFlowWriter
 from tests.support.writing import OPTIONS, require_same, tensor, write
 
 CHECKSUM = b"\0\0\0\0"
@@ -41,14 +41,14 @@ def text(name: str, kind: str, shape: tuple[int, ...], data: bytes) -> Tensor:
 )
 def test_strings_that_do_not_fit_are_told(tmp_path: Path, kind: str, data: bytes, expected: str) -> None:
     with pytest.raises(CheckpointError, match=expected):
-        write(TensorFlow(), Content((text("a", kind, (2,), data),)), tmp_path / "c")
+        write(TensorFlowWriter(), Content((text("a", kind, (2,), data),)), tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_strings_get_checksums_of_their_own(tmp_path: Path, raw: ModuleType) -> None:
     """The checksums are those of lengths of four bytes each, whatever stood there."""
     made = text("a", "string", (2,), b"\2\0" + CHECKSUM + b"xy")
-    target = write(TensorFlow(), Content((made,)), tmp_path / "c")
+    target = write(TensorFlowWriter(), Content((made,)), tmp_path / "c")
     lengths = raw.masked(bytes([2, 0, 0, 0, 0, 0, 0, 0])).to_bytes(4, "little")
     with open_checkpoint(target) as opened:
         assert opened["a"].tobytes() == b"\2\0" + lengths + b"xy"
@@ -60,7 +60,7 @@ def test_strings_get_checksums_of_their_own(tmp_path: Path, raw: ModuleType) -> 
         assert raw.masked(bytes(data)) == ((span.crc32 >> 15 | span.crc32 << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("writer", [TensorFlow(), SavedModel()])
+@pytest.mark.parametrize("writer", [TensorFlowWriter(), SavedModelWriter()])
 @pytest.mark.parametrize("written", range(4))
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Writer, written: int
@@ -92,5 +92,5 @@ def test_another_entry_of_that_name_is_a_tensor(raw: ModuleType, tmp_path: Path)
         assert list(opened) == ["ckpttool.content"]
         assert opened["ckpttool.content"].tobytes() == data
         content = Content(opened.tensors, native=opened.native)
-        (refusal,) = TensorFlow().refusals(content, OPTIONS)
+        (refusal,) = TensorFlowWriter().refusals(content, OPTIONS)
     assert refusal.startswith("ckpttool.content: ")

@@ -24,7 +24,7 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickle_nodes import Global, Mapped
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.fluid import Fluid
+from ckpttool.writing.fluid import FluidWriter
 from ckpttool.writing.interface import Content, WriteOptions
 
 LOADER = """
@@ -98,16 +98,16 @@ def made(name: str, dtype: str, shape: tuple[int, ...], data: bytes, **more: Any
 
 
 def written(path: Path, content: Content) -> Path:
-    assert list(Fluid().refusals(content, WriteOptions())) == []
+    assert list(FluidWriter().refusals(content, WriteOptions())) == []
     with StagedOutput(path, "directory") as target:
-        Fluid().write(content, target, WriteOptions())
+        FluidWriter().write(content, target, WriteOptions())
         target.settle()
         target.commit()
     return path
 
 
 def refused(*tensors: Tensor, **more: Any) -> list[str]:
-    return list(Fluid().refusals(Content(tensors, **more), WriteOptions()))
+    return list(FluidWriter().refusals(Content(tensors, **more), WriteOptions()))
 
 
 def named(*names: str, **more: Any) -> list[str]:
@@ -134,7 +134,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.framework
 def test_paddle_loads_every_type_and_shape(tmp_path: Path) -> None:
-    assert Fluid.dtypes == TYPES.keys()
+    assert FluidWriter.dtypes == TYPES.keys()
     tensors = []
     for number, (dtype, nbytes) in enumerate(TYPES.items()):
         for shape in ((), (2, 3), (0, 4), (40_000,)):
@@ -218,13 +218,13 @@ def test_a_serial_is_written_as_it_was(files: Path, tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("name", ["generation-b/checkpoint_4", "generation-c/checkpoint_0"])
 def test_it_comes_back_from_another_format(files: Path, tmp_path: Path, name: str) -> None:
-    from ckpttool.writing.safetensors import Safetensors
+    from ckpttool.writing.safetensors import SafetensorsWriter
 
     source = files / "fluid" / name
     between = tmp_path / "between.safetensors"
     with open_checkpoint(source) as opened:
         with StagedOutput(between) as target:
-            Safetensors().write(content_of(opened), target, WriteOptions())
+            SafetensorsWriter().write(content_of(opened), target, WriteOptions())
             target.settle()
             target.commit()
         with open_checkpoint(between) as copy:

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.paddle.fluid_parts import LEVELS
-from ckpttool.writing.fluid import Fluid, _source_trainers, _trainers
+from ckpttool.writing.fluid import FluidWriter, _source_trainers, _trainers
 from ckpttool.writing.interface import Content, WriteOptions
 from tests.support.writing import tensor
 
@@ -20,7 +20,7 @@ BOUNDS = struct.pack("<5Q", 1, 24, 0, 1, 3)
 
 
 def refusals(levels: bytes) -> list[str]:
-    return [*Fluid().refusals(Content((ONE,), None, {}, {LEVELS + "w": levels}), WriteOptions())]
+    return [*FluidWriter().refusals(Content((ONE,), None, {}, {LEVELS + "w": levels}), WriteOptions())]
 
 
 def test_sequences_as_paddle_has_them_are_taken() -> None:

@@ -23,7 +23,7 @@ from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.views import Strided
-from ckpttool.writing.hdf5 import Hdf5
+from ckpttool.writing.hdf5 import Hdf5Writer
 from ckpttool.writing.interface import Content
 from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 
@@ -32,7 +32,7 @@ VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 def test_paths_are_groups(tmp_path: Path) -> None:
     content = Content((tensor("a.b.weight", VALUES), tensor("a.c", VALUES[0]), tensor("d", VALUES[0, 0])))
-    target = write(Hdf5(), content, tmp_path / "x.hdf5")
+    target = write(Hdf5Writer(), content, tmp_path / "x.hdf5")
     with h5py.File(target) as file:
         assert file["a/b/weight"][()].tolist() == VALUES.tolist()
         assert file["a/c"][()].tolist() == VALUES[0].tolist()
@@ -40,7 +40,7 @@ def test_paths_are_groups(tmp_path: Path) -> None:
     require_same(target, content)
 
 
-@pytest.mark.parametrize("name", sorted(Hdf5.dtypes))
+@pytest.mark.parametrize("name", sorted(Hdf5Writer.dtypes))
 def test_every_type_comes_back(name: str, tmp_path: Path) -> None:
     kind = BY_NAME[name]
     raw = np.arange(96, dtype=np.uint8)
@@ -52,7 +52,7 @@ def test_every_type_comes_back(name: str, tmp_path: Path) -> None:
         for size in (int(np.prod(shape, dtype=int)),)
     ]
     content = Content(tuple(made))
-    require_same(write(Hdf5(), content, tmp_path / "x.hdf5"), content)
+    require_same(write(Hdf5Writer(), content, tmp_path / "x.hdf5"), content)
 
 
 def test_ties_are_links_whichever_name_comes_first(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_ties_are_links_whichever_name_comes_first(tmp_path: Path) -> None:
         for name in ("a.weight", "zz")
     ]
     content = Content((first, *others))
-    target = write(Hdf5(), content, tmp_path / "x.hdf5")
+    target = write(Hdf5Writer(), content, tmp_path / "x.hdf5")
     with h5py.File(target) as file:
         assert file["a/weight"] == file["z/weight"] == file["zz"]
     require_same(target, content)
@@ -82,7 +82,7 @@ def test_strided_and_large_tensors(tmp_path: Path) -> None:
                 Tensor(("whole",), BY_NAME["float32"], (400, 300), Role.WEIGHTS, whole),
             )
         )
-        target = write(Hdf5(), content, tmp_path / "x.hdf5")
+        target = write(Hdf5Writer(), content, tmp_path / "x.hdf5")
     with h5py.File(target) as file:
         assert np.array_equal(file["turned"], base.T)
         assert np.array_equal(file["whole"], base)
@@ -107,13 +107,13 @@ def test_strided_and_large_tensors(tmp_path: Path) -> None:
 )
 def test_names_that_hdf5_cannot_hold_are_refused(path: tuple[str, ...], why: str) -> None:
     one = Tensor(path, BY_NAME["uint8"], (), values=InMemory(b"x"))
-    (found,) = Hdf5().refusals(Content((tensor("taken", VALUES), one)), OPTIONS)
+    (found,) = Hdf5Writer().refusals(Content((tensor("taken", VALUES), one)), OPTIONS)
     assert found.startswith(f"{one.name}: ") and why in found
 
 
 def test_too_many_axes_are_refused() -> None:
     one = tensor("deep", np.zeros((1,) * 33, np.uint8))
-    assert [*Hdf5().refusals(Content((one,)), OPTIONS)] == ["deep: 33 axes, and HDF5 has at most 32"]
+    assert [*Hdf5Writer().refusals(Content((one,)), OPTIONS)] == ["deep: 33 axes, and HDF5 has at most 32"]
 
 
 def test_what_is_not_refused_can_be_written(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_is_not_refused_can_be_written(tmp_path: Path) -> None:
     content = Content(
         tuple(Tensor((one,), BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(b"1")) for one in names)
     )
-    require_same(write(Hdf5(), content, tmp_path / "x.hdf5"), content)
+    require_same(write(Hdf5Writer(), content, tmp_path / "x.hdf5"), content)
 
 
 def at(path: tuple[str | int, ...], value: bytes = b"1", **more: Any) -> Tensor:
@@ -138,7 +138,7 @@ def test_slashes_stand_between_groups_and_the_entry_has_the_names(tmp_path: Path
             at(("plain",), b"3"),
         )
     )
-    target = write(Hdf5(), content, tmp_path / "x.hdf5")
+    target = write(Hdf5Writer(), content, tmp_path / "x.hdf5")
     with h5py.File(target) as file:
         found = {name: int(file[name][()]) for name in ("first/weight", "params/Dense_0/kernel", "plain")}
         assert found == {"first/weight": ord("1"), "params/Dense_0/kernel": ord("2"), "plain": ord("3")}
@@ -148,7 +148,7 @@ def test_slashes_stand_between_groups_and_the_entry_has_the_names(tmp_path: Path
 
 
 def test_slashes_alone_are_reason_for_an_entry_and_without_it_they_are_dots(tmp_path: Path) -> None:
-    target = write(Hdf5(), Content((at(("first/weight",)),)), tmp_path / "x.hdf5")
+    target = write(Hdf5Writer(), Content((at(("first/weight",)),)), tmp_path / "x.hdf5")
     with h5py.File(target, "r+") as file:
         del file[ENTRY]
     with open_checkpoint(target) as opened:
@@ -159,7 +159,7 @@ def test_slashes_alone_are_reason_for_an_entry_and_without_it_they_are_dots(tmp_
 def test_names_that_slashes_make_alike_are_refused(other: tuple[str, ...]) -> None:
     content = Content((at(("a/b",)), at(other)))
     place = "/".join(other)
-    assert [*Hdf5().refusals(content, OPTIONS)] == [
+    assert [*Hdf5Writer().refusals(content, OPTIONS)] == [
         f"a.b: as /{place} it is not told apart from a/b (use --map)"
     ]
 
@@ -177,8 +177,8 @@ def test_names_with_slashes_are_refused_or_come_back(
     tmp_path_factory: pytest.TempPathFactory, paths: list[tuple[str, ...]]
 ) -> None:
     content = Content(tuple(at(path, bytes([number])) for number, path in enumerate(paths)))
-    if not [*Hdf5().refusals(content, OPTIONS)]:
-        target = write(Hdf5(), content, tmp_path_factory.mktemp("any") / "x.hdf5")
+    if not [*Hdf5Writer().refusals(content, OPTIONS)]:
+        target = write(Hdf5Writer(), content, tmp_path_factory.mktemp("any") / "x.hdf5")
         with open_checkpoint(target) as opened:
             assert {one.path: one.tobytes() for one in opened.tensors} == {
                 path: bytes([number]) for number, path in enumerate(paths)
@@ -209,8 +209,8 @@ def test_any_names_are_refused_or_come_back(
 ) -> None:
     made = tuple(Tensor(path, BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(b"1")) for path in paths)
     content = Content(made)
-    if not [*Hdf5().refusals(content, OPTIONS)]:
-        target = write(Hdf5(), content, tmp_path_factory.mktemp("any") / "x.hdf5")
+    if not [*Hdf5Writer().refusals(content, OPTIONS)]:
+        target = write(Hdf5Writer(), content, tmp_path_factory.mktemp("any") / "x.hdf5")
         with open_checkpoint(target) as opened:
             assert {one.path for one in opened.tensors} == {*paths}
             assert opened.complete and not opened.findings
@@ -222,9 +222,9 @@ def test_all_that_is_no_tensor_comes_back(source: str, files: Path, tmp_path: Pa
 
     with open_checkpoint(files / source) as checkpoint:
         content = content_of(checkpoint)
-        held = tuple(one for one in content.tensors if one.dtype.name in Hdf5.dtypes)
+        held = tuple(one for one in content.tensors if one.dtype.name in Hdf5Writer.dtypes)
         assert len(held) == len(content.tensors)
-        target = write(Hdf5(), content, tmp_path / "x.hdf5")
+        target = write(Hdf5Writer(), content, tmp_path / "x.hdf5")
         with open_checkpoint(target) as opened:
             assert opened.format == "hdf5"
             assert dict(opened.metadata) == dict(checkpoint.metadata)
@@ -258,14 +258,14 @@ def test_a_source_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
 
     one = Tensor(("a",), BY_NAME["float32"], (5,), values=Short(b""))
     with StagedOutput(tmp_path / "x.hdf5") as staged, pytest.raises(DamagedCheckpoint):
-        Hdf5().write(Content((one,)), staged, OPTIONS)
+        Hdf5Writer().write(Content((one,)), staged, OPTIONS)
         staged.settle()
     assert not (tmp_path / "x.hdf5").exists()
 
 
 def test_bfloat16_is_what_keras_reads(tmp_path: Path) -> None:
     array = np.array([[1, -0.0], [np.nan, 3e38]], ml_dtypes.bfloat16)
-    target = write(Hdf5(), Content((tensor("w", array),)), tmp_path / "x.hdf5")
+    target = write(Hdf5Writer(), Content((tensor("w", array),)), tmp_path / "x.hdf5")
     with h5py.File(target) as file:
         assert file["w"].attrs["dtype"] == "bfloat16"
         assert np.array(file["w"], ml_dtypes.bfloat16).tobytes() == array.tobytes()

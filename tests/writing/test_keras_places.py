@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.keras import Keras, KerasH5
+from ckpttool.writing.keras import KerasH5Writer, KerasWriter
 from tests.support.writing import tensor
 
 NAME = "layers/dense/vars/0"
@@ -32,7 +32,7 @@ def model(**native: bytes) -> Content:
 
 def refusals_of_files(*names: str) -> list[str]:
     content = model(**CONFIG, **{f"keras.asset:{name}": b"x" for name in names})
-    return [*Keras().refusals(content, WriteOptions(name="x.keras"))]
+    return [*KerasWriter().refusals(content, WriteOptions(name="x.keras"))]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_what_is_not_refused_is_unpacked_below_assets(names: list[str]) -> None:
 
 def test_files_that_are_not_refused_are_written(tmp_path: Path) -> None:
     content = model(**CONFIG, **{"keras.asset:assets/layers/lookup/vocabulary.txt": b"a\nb"})
-    assert not [*Keras().refusals(content, WriteOptions(name="x.keras"))]
+    assert not [*KerasWriter().refusals(content, WriteOptions(name="x.keras"))]
     with StagedOutput(tmp_path / "x.keras") as staged:
-        Keras().write(content, staged, WriteOptions(name="x.keras"))
+        KerasWriter().write(content, staged, WriteOptions(name="x.keras"))
         staged.settle()
         staged.commit()
     with zipfile.ZipFile(tmp_path / "x.keras") as archive:
@@ -88,7 +88,7 @@ def test_files_that_are_not_refused_are_written(tmp_path: Path) -> None:
 def refusals_of_groups(groups: list[Any], name: str = "x.weights.h5") -> list[str]:
     stored = {"groups": groups, "datasets": {NAME.replace("/", "."): NAME.split("/")}}
     content = model(**{"keras.stored": json.dumps(stored).encode()})
-    return [*KerasH5().refusals(content, WriteOptions(name=name))]
+    return [*KerasH5Writer().refusals(content, WriteOptions(name=name))]
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_groups_that_hdf5_cannot_hold_are_refused(group: list[Any], why: str) ->
 @pytest.mark.parametrize("text", ['{"groups": [[["\\ud800"], {}]], "datasets": {}}', "[" * 500, '{"groups":'])
 def test_what_is_no_valid_text_tells_nothing(text: str) -> None:
     content = model(**{"keras.stored": text.encode()})
-    assert [*KerasH5().refusals(content, WriteOptions(name="x.weights.h5"))] == []
+    assert [*KerasH5Writer().refusals(content, WriteOptions(name="x.weights.h5"))] == []
 
 
 def test_two_tensors_in_one_listed_place_are_refused() -> None:
     two = [tensor(name, np.zeros(2, np.float32)) for name in ("a", "b")]
     stored = {"groups": [[[], {"layer_names": ["d"]}]], "datasets": {"a": ["d", "k"], "b": ["d", "k"]}}
     content = Content(tuple(two), None, {}, {**CONFIG, "keras.stored": json.dumps(stored).encode()})
-    assert [*KerasH5().refusals(content, WriteOptions(name="x.h5"))] == [
+    assert [*KerasH5Writer().refusals(content, WriteOptions(name="x.h5"))] == [
         "b: it would lie where 'a' lies, in /d/k"
     ]

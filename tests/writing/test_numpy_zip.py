@@ -24,7 +24,7 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.views import Strided
 from ckpttool.writing import numpy_zip
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.numpy_zip import Npz
+from ckpttool.writing.numpy_zip import NpzWriter
 from tests.support.writing import write as written
 
 OPTIONS = WriteOptions()
@@ -38,7 +38,7 @@ def tensor(name: str, array: Array, **more: Any) -> Tensor:
 
 
 def write(content: Content, target: Path) -> Path:
-    return written(Npz(), content, target)
+    return written(NpzWriter(), content, target)
 
 
 def saved(path: Path, arrays: dict[str, Array]) -> bytes:
@@ -60,7 +60,7 @@ def require_same(target: Path, content: Content) -> None:
     assert verify(target).is_valid
 
 
-NUMBERS = sorted(name for name in Npz.dtypes if not name.startswith("bits"))
+NUMBERS = sorted(name for name in NpzWriter.dtypes if not name.startswith("bits"))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -93,7 +93,7 @@ def test_types_that_numpy_forgot_stay_forgotten(tmp_path: Path, name: str, descr
 @pytest.mark.parametrize("name", ["big_endian.npy", "fortran.npy", "every_type.npz"])
 def test_what_lies_otherwise_is_put_in_order(files: Path, tmp_path: Path, name: str) -> None:
     with open_checkpoint(files / "numpy" / name) as opened:
-        kept = tuple(one for one in opened.tensors if one.dtype.name in Npz.dtypes)
+        kept = tuple(one for one in opened.tensors if one.dtype.name in NpzWriter.dtypes)
         target = write(Content(kept), tmp_path / "target.npz")
     theirs, ours = loaded(files / "numpy" / name), loaded(target)
     assert set(ours) == {one.name for one in kept}
@@ -155,7 +155,7 @@ def test_awkward_names_are_what_numpy_gives_them(tmp_path: Path) -> None:
 @given(st.lists(st.text(max_size=6), unique=True, max_size=6))
 def test_a_name_is_refused_or_comes_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     content = Content(tuple(tensor(name, np.array([at], "i4")) for at, name in enumerate(names)))
-    refusals = [*Npz().refusals(content, OPTIONS)]
+    refusals = [*NpzWriter().refusals(content, OPTIONS)]
     if refusals:
         assert any("\0" in name or name.endswith(".npy") or not _is_text(name) for name in names)
         return
@@ -208,7 +208,7 @@ def test_a_damaged_entry_is_told_and_not_used(tmp_path: Path) -> None:
 
 
 def refused(*names: str, shape: tuple[int, ...] = (1,)) -> list[str]:
-    return [*Npz().refusals(Content(tuple(tensor(name, np.ones(shape)) for name in names)), OPTIONS)]
+    return [*NpzWriter().refusals(Content(tuple(tensor(name, np.ones(shape)) for name in names)), OPTIONS)]
 
 
 def test_names_that_numpy_can_not_give_are_refused() -> None:
@@ -224,7 +224,9 @@ def test_names_that_numpy_can_not_give_are_refused() -> None:
 
 def test_more_axes_or_arrays_than_can_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     deep = Tensor(("d",), BY_NAME["int8"], (1,) * 65, values=InMemory(b"x"))
-    assert [*Npz().refusals(Content((deep,)), OPTIONS)] == ["d: 65 axes, and a NumPy array has at most 64"]
+    assert [*NpzWriter().refusals(Content((deep,)), OPTIONS)] == [
+        "d: 65 axes, and a NumPy array has at most 64"
+    ]
     monkeypatch.setattr(numpy_zip, "MAX_MEMBERS", 2)
     assert refused("a", "b") == ["2 arrays are more than one zip can list (at most 1)"]
 

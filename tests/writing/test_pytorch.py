@@ -27,7 +27,7 @@ from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.pytorch import Pytorch
+from ckpttool.writing.pytorch import PyTorchWriter
 from tests.support.contents import content_of
 from tests.support.writing import byte_tensor, require_same_tree
 from tests.support.writing import write as written
@@ -39,7 +39,7 @@ BF16 = torch.bfloat16
 
 
 def write(content: Content, target: Path, shard_size: int | None = None) -> Path:
-    return written(Pytorch(), content, target, WriteOptions(shard_size=shard_size, name=target.name))
+    return written(PyTorchWriter(), content, target, WriteOptions(shard_size=shard_size, name=target.name))
 
 
 def rewritten(source: Path, target: Path, shard_size: int | None = None) -> Path:
@@ -295,7 +295,7 @@ def test_nothing_is_no_shard(tmp_path: Path) -> None:
 
 
 def refused(content: Content, shard_size: int | None = None) -> list[str]:
-    return [*Pytorch().refusals(content, WriteOptions(shard_size=shard_size))]
+    return [*PyTorchWriter().refusals(content, WriteOptions(shard_size=shard_size))]
 
 
 def test_quantized_tensors_without_scales_are_refused() -> None:
@@ -340,7 +340,7 @@ def test_too_many_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_pickle_may_hold_is_refused(tmp_path: Path) -> None:
     tree = {"a": Call(Global("os", "system"), ("true",))}
     with StagedOutput(tmp_path / "target.pt") as staged, pytest.raises(Unsupported, match="os"):
-        Pytorch().write(Content((), tree), staged, WriteOptions())
+        PyTorchWriter().write(Content((), tree), staged, WriteOptions())
     assert os.listdir(tmp_path) == []
 
 

@@ -29,7 +29,7 @@ from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import shards
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.safetensors import Safetensors
+from ckpttool.writing.safetensors import SafetensorsWriter
 
 ENTRY = "ckpttool.content"
 TORCH: dict[str, torch.dtype] = {
@@ -78,16 +78,18 @@ def bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 def written(path: Path, content: Content, shard_size: int | None = None) -> Path:
     options = WriteOptions(shard_size=shard_size, name=path.name)
-    assert list(Safetensors().refusals(content, options)) == []
+    assert list(SafetensorsWriter().refusals(content, options)) == []
     with StagedOutput(path, "file" if shard_size is None else "directory") as target:
-        Safetensors().write(content, target, options)
+        SafetensorsWriter().write(content, target, options)
         target.settle()
         target.commit()
     return path
 
 
 def refused(tensors: Sequence[Tensor], shard_size: int | None = None, **more: Any) -> list[str]:
-    return list(Safetensors().refusals(Content(tuple(tensors), **more), WriteOptions(shard_size=shard_size)))
+    return list(
+        SafetensorsWriter().refusals(Content(tuple(tensors), **more), WriteOptions(shard_size=shard_size))
+    )
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def test_every_type_of_the_format_can_be_written(tmp_path: Path) -> None:
     for number, dtype in enumerate(BY_SAFETENSORS.values()):
         data = np.random.default_rng(number).integers(0, 2, 8 * dtype.bits // 8, np.uint8).tobytes()
         tensors.append(made(dtype.name, dtype.name, (2, 4), data))
-    assert Safetensors.dtypes == {tensor.dtype.name for tensor in tensors}
+    assert SafetensorsWriter.dtypes == {tensor.dtype.name for tensor in tensors}
     path = written(tmp_path / "m.safetensors", Content(tuple(tensors)))
     found = dict(safetensors.deserialize(path.read_bytes()))
     assert {name: bytes(one["data"]) for name, one in found.items()} == {

@@ -13,8 +13,8 @@ from ckpttool import open_checkpoint
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
-from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModel
-from ckpttool.writing.tensorflow import TensorFlow
+from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModelWriter
+from ckpttool.writing.tensorflow import TensorFlowWriter
 from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 from tests.writing.conftest import Oracle
 
@@ -55,7 +55,7 @@ def test_every_type(tensorflow: Oracle, tmp_path: Path) -> None:
         for dtype, row in zip(NUMERIC, raw, strict=True)
     ]
     content = Content(tuple(made))
-    target = write(SavedModel(), content, tmp_path / "saved")
+    target = write(SavedModelWriter(), content, tmp_path / "saved")
     found = tensorflow("loaded", target, [one.name for one in made])
     assert {name: (shape, data) for name, ((_, shape, data), _) in found.items()} == {
         one.name: ([2, 3], one.tobytes().hex()) for one in made
@@ -72,7 +72,7 @@ def test_every_shape(tensorflow: Oracle, tmp_path: Path) -> None:
         "nan": np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
     }
     content = Content(tuple(tensor(*item) for item in arrays.items()))
-    found = tensorflow("loaded", write(SavedModel(), content, tmp_path / "saved"), list(arrays))
+    found = tensorflow("loaded", write(SavedModelWriter(), content, tmp_path / "saved"), list(arrays))
     assert {name: value for name, (value, _) in found.items()} == {
         name: told(array) for name, array in arrays.items()
     }
@@ -84,7 +84,7 @@ def test_names_are_paths_of_attributes(tensorflow: Oracle, tmp_path: Path) -> No
     owner = tensor("fc.weight", arrays["fc.weight"])
     tied = replace(owner, path=("a", "tied"), shares_with="fc.weight")
     content = Content((*(tensor(*item) for item in arrays.items()), tied))
-    target = write(SavedModel(), content, tmp_path / "saved")
+    target = write(SavedModelWriter(), content, tmp_path / "saved")
     found = tensorflow("loaded", target, [*NAMES, "a.tied"])
     assert {name: value for name, (value, _) in found.items()} == {
         name: told(array) for name, array in (*arrays.items(), ("a.tied", arrays["fc.weight"]))
@@ -102,7 +102,7 @@ def test_strings_are_variables(tensorflow: Oracle, tmp_path: Path) -> None:
     tensorflow("strings", tmp_path / "strings")
     with open_checkpoint(tmp_path / "strings") as opened:
         content = content_of(opened)
-        target = write(SavedModel(), content, tmp_path / "saved")
+        target = write(SavedModelWriter(), content, tmp_path / "saved")
         require_same(target, content)
     found = tensorflow("loaded", target, ["none", "one", "some"])
     assert {name: value for name, (value, _) in found.items()} == tensorflow("listed", tmp_path / "strings")
@@ -115,9 +115,9 @@ def test_what_tensorflow_had_comes_back_from_it(tensorflow: Oracle, tmp_path: Pa
     tensorflow("optimized", source)
     with open_checkpoint(source) as opened:
         content = content_of(opened)
-        require_same(write(SavedModel(), content, between), content)
+        require_same(write(SavedModelWriter(), content, between), content)
     with open_checkpoint(between) as opened:
-        write(TensorFlow(), replace(content_of(opened), source_format=""), target)
+        write(TensorFlowWriter(), replace(content_of(opened), source_format=""), target)
     assert tensorflow("listed", target) == tensorflow("listed", source)
     assert tensorflow("graph", target) == tensorflow("graph", source)
 
@@ -156,13 +156,13 @@ def test_attributes_that_objects_need(tensorflow: Oracle) -> None:
 )
 def test_what_is_refused(names: list[str], expected: str) -> None:
     content = Content(tuple(tensor(name, numbers(1)) for name in names))
-    assert [*SavedModel().refusals(content, OPTIONS)] == [expected]
+    assert [*SavedModelWriter().refusals(content, OPTIONS)] == [expected]
 
 
 def test_the_tree_comes_back(files: Path, tmp_path: Path) -> None:
     with open_checkpoint(files / "pytorch" / "guide.pth") as opened:
         content = content_of(opened)
-        target = write(SavedModel(), content, tmp_path / "saved")
+        target = write(SavedModelWriter(), content, tmp_path / "saved")
         require_same(target, content)
         with open_checkpoint(target) as again:
             assert again.metadata == opened.metadata
@@ -177,7 +177,7 @@ def test_the_tree_comes_back(files: Path, tmp_path: Path) -> None:
 
 def test_an_entry_that_does_not_fit_is_told(tmp_path: Path) -> None:
     content = Content((tensor("a.b", numbers(1)),))
-    target = write(SavedModel(), content, tmp_path / "saved")
+    target = write(SavedModelWriter(), content, tmp_path / "saved")
     (target / "assets.extra" / "ckpttool.content").write_bytes(b"{}")
     with open_checkpoint(target) as opened:
         assert [one.code for one in opened.findings] == ["content-entry"]
@@ -185,7 +185,7 @@ def test_an_entry_that_does_not_fit_is_told(tmp_path: Path) -> None:
 
 
 def test_no_link_leads_to_the_entry(tmp_path: Path) -> None:
-    target = write(SavedModel(), Content((tensor("a.b", numbers(1)),)), tmp_path / "saved")
+    target = write(SavedModelWriter(), Content((tensor("a.b", numbers(1)),)), tmp_path / "saved")
     entry = target / "assets.extra" / "ckpttool.content"
     entry.rename(tmp_path / "elsewhere")
     entry.symlink_to(tmp_path / "elsewhere")
@@ -198,7 +198,7 @@ def test_no_link_leads_to_the_entry(tmp_path: Path) -> None:
 def test_savedmodels_keep_their_variables(files: Path, tmp_path: Path, name: str) -> None:
     with open_checkpoint(files / "savedmodel" / name) as opened:
         content = content_of(opened)
-        target = write(SavedModel(), content, tmp_path / "saved")
+        target = write(SavedModelWriter(), content, tmp_path / "saved")
         require_same(target, content)
     with open_checkpoint(target) as again:
         (graph,) = again.metadata["meta_graphs"]
@@ -206,5 +206,5 @@ def test_savedmodels_keep_their_variables(files: Path, tmp_path: Path, name: str
 
 
 def test_a_model_without_variables(tmp_path: Path) -> None:
-    target = write(SavedModel(), Content(()), tmp_path / "saved")
+    target = write(SavedModelWriter(), Content(()), tmp_path / "saved")
     require_same(target, Content(()))

@@ -17,7 +17,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.safetensors import Safetensors
+from ckpttool.writing.safetensors import SafetensorsWriter
 from ckpttool.writing.shards import cut, index, shard_names
 
 
@@ -97,7 +97,7 @@ def test_an_index_is_text_like_that_of_transformers() -> None:
 def _written(tensors: tuple[Tensor, ...], path: Path) -> None:
     """Write as many shards as there are tensors of four bytes."""
     with StagedOutput(path, "directory") as target:
-        Safetensors().write(Content(tensors), target, WriteOptions(shard_size=4, name=path.name))
+        SafetensorsWriter().write(Content(tensors), target, WriteOptions(shard_size=4, name=path.name))
         target.settle()
         target.commit()
 

@@ -18,7 +18,7 @@ from ckpttool.tensor import Role
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import sidecar as module
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.pytorch import Pytorch
+from ckpttool.writing.pytorch import PyTorchWriter
 from ckpttool.writing.sidecar import sidecar_of
 from tests.support.writing import tensor
 
@@ -99,8 +99,8 @@ def test_roles_training_and_ties_of_paddle_come_back_out_of_pytorchs_file(
 ) -> None:
     with open_checkpoint(files / "paddle" / name) as source:
         content = Content(source.tensors, source.tree, {}, source.native, "paddle", source.training)
-        with StagedOutput(tmp_path / "a.pt", Pytorch.shape) as staged:
-            Pytorch().write(content, staged, WriteOptions(name="a.pt"))
+        with StagedOutput(tmp_path / "a.pt", PyTorchWriter.shape) as staged:
+            PyTorchWriter().write(content, staged, WriteOptions(name="a.pt"))
             staged.settle()
             staged.commit()
         with open_checkpoint(tmp_path / "a.pt") as opened:

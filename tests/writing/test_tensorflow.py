@@ -20,8 +20,8 @@ from ckpttool.formats.tensorflow.object_graph import key_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
-from ckpttool.writing.safetensors import Safetensors
-from ckpttool.writing.tensorflow import TensorFlow
+from ckpttool.writing.safetensors import SafetensorsWriter
+from ckpttool.writing.tensorflow import TensorFlowWriter
 from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
 from tests.writing.conftest import Oracle
 
@@ -76,7 +76,7 @@ def test_every_type(tensorflow: Oracle, tmp_path: Path) -> None:
     ]
     made = [replace(one, shape=(2, 3)) for one in made]
     content = Content(tuple(made))
-    target = write(TensorFlow(), content, tmp_path / "c")
+    target = write(TensorFlowWriter(), content, tmp_path / "c")
     found = tensorflow("listed", target)
     assert {key: (shape, data) for key, (_, shape, data) in found.items()} == {
         key_of(one.name): ([2, 3], one.tobytes().hex()) for one in made
@@ -85,7 +85,7 @@ def test_every_type(tensorflow: Oracle, tmp_path: Path) -> None:
     bare = {f"q{kind}": kind for kind in ("int8", "uint8", "int16", "uint16", "int32")}
     assert shown == {dtype.name: bare.get(dtype.name, dtype.name) for dtype in NUMERIC}
     require_same(target, content)
-    assert TensorFlow.dtypes == {dtype.name for dtype in DTYPES.values()}
+    assert TensorFlowWriter.dtypes == {dtype.name for dtype in DTYPES.values()}
 
 
 @pytest.mark.framework
@@ -98,7 +98,9 @@ def test_every_shape(tensorflow: Oracle, tmp_path: Path) -> None:
         "nan": np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
         "half": np.arange(5).astype(ml_dtypes.bfloat16),
     }
-    target = write(TensorFlow(), Content(tuple(tensor(*item) for item in arrays.items())), tmp_path / "c")
+    target = write(
+        TensorFlowWriter(), Content(tuple(tensor(*item) for item in arrays.items())), tmp_path / "c"
+    )
     assert tensorflow("listed", target) == {name + VALUE: told(array) for name, array in arrays.items()}
 
 
@@ -110,7 +112,7 @@ def test_names_are_paths_through_objects(tensorflow: Oracle, tmp_path: Path, how
     owner = tensor("fc.weight", arrays["fc.weight"])
     tied = replace(owner, path=("a", "tied", "weight"), shares_with="fc.weight")
     content = Content((*(tensor(*item) for item in arrays.items()), tied))
-    target = write(TensorFlow(), content, tmp_path / "c")
+    target = write(TensorFlowWriter(), content, tmp_path / "c")
     names = {name: ("float32", [3]) for name in NAMES}
     found = tensorflow("restored", target, names, {"a.tied.weight": "fc.weight"}, how)
     assert found == {
@@ -124,7 +126,9 @@ def test_names_lead_through_lists_and_dictionaries(tensorflow: Oracle, tmp_path:
     arrays = {
         name: numbers(2) + at for at, name in enumerate(["fc.weight", "blocks.0", "blocks.1", "table.a b"])
     }
-    target = write(TensorFlow(), Content(tuple(tensor(*item) for item in arrays.items())), tmp_path / "c")
+    target = write(
+        TensorFlowWriter(), Content(tuple(tensor(*item) for item in arrays.items())), tmp_path / "c"
+    )
     expected = {name: told(array) for name, array in arrays.items()}
     assert tensorflow("restored_containers", target) == expected
 
@@ -137,7 +141,7 @@ def test_ties_anywhere(tensorflow: Oracle, tmp_path: Path) -> None:
         replace(owner, path=tuple(name.split(".")), shares_with="b.c.d") for name in ("a", "b.c", "b.c.d.e")
     ]
     content = Content((owner, *ties))
-    target = write(TensorFlow(), content, tmp_path / "c")
+    target = write(TensorFlowWriter(), content, tmp_path / "c")
     require_same(target, content)
     assert tensorflow("listed", target) == {"b/c/d" + VALUE: told(numbers(2))}
     with open_checkpoint(target) as opened:
@@ -148,7 +152,7 @@ def test_ties_anywhere(tensorflow: Oracle, tmp_path: Path) -> None:
 def test_what_was_tied_is_not_restored_into_two(tensorflow: Oracle, tmp_path: Path) -> None:
     owner = tensor("b", numbers(2))
     content = Content((owner, replace(owner, path=("a",), shares_with="b")))
-    target = write(TensorFlow(), content, tmp_path / "c")
+    target = write(TensorFlowWriter(), content, tmp_path / "c")
     names = {name: ("float32", [2]) for name in ("a", "b")}
     with pytest.raises(AssertionError, match="not bound to checkpointed values"):
         tensorflow("restored", target, names, {}, "read")
@@ -162,7 +166,7 @@ def test_a_run_of_tensorflow_goes_on(tensorflow: Oracle, tmp_path: Path) -> None
     with open_checkpoint(source) as opened:
         content = content_of(opened)
         assert {one.dtype.name for one in content.tensors} >= {"string", "variant"}
-        write(TensorFlow(), content, target)
+        write(TensorFlowWriter(), content, target)
         require_same(target, content)
     assert tensorflow("listed", target) == tensorflow("listed", source)
     assert tensorflow("graph", target) == tensorflow("graph", source)
@@ -176,9 +180,9 @@ def test_by_way_of_another_format(tensorflow: Oracle, tmp_path: Path) -> None:
     source, between, target = tmp_path / "adam", tmp_path / "x.safetensors", tmp_path / "back"
     tensorflow("optimized", source)
     with open_checkpoint(source) as opened:
-        write(Safetensors(), content_of(opened), between)
+        write(SafetensorsWriter(), content_of(opened), between)
     with open_checkpoint(between) as opened:
-        write(TensorFlow(), content_of(opened), target)
+        write(TensorFlowWriter(), content_of(opened), target)
     assert tensorflow("listed", target) == tensorflow("listed", source)
     assert tensorflow("graph", target) == tensorflow("graph", source)
     assert any("/.OPTIMIZER_SLOT/" in key for key in tensorflow("listed", target))
@@ -194,7 +198,7 @@ def test_a_part_of_a_run(tensorflow: Oracle, tmp_path: Path) -> None:
         content = content_of(opened)
         weights = tuple(one for one in content.tensors if one.role is Role.WEIGHTS)
         assert [one.name for one in weights] == ["model.weight"]
-        write(TensorFlow(), replace(content, tensors=weights), target)
+        write(TensorFlowWriter(), replace(content, tensors=weights), target)
     found = tensorflow("weights_alone", target)
     assert found == tensorflow("listed", source)["model/weight" + VALUE]
     assert list(tensorflow("listed", target)) == ["model/weight" + VALUE]
@@ -206,7 +210,7 @@ def test_strings_are_copied(tensorflow: Oracle, tmp_path: Path) -> None:
     tensorflow("strings", source)
     with open_checkpoint(source) as opened:
         content = content_of(opened)
-        write(TensorFlow(), content, target)
+        write(TensorFlowWriter(), content, target)
         require_same(target, content)
     assert tensorflow("listed", target) == tensorflow("listed", source)
     assert Path(f"{target}.data-00000-of-00001").stat().st_size == sum(one.nbytes for one in content.tensors)
@@ -220,7 +224,7 @@ def test_the_keys_stay(tensorflow: Oracle, files: Path, tmp_path: Path, name: st
     with open_checkpoint(files / "tensorflow" / name) as opened:
         keys = {one.key or one.name for one in opened.tensors}
         content = content_of(opened)
-        write(TensorFlow(), content, tmp_path / "c")
+        write(TensorFlowWriter(), content, tmp_path / "c")
         require_same(tmp_path / "c", content)
         values = {one.key or one.name: one.tobytes().hex() for one in opened.tensors}
     found = tensorflow("listed", tmp_path / "c")
@@ -231,7 +235,7 @@ def test_the_keys_stay(tensorflow: Oracle, files: Path, tmp_path: Path, name: st
 @pytest.mark.framework
 def test_awkward_names_are_listed(tensorflow: Oracle, tmp_path: Path) -> None:
     content = Content(tuple(tensor(name, numbers(2) + at) for at, name in enumerate(AWKWARD)))
-    target = write(TensorFlow(), content, tmp_path / "c")
+    target = write(TensorFlowWriter(), content, tmp_path / "c")
     found = tensorflow("listed", target)
     assert found == {key_of(name): told(numbers(2) + at) for at, name in enumerate(AWKWARD)}
     require_same(target, content)
@@ -245,7 +249,7 @@ def test_renamed_tensors_get_keys_by_their_names(files: Path, tmp_path: Path) ->
         content = content_of(opened)
         tensors = tuple(replace(one, path=("new", *one.path)) for one in content.tensors)
         renamed = replace(content, tensors=tensors)
-        write(TensorFlow(), renamed, tmp_path / "c")
+        write(TensorFlowWriter(), renamed, tmp_path / "c")
         require_same(tmp_path / "c", renamed)
     with open_checkpoint(tmp_path / "c") as opened:
         assert {one.key for one in opened.tensors} == {key_of(one.name) for one in tensors}
@@ -255,7 +259,7 @@ def test_renamed_tensors_get_keys_by_their_names(files: Path, tmp_path: Path) ->
 def test_two_tensors_of_one_key_get_others(tmp_path: Path) -> None:
     native = {"tensorflow.keys": b'{"a": "same", "b": "same"}'}
     content = Content((tensor("a", numbers(1)), tensor("b", numbers(2))), native=native)
-    require_same(write(TensorFlow(), content, tmp_path / "c"), content)
+    require_same(write(TensorFlowWriter(), content, tmp_path / "c"), content)
 
 
 @pytest.mark.parametrize(
@@ -263,13 +267,13 @@ def test_two_tensors_of_one_key_get_others(tmp_path: Path) -> None:
 )
 def test_keys_that_lead_nowhere_are_not_used(native: bytes, tmp_path: Path) -> None:
     content = Content((tensor("a", numbers(1)),), native={"tensorflow.keys": native})
-    require_same(write(TensorFlow(), content, tmp_path / "c"), content)
+    require_same(write(TensorFlowWriter(), content, tmp_path / "c"), content)
 
 
 def test_a_graph_that_is_none_is_not_used(tmp_path: Path) -> None:
     native = {"tensorflow.keys": b"{}", "tensorflow.object_graph": b"\xff\xff"}
     content = Content((tensor("a", numbers(1)),), native=native)
-    require_same(write(TensorFlow(), content, tmp_path / "c"), content)
+    require_same(write(TensorFlowWriter(), content, tmp_path / "c"), content)
 
 
 @pytest.mark.parametrize(
@@ -283,23 +287,23 @@ def test_a_graph_that_is_none_is_not_used(tmp_path: Path) -> None:
 )
 def test_what_is_refused(name: str, dtype: str, expected: str) -> None:
     made = tensor(name, np.zeros(2, np.uint8), BY_NAME[dtype])
-    (found,) = TensorFlow().refusals(Content((made,)), OPTIONS)
+    (found,) = TensorFlowWriter().refusals(Content((made,)), OPTIONS)
     assert found.endswith(expected)
 
 
 def test_more_objects_than_a_graph_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckpttool.writing.tensorflow.MAX_NODES", 10)
     made = tuple(tensor(f"a.{at}", numbers(1)) for at in range(8))
-    (found,) = TensorFlow().refusals(Content(made), OPTIONS)
+    (found,) = TensorFlowWriter().refusals(Content(made), OPTIONS)
     assert found == "its names describe 11 objects, and a graph of objects may have 10"
-    assert [*TensorFlow().refusals(Content(made[1:]), OPTIONS)] == []
+    assert [*TensorFlowWriter().refusals(Content(made[1:]), OPTIONS)] == []
 
 
 def test_what_a_savedmodel_computes_is_not_told(files: Path, tmp_path: Path) -> None:
     with open_checkpoint(files / "savedmodel" / "module") as opened:
         assert "meta_graphs" in opened.metadata
         content = content_of(opened)
-        require_same(write(TensorFlow(), content, tmp_path / "c"), content)
+        require_same(write(TensorFlowWriter(), content, tmp_path / "c"), content)
     with open_checkpoint(tmp_path / "c") as again:
         assert again.metadata == {}
 
@@ -307,7 +311,7 @@ def test_what_a_savedmodel_computes_is_not_told(files: Path, tmp_path: Path) -> 
 def test_the_tree_comes_back(files: Path, tmp_path: Path) -> None:
     with open_checkpoint(files / "pytorch" / "guide.pth") as opened:
         content = content_of(opened)
-        require_same(write(TensorFlow(), content, tmp_path / "c"), content)
+        require_same(write(TensorFlowWriter(), content, tmp_path / "c"), content)
         with open_checkpoint(tmp_path / "c") as again:
             assert again.metadata == opened.metadata
             assert again.training.epoch == opened.training.epoch is not None
@@ -316,7 +320,7 @@ def test_the_tree_comes_back(files: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_entry_is_told(files: Path, tmp_path: Path) -> None:
     with open_checkpoint(files / "pytorch" / "guide.pth") as opened:
-        write(TensorFlow(), content_of(opened), tmp_path / "c")
+        write(TensorFlowWriter(), content_of(opened), tmp_path / "c")
     data = tmp_path / "c.data-00000-of-00001"
     raw = data.read_bytes()
     data.write_bytes(raw.replace(b'"schema"', b'"sChema"'))
@@ -332,7 +336,7 @@ def test_many_tensors(tmp_path: Path) -> None:
     names = [f"block.{at // 8}.part{at % 8}.weight" for at in range(2_000)]
     random.Random(1).shuffle(names)
     content = Content(tuple(tensor(name, np.array([at])) for at, name in enumerate(names)))
-    target = write(TensorFlow(), content, tmp_path / "c")
+    target = write(TensorFlowWriter(), content, tmp_path / "c")
     with open_checkpoint(target) as opened:
         assert (opened.findings, opened.complete, len(opened.tensors)) == ((), True, 2_000)
         assert all(opened[name].tobytes() == at.to_bytes(8, "little") for at, name in enumerate(names))
@@ -346,7 +350,7 @@ PARTS = st.text(st.characters(codec="utf-8"), max_size=4)
 def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, names: set[str]) -> None:
     kept = [name for name in sorted(names) if not name.startswith("\0")]
     content = Content(tuple(tensor(name, numbers(2) + at) for at, name in enumerate(kept)))
-    target = write(TensorFlow(), content, tmp_path_factory.mktemp("any") / "c")
+    target = write(TensorFlowWriter(), content, tmp_path_factory.mktemp("any") / "c")
     with open_checkpoint(target) as opened:
         assert opened.findings == ()
         assert {one.name: one.tobytes() for one in opened.tensors} == {

@@ -22,7 +22,7 @@ from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import torch_dcp
 from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.torch_dcp import StoredItem, TorchDcp, flat_state_dict, write_metadata
+from ckpttool.writing.torch_dcp import StoredItem, TorchDcpWriter, flat_state_dict, write_metadata
 from tests.support.contents import content_of
 from tests.support.writing import byte_tensor, require_same_tree
 from tests.support.writing import write as written
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 def write(content: Content, target: Path) -> Path:
-    return written(TorchDcp(), content, target, WriteOptions(name=target.name))
+    return written(TorchDcpWriter(), content, target, WriteOptions(name=target.name))
 
 
 def require_same(target: Path, content: Content) -> None:
@@ -145,7 +145,7 @@ def test_ties_are_stored_once(tmp_path: Path) -> None:
     assert torch.equal(whole["view"], tied[3:5])
 
 
-NAMES = sorted(TorchDcp.dtypes)
+NAMES = sorted(TorchDcpWriter.dtypes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,7 +216,7 @@ def test_lists_that_hold_each_other_often_are_asked_once() -> None:
         dicts = {"l": dicts, "r": dicts}
     (item,) = flat_state_dict(Content((), {"x": numbers}))
     assert (item.fqn, item.node) == ("x", numbers)
-    assert [*TorchDcp().refusals(Content((), {"x": dicts}), WriteOptions())] == [
+    assert [*TorchDcpWriter().refusals(Content((), {"x": dicts}), WriteOptions())] == [
         "more entries than one checkpoint can list (at most 100,000)"
     ]
 
@@ -232,7 +232,7 @@ def test_deep_lists_are_no_recursion() -> None:
 
 def test_a_tensor_without_values_is_refused() -> None:
     bare = Tensor(("a",), UINT8, (1,))
-    assert [*TorchDcp().refusals(Content((bare,), {"a": [bare]}), WriteOptions())] == [
+    assert [*TorchDcpWriter().refusals(Content((bare,), {"a": [bare]}), WriteOptions())] == [
         "a.0: it has no values (it was saved from the meta device)"
     ]
 
@@ -278,14 +278,14 @@ def test_numbers_of_any_size_are_written(tmp_path: Path) -> None:
 def test_names_that_several_entries_would_have_are_refused() -> None:
     one, other = byte_tensor("a.b", b"x"), Tensor(("a", "b"), UINT8, (1,), values=InMemory(b"y"))
     for tree in ({"a.b": one, "a": {"b": 5}}, {"a": {"b": other}, "a.b": []}):
-        assert [*TorchDcp().refusals(Content((one,), tree), WriteOptions())] == [
+        assert [*TorchDcpWriter().refusals(Content((one,), tree), WriteOptions())] == [
             "a.b: several entries of the state dict would have this name (use --map)"
         ]
 
 
 def test_names_that_are_not_read_as_names_are_refused() -> None:
     long = "a" * 65_537
-    assert [*TorchDcp().refusals(Content((byte_tensor(long, b"x"),)), WriteOptions())] == [
+    assert [*TorchDcpWriter().refusals(Content((byte_tensor(long, b"x"),)), WriteOptions())] == [
         f"{long}: a name of 65,537 bytes, and at most 65,536 are read (use --map)"
     ]
 
@@ -293,7 +293,7 @@ def test_names_that_are_not_read_as_names_are_refused() -> None:
 def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dcp, "_MOST_ENTRIES", 1)
     content = Content((byte_tensor("a", b"x"),), {"a": 1, "b": 2})
-    assert [*TorchDcp().refusals(content, WriteOptions())] == [
+    assert [*TorchDcpWriter().refusals(content, WriteOptions())] == [
         "more entries than one checkpoint can list (at most 1)"
     ]
 

@@ -25,7 +25,7 @@ from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, Severity, error, note, warning
 from ckpttool.roles import role_of
 from ckpttool.tensor import Extent, Path, Role, Span, Values
-from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
+from ckpttool.wire.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.wire.pickle_nodes import Payload
 from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
@@ -122,7 +122,9 @@ class _Arrays:
         message = f"{end - start:,} bytes behind the array, which nothing declares"
         return error("trailing-bytes", message, where)
 
-    def _add_objects(self, source: Readable, header: Header, end: int, name: str, where: str | None) -> int:
+    def _add_objects(
+        self, source: Readable, header: ArrayHeader, end: int, name: str, where: str | None
+    ) -> int:
         """Judge the pickle of an array of objects; return where it ends, or all that belongs to no array."""
         self.findings.append(
             note("object-array", "Python objects in a pickle, which are not read", where or name)
@@ -149,7 +151,7 @@ def _begins_array(source: Readable, offset: int, end: int) -> bool:
 
 def _tensor_parts(
     name: str,
-    header: Header,
+    header: ArrayHeader,
     dtype: DType,
     order: Literal["little", "big"],
     source: Readable,
@@ -184,7 +186,7 @@ def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
     return None, order
 
 
-def describe_array(header: Header, crc32: int | None) -> dict[str, object]:
+def describe_array(header: ArrayHeader, crc32: int | None) -> dict[str, object]:
     """Return what is known of an array that is no tensor; the checksum is that of header and elements."""
     dtype = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
     description: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": dtype, "shape": list(header.shape)}

@@ -63,7 +63,7 @@ _REFERENCE = 100  # added to the number of a type in graphs of TensorFlow 1
 DTYPES: Mapping[int, DType] = {number: BY_NAME[name] for number, name in _NUMBERS.items()} | _OWN
 
 
-class Header(NamedTuple):
+class BundleHeader(NamedTuple):
     """What the first entry says of a bundle."""
 
     shards: int
@@ -106,7 +106,7 @@ class BundleEntry:
         return self.offset + self.nbytes
 
 
-def read_header(path: str, message: bytes | memoryview) -> Header:
+def read_header(path: str, message: bytes | memoryview) -> BundleHeader:
     """Return what a bundle's header says."""
     shards = endianness = producer = minimum = 0
     for field in fields(message, path, "header"):
@@ -120,7 +120,7 @@ def read_header(path: str, message: bytes | memoryview) -> Header:
     if not 0 < shards <= MAX_SHARDS or endianness not in (0, 1):
         found = f"{shards:,} shards, byte order {endianness}"
         raise DamagedCheckpoint(path, found, where="header", code="bundle-header")
-    return Header(shards, "big" if endianness else "little", producer, minimum)
+    return BundleHeader(shards, "big" if endianness else "little", producer, minimum)
 
 
 def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntry:

@@ -23,7 +23,7 @@ from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import group_names, natural, scan
 from ckpttool.formats.parts import file_entry
-from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key
+from ckpttool.formats.tensorflow.bundle import BundleEntry, BundleHeader, read_entry, read_header, slice_key
 from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
@@ -200,7 +200,7 @@ class Bundle:
         self.sources: dict[int, Source] = {}
         self.stored: list[_StoredEntry] = []
         self.unreadable: set[str] = set()
-        self.header = Header(1, "little", 1, 0)
+        self.header = BundleHeader(1, "little", 1, 0)
         self._opened = ExitStack()
 
     def __enter__(self) -> Bundle:

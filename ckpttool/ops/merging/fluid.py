@@ -25,7 +25,7 @@ _MIXER = 0x9E3779B97F4A7C15
 """Fibonacci hashing: row numbers that follow any rule are spread evenly."""
 
 
-class _TableShard(NamedTuple):
+class _PartialTable(NamedTuple):
     """The rows of a lookup table that one parameter server kept."""
 
     name: str
@@ -81,10 +81,10 @@ def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheck
     return MergedCheckpoint(checkpoint=whole, sources=sources, notes=tuple(notes))
 
 
-def _tables(checkpoint: Checkpoint) -> dict[str, list[_TableShard]]:
+def _tables(checkpoint: Checkpoint) -> dict[str, list[_PartialTable]]:
     """Return the shards of each lookup table whose shards all say which rows they have, in their order."""
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
-    tables: dict[str, dict[int, _TableShard]] = defaultdict(dict)
+    tables: dict[str, dict[int, _PartialTable]] = defaultdict(dict)
     without_rows = set()
     for path, values in by_path.items():
         match = SHARD.fullmatch(str(path[1])) if path[0] == TABLES[0] and path[2:] == ("values",) else None
@@ -94,7 +94,7 @@ def _tables(checkpoint: Checkpoint) -> dict[str, list[_TableShard]]:
         if rows is None or not values.shape or values.shape[0] < rows.size:
             without_rows.add(table)
         else:
-            tables[table][int(match["index"])] = _TableShard(str(path[1]), rows, values)
+            tables[table][int(match["index"])] = _PartialTable(str(path[1]), rows, values)
     return {
         table: [shards[at] for at in sorted(shards)]
         for table, shards in tables.items()
@@ -117,7 +117,7 @@ def _joined_tensor(
 # Rows ---------------------------------------------------------------------------------------------------
 
 
-def _require_disjoint(path: str, shards: Sequence[_TableShard]) -> None:
+def _require_disjoint(path: str, shards: Sequence[_PartialTable]) -> None:
     """Require that no row lies in two shards, however many there are: some of them are compared at a time."""
     import numpy as np
 
