@@ -1,4 +1,4 @@
-"""CRC-32C, and the masked form in which TensorFlow and LevelDB store it.
+"""CRC-32C, the masked form in which TensorFlow and LevelDB store it, and the CRC of bytes put together.
 
 Source: google/leveldb ``util/crc32c.h``; google/crc32c ``include/crc32c/crc32c.h``.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 _MASK_DELTA = 0xA282EAD8
 _ALL = 0xFFFFFFFF
 _STEP = 1 << 18
+_CRC32_POLYNOMIAL = 0xEDB88320
+_CRC32C_POLYNOMIAL = 0x82F63B78
+_POLYNOMIALS = {"crc32": _CRC32_POLYNOMIAL, "crc32c": _CRC32C_POLYNOMIAL}
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
@@ -68,15 +67,6 @@ def unmask_crc(stored: int) -> int:
     """Return the checksum that was stored in its masked form."""
     turned = (stored - _MASK_DELTA) & _ALL
     return (turned >> 17 | turned << 15) & _ALL
-
-
-_CRC32_POLYNOMIAL = 0xEDB88320
-
-
-_CRC32C_POLYNOMIAL = 0x82F63B78
-
-
-_POLYNOMIALS = {"crc32": _CRC32_POLYNOMIAL, "crc32c": _CRC32C_POLYNOMIAL}
 
 
 def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:

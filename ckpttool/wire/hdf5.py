@@ -23,6 +23,8 @@ USER_BLOCKS = (0, 512, 1024, 2048)
 """Where the signature is looked for: a user block may lie before it."""
 MAX_CHUNK = 1 << 27
 """The most bytes of a chunk: all of it is in memory when any of it is read."""
+BLOCK_BYTES = 1 << 23
+"""How many bytes one request for values asks for, where the chunks allow it."""
 
 FLETCHER32 = 3
 """The filter that adds a checksum to each chunk, as HDF5 numbers it."""
@@ -267,10 +269,6 @@ def stated_end(data: bytes) -> int | None:
     if width != 8 or version > 3 or len(data) < end + width:
         return None
     return int.from_bytes(data[end : end + width], "little")
-
-
-BLOCK_BYTES = 1 << 23
-"""How many bytes one request for values asks for, where the chunks allow it."""
 
 
 class Chunk(NamedTuple):

@@ -89,6 +89,10 @@ REQUIRES_GRAD = Global("torch.Tensor", "requires_grad_")
 """``Call(REQUIRES_GRAD, (tensor,))`` is a tensor with gradients that is no parameter."""
 NDARRAY = Global("numpy", "asarray")
 """``Call(NDARRAY, (tensor,))`` is a NumPy array of these elements."""
+QUANTIZED = Global("torch._utils", "_rebuild_qtensor")
+FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
+MASKED = Global("numpy.ma.core", "_mareconstruct")
+"""What rebuilds a quantized tensor, one of a subclass, or a masked array: in a tree with fewer arguments."""
 
 
 _MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
@@ -161,12 +165,3 @@ class Pickle:
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
     calls: int = 0
-
-
-QUANTIZED = Global("torch._utils", "_rebuild_qtensor")
-
-
-FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
-
-
-MASKED = Global("numpy.ma.core", "_mareconstruct")

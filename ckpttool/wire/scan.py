@@ -16,7 +16,7 @@ from isal import isal_zlib
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Span, Values
-from ckpttool.wire.crc import _POLYNOMIALS, combined_crc32, crc32c
+from ckpttool.wire.crc import combined_crc, crc32c
 from ckpttool.wire.readable import aligned_buffer
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ def _combine(pieces: list[_Piece]) -> None:
         elif piece.start == 0:
             scanned.crc32, scanned.element = piece.crc32, piece.element
         elif scanned.crc32 is not None:
-            polynomial = _POLYNOMIALS[scanned.span.algorithm]
-            scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes, polynomial)
+            algorithm = scanned.span.algorithm
+            scanned.crc32 = combined_crc(scanned.crc32, piece.crc32, piece.nbytes, algorithm)
 
 
 class Repetition:

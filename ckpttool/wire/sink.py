@@ -165,10 +165,6 @@ class Sink:
         if len(self._buffer) >= _BUFFER_BYTES:
             self._flush()
 
-    def align(self, multiple: int) -> None:
-        """Append zeros up to a multiple of so many bytes."""
-        self.write(bytes(-self.offset % multiple))
-
     def put(self, tensor: Tensor, checksum: Algorithm | None = None, before: int = 0) -> Written:
         """Append the elements of a tensor: little-endian, in C order, packed.
 
