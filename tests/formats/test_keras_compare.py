@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,29 @@ def test_layers_that_wrap_each_other_take_no_time(files: Path, tmp_path: Path) -
         layer.update(class_name="Bidirectional", config={"name": "head", "layer": nested})
 
     assert told(configured(files, tmp_path, edit)) == {("weight-extra", "/layers/dense")}
+
+
+def test_a_kernel_of_many_axes_in_layers_that_wrap_each_other_takes_no_memory(
+    files: Path, tmp_path: Path
+) -> None:
+    settings = {"kernel_size": [1] * 20_000, "filters": 1, "groups": 1, "use_bias": False}
+    nested: dict[str, Any] = {
+        "class_name": "Conv1D",
+        "config": {**settings, "data_format": "channels_last"},
+    }
+    for _ in range(9):
+        nested = {"class_name": "Bidirectional", "config": {"layer": nested}}
+
+    def edit(layer: dict[str, Any]) -> None:
+        layer.update(class_name="Bidirectional", config={"name": "head", "layer": nested})
+
+    path = configured(files, tmp_path, edit)
+    tracemalloc.start()
+    try:
+        assert told(path) == {("weight-extra", "/layers/dense")}
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_class_of_somebody_else_is_not_judged(files: Path, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _UNKNOWN_SHAPE: Shape = (-1,)
 """Stands among the weights of what has an inner layer that nobody can tell of."""
 _MANY = 1000
 """How many weights no recurrent layer has; nested ones would double them at each level."""
+_MANY_AXES = 10 * _MANY
+"""How many axes the weights of no recurrent layer have, together."""
 Group = tuple[str, ...]
 LAYERS_KEY = "layers"
 _SOURCE_CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
@@ -302,7 +304,8 @@ def _both_directions(config: Config, given: BuildShape) -> Iterator[Shape]:
     if config.get("backward_layer"):
         yield from _inner_weights(config["backward_layer"])
     else:
-        yield from forward if len(forward) < _MANY else [_UNKNOWN_SHAPE]
+        axes = sum(len(shape or ()) for shape in forward)
+        yield from forward if len(forward) < _MANY and axes < _MANY_AXES else [_UNKNOWN_SHAPE]
 
 
 def _cells(config: Config, given: BuildShape) -> Iterator[Shape]:
