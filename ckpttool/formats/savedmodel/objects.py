@@ -74,7 +74,7 @@ def _read_object(message: Message) -> SavedObject:
         elif number == 7:
             item.variable = _read_variable(part)
     # Keras of TensorFlow up to 2.4 wrote of a layer, as JSON, what it is.
-    if 3 in described and 1 in described and described[1].text().startswith("_tf_keras"):
+    if 1 in described and described[1].text().startswith("_tf_keras") and 3 in described:
         described[3].window.keep(described[3].nbytes)
         item.keras = described[3].data(MAX_METADATA)
     return item
