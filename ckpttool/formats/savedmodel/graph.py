@@ -59,7 +59,7 @@ class MetaGraph:
     """One meta graph.
 
     Attributes:
-        places: For each op where it stands first; those that savers need, and those that are judge_ops by
+        places: For each op where it stands first; those that savers need, and those that are judged by
             what they are given, stand twice: where that makes them harmless (True), and elsewhere.
         saver: What tells which of them serve the saver alone.
         links: What the nodes of the graph are called, and what they take.

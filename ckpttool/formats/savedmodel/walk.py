@@ -22,7 +22,7 @@ MAX_DEPTH = 100
 
 MAX_NAME = 1 << 16
 MAX_TEXT = 1 << 26
-"""The most bytes of names that are kept_text, together."""
+"""The most bytes of names that are kept, together."""
 
 _WINDOW = 1 << 18
 _SHORT = 1 << 14

@@ -146,7 +146,7 @@ def unescape(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a string with its special characters escape in the C manner, all in ASCII."""
+    """Return a string with its special characters escaped in the C manner, all in ASCII."""
     return "".join(
         _SHORT.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")
