@@ -115,7 +115,7 @@ class TensorFlow(SetFormat):
             yield Unit(os.path.join(directory, names[0]), names, self)
         for whole, shards in old_shards(directory, entries).items():
             yield Unit(os.path.join(directory, whole), (*shards, *old_meta(whole, entries)), self)
-        for name in stages(directory, entries):
+        for name in stages(entries):
             yield Unit(os.path.join(directory, name), (name,), self)
 
 

@@ -84,7 +84,7 @@ def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
     return {prefix: tuple(names) for prefix, names in by_prefix.items()}
 
 
-def stages(directory: str, entries: Entries) -> Iterator[str]:
+def stages(entries: Entries) -> Iterator[str]:
     """Yield the directories that a writer fills before it moves what is in them."""
     for name, entry in entries.items():
         if STAGE.fullmatch(name) and entry.is_dir(follow_symlinks=False) and is_stage(entry.path):

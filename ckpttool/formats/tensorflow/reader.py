@@ -62,7 +62,6 @@ MAX_INDEX = 1 << 26
 MAX_ENTRIES = 500_000
 """Real models have thousands of variables; an entry takes some hundred bytes of memory."""
 Entries = Mapping[bytes, BundleEntry]
-ObjectGraph = Mapping[str, KnownVariable]
 _ALL, _PUBLIC = "_all_variables", ("variables", "trainable_variables")
 _NUMBERED = re.compile(r".*-(\d{1,18})")
 _RATES = frozenset({"learning_rate", "_learning_rate", "lr"})
