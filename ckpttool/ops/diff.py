@@ -167,7 +167,9 @@ def _difference_of(
     ]
     if wishes.only == "all":
         not_compared += partly_known(a, b)
-    rules = Counter(rule for pair, _ in measured for rule in {pair.a.rule, pair.b.rule} if rule is not None)
+    # Of a pair, A's rule stands first; one that both sides have counts once.
+    used = (rule for pair, _ in measured for rule in dict.fromkeys((pair.a.rule, pair.b.rule)))
+    rules = Counter(rule for rule in used if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
     is_one_family = family_of(a.conventions) == family_of(b.conventions)
     return Difference(

@@ -128,6 +128,14 @@ def test_the_rules_that_made_them_comparable_are_named(place: Any, name: str) ->
     assert any("LSTM" in rule for rule in rules) is (name not in PADDLES), rules
 
 
+@pytest.mark.parametrize("turned", DIRECTIONS)
+def test_of_the_rules_of_one_pair_that_of_the_first_side_is_named_first(place: Any, turned: bool) -> None:
+    rules = both(place("twin{}.keras"), place("twin{}.pdparams"), turned=turned).rules
+    linear = [(rule.partition(" ")[0], count) for rule, count in rules.items() if "Linear" in rule]
+    expected = [("Dense", 2), ("Paddle", 2)]
+    assert linear == (expected[::-1] if turned else expected)
+
+
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_is_stored_alike_needs_no_rule(place: Any, name: str) -> None:
     assert diff(place("twin{}.pth"), place(name)).rules == {}
