@@ -407,17 +407,17 @@ def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
     """Yield a tensor's bytes in groups of the sizes that are wanted."""
     blocks, held = tensor.blocks(), memoryview(b"")
     for size in sizes:
-        group, blocks_by_box = bytearray(size), 0
-        while blocks_by_box < size:
+        group, filled = bytearray(size), 0
+        while filled < size:
             if not held:
                 more = next(blocks, None)
                 if more is None:
                     place = tensor.storage.file if tensor.storage else tensor.name
                     raise DamagedCheckpoint(place, "fewer elements than its shape says", where=tensor.name)
                 held = more
-            count = min(len(held), size - blocks_by_box)
-            group[blocks_by_box : blocks_by_box + count] = held[:count]
-            blocks_by_box, held = blocks_by_box + count, held[count:]
+            count = min(len(held), size - filled)
+            group[filled : filled + count] = held[:count]
+            filled, held = filled + count, held[count:]
         yield group
 
 
