@@ -181,7 +181,8 @@ def _sum_of_squares(tensor: Tensor) -> float:
         stored += values.size
         parts = values.view(values.real.dtype) if values.dtype.kind == "c" else values
         with np.errstate(invalid="ignore", over="ignore"):
-            squares = np.square(parts.astype(np.float64))  # a dot product would start threads
+            squares = parts.astype(np.float64)
+            np.square(squares, out=squares)  # a dot product would start threads
             total = float(np.sum(squares))
             if not math.isfinite(total):
                 total = float(np.sum(squares[np.isfinite(squares)]))

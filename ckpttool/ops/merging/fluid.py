@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
@@ -18,6 +18,9 @@ from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_conten
 from ckpttool.report import counted
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROWS_AT_ONCE = 1 << 21
 """How many row numbers are compared with each other at once."""
@@ -124,14 +127,7 @@ def _require_disjoint(path: str, shards: Sequence[_PartialTable]) -> None:
     total = sum(shard.rows.size for shard in shards)
     passes = max(1, -(-total // ROWS_AT_ONCE))
     for at in range(passes):
-        of_shards = []
-        for shard in shards:  # those of its row numbers that are compared in this pass
-            selected = [np.empty(0, "<i8")]
-            for block in shard.rows.blocks():
-                numbers = np.frombuffer(bytes(block), "<i8")
-                mixed = (numbers.astype("<u8") * np.uint64(_MIXER)) >> np.uint64(32)
-                selected.append(numbers[mixed % np.uint64(passes) == at])
-            of_shards.append(np.concatenate(selected))
+        of_shards = [np.concatenate([*_numbers_of_pass(shard.rows, at, passes)]) for shard in shards]
         unique, counts = np.unique(np.concatenate(of_shards), return_counts=True)
         doubled = unique[counts > 1]
         if len(doubled):
@@ -141,3 +137,14 @@ def _require_disjoint(path: str, shards: Sequence[_PartialTable]) -> None:
             raise DamagedCheckpoint(
                 path, message, expected="each row once", where=holders[0], code="rows-twice"
             )
+
+
+def _numbers_of_pass(rows: Tensor, at: int, passes: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield those row numbers of a shard that are compared in a pass, block by block."""
+    import numpy as np
+
+    yield np.empty(0, "<i8")
+    for block in rows.blocks():
+        numbers = np.frombuffer(bytes(block), "<i8")
+        mixed = (numbers.astype("<u8") * np.uint64(_MIXER)) >> np.uint64(32)
+        yield numbers[mixed % np.uint64(passes) == at]
