@@ -382,7 +382,7 @@ class Interpreter(PickleStream):
                 target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
             if not takes_pairs(target, pairs):
-                self.note_misuse(f"values are set by key on what {target.function} makes")
+                self.note_misuse(f"values are set by key on what {_maker(target.function)} makes")
             target.pairs.extend(pairs)
         elif isinstance(target, list):
             for key, value in pairs:
@@ -397,7 +397,7 @@ class Interpreter(PickleStream):
             target.extend(items)
         elif isinstance(target, Call):
             if not takes_items(target):
-                self.note_misuse(f"items are given to what {target.function} makes")
+                self.note_misuse(f"items are given to what {_maker(target.function)} makes")
             target.items.extend(items)
         elif isinstance(target, set):
             self.charge(ENTRY * len(items))
@@ -536,6 +536,11 @@ class Interpreter(PickleStream):
         self.check_kept((self.pickle.root,))
         self.pickle.end = self.position
         return self.pickle
+
+
+def _maker(function: object) -> str:
+    """Name what is called; anything but a name can be as large and as deep as the pickle is long."""
+    return str(function) if isinstance(function, Global) else _kind(function)
 
 
 def _kind(node: object) -> str:

@@ -247,6 +247,26 @@ def test_frames_that_fit_nothing_are_misuse(opcodes: bytes, sentence: str) -> No
     assert misuse(b"\x80\4" + opcodes) == [sentence]
 
 
+@pytest.mark.parametrize(
+    ("opcodes", "sentence"),
+    [
+        (b"K\1a", "items are given to what a list makes"),
+        (b"(K\1K\2u", "values are set by key on what a list makes"),
+    ],
+)
+def test_what_is_called_without_a_name_is_not_spelt_out(opcodes: bytes, sentence: str) -> None:
+    depth = 100_000  # deeper than Python spells it out
+    assert sentence in misuse(b"\x80\2" + b"]" * depth + b"a" * (depth - 1) + b")R" + opcodes + b".")
+
+
+def test_the_result_of_a_call_is_told_without_its_address() -> None:
+    sentences = misuse(b"\x80\2cposix\nsystem\n)R)RK\1a.")
+    assert sentences == [
+        "the result of a call is called",
+        "items are given to what the result of a call makes",
+    ]
+
+
 def test_misuse_is_told_a_few_times() -> None:
     assert len(misuse(b"\x80\2cbuiltins\neval\nq\0]" + b"h\0a" * 1000 + b".")) == 100
 
