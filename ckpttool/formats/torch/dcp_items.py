@@ -251,7 +251,7 @@ def _central_checksums(data: bytes, index: Callable[[int], int]) -> dict[int, in
     (start,) = struct.unpack("<I", data[-_DIRECTORY_BEFORE_END:-2])
     gap = start - index(start)
     entry, checksums = index(start), {}
-    while data.startswith(b"PK", entry):
+    while data.startswith(b"PK\x01\x02", entry):
         _, name, extra, comment, header = _CENTRAL_FIELDS.unpack_from(data, entry)
         checksums[header] = entry + gap + _CHECKSUM_IN_CENTRAL
         entry += _CENTRAL_BYTES + name + extra + comment

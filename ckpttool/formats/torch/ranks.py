@@ -97,7 +97,7 @@ def open_ranks(
         world_size = job_metadata.get("world_size")
         stated = world_size if type(world_size) is int and world_size > 0 else 0
         world = world or stated or _world_of_tensors(groups)
-        _note_missing(parts, groups, job_files, world)
+        _note_missing(parts, job_files, world)
         parts.findings += _stale_findings(groups, world)
         parts.findings = [finding for finding in parts.findings if finding.code != _ALONE]
         message = "it lies beside the ranks' files, and was not looked at"
@@ -173,9 +173,7 @@ def _shards(part: Checkpoint) -> Iterator[Shard]:
     return (tensor.shard for tensor in part.tensors if tensor.shard is not None)
 
 
-def _note_missing(
-    parts: OpenedParts, groups: Sequence[_RankGroup], files: Sequence[RankFile], world: int
-) -> None:
+def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> None:
     """Note the files that a job of so many ranks writes and that are not there."""
     if world > MAX_RANKS:
         parts.fault("missing", f"{world:,} ranks are not to be believed", None)
