@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.files import contents
+from ckpttool.series.renaming import pointer_updates
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.undoing.undo import undo
@@ -105,6 +108,24 @@ def test_what_another_holds_a_link_to_keeps_its_name(trainer: Path) -> None:
     shared = trainer / "checkpoint-s000010" / "model.safetensors"
     assert os.readlink(shared) == "../checkpoint-8/model.safetensors"
     assert shared.exists()
+
+
+def test_a_list_of_digests_that_cannot_be_read_is_told(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps old names then, as where a server has lost the file that a directory still lists."""
+    (short / "SHA256SUMS").mkdir()
+    listed = pointer_updates.names_in
+
+    def fail() -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def names_in(directory: str) -> dict[str, object]:
+        lost = SimpleNamespace(is_file=lambda **_: True, stat=fail)
+        return {name: lost if name == "SHA256SUMS" else file for name, file in listed(directory).items()}
+
+    monkeypatch.setattr(pointer_updates, "names_in", names_in)
+    warnings = renamed(short, dry_run=True).planned.warnings
+    start = f"{short / 'SHA256SUMS'}: it can't be changed, and may have old names: "
+    assert [one for one in warnings if one.startswith(start)]
 
 
 # Odd names, orders, places --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from ckpttool.errors import from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
@@ -175,7 +176,7 @@ def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
     mentions = Mentions(index)
     below = directories_below(root, index) if recursive else ()
-    for directory in (os.path.join(root, os.pardir), root, *below):
+    for directory in chain((os.path.join(root, os.pardir), root), below):
         for name, file in names_in(directory).items():
             if (directory, name) in index.by_name or not is_note(name):
                 continue

@@ -137,15 +137,16 @@ class _Collector:
         }
         # Lists of digests come last: they say what the others say from now on.
         for name, file in sorted(files.items(), key=lambda item: bool(SUMS.fullmatch(item[0]))):
+            reader = readers.get(name)
             try:
                 if not file.is_file(follow_symlinks=False):
                     continue
-                is_list = SUMS.fullmatch(name) is not None and file.stat().st_size <= MAX_SUMS
+                if reader is None and SUMS.fullmatch(name) and file.stat().st_size <= MAX_SUMS:
+                    reader = sums
             except OSError:  # it has just gone
                 continue
             if name == tf_state.NAME and not _is_state(file.path):
                 continue
-            reader = readers.get(name, sums if is_list else None)
             rewrite = None if reader is None else _rewrite(self.updates.faults, directory, name, reader)
             if rewrite is not None:
                 self.updates.rewrites[directory].append(rewrite)
