@@ -142,7 +142,7 @@ def plan_names(
             refused.append(Problem(entry.path, f"its name would be {renaming.name!r:.80}, {why}"))
         else:
             renamings.append(renaming)
-    refused += _collisions(renamings, same, standing)
+    refused += _collisions(renamings, standing)
     problems = tuple(Problem(entry.path, left[entry.path]) for entry in entries if entry.path in left)
     return RenamePlan(tuple(renamings), tuple(same), problems, tuple(refused))
 
@@ -205,9 +205,7 @@ def _name_fault(old: str, new: str) -> str | None:
     return None
 
 
-def _collisions(
-    renamings: Sequence[Renaming], same: Sequence[Entry], standing: Mapping[str, Collection[str]]
-) -> Iterator[Problem]:
+def _collisions(renamings: Sequence[Renaming], standing: Mapping[str, Collection[str]]) -> Iterator[Problem]:
     """Yield what would get a name that another gets, or has."""
     by_directory: dict[str, list[Renaming]] = defaultdict(list)
     for renaming in renamings:
