@@ -209,9 +209,19 @@ def scan(path: str) -> dict[str, os.DirEntry[str]]:
     """Return the entries of a directory by name, in the order of their names, numbers as numbers."""
     try:
         with os.scandir(path) as entries:
-            return {entry.name: entry for entry in sorted(entries, key=lambda entry: natural(entry.name))}
+            known = [entry for entry in entries if _can_be_followed(entry)]
     except OSError as error:
         raise from_os_error(error, path) from error
+    return {entry.name: entry for entry in sorted(known, key=lambda entry: natural(entry.name))}
+
+
+def _can_be_followed(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is no link in a circle, or into a closed directory: those are dangling to us."""
+    try:
+        entry.is_file()
+    except OSError:
+        return False
+    return True
 
 
 def group_names(

@@ -20,6 +20,7 @@ from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from tests.support.checkpoints import codes
+from tests.support.commands import Run
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
 STEP = 11
@@ -161,6 +162,17 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
     (target / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
     with open_checkpoint(target) as opened:
         assert "part-path" in codes(opened)
+
+
+def test_a_link_to_itself_is_a_missing_part_and_hides_no_other(files: Path, tmp_path: Path, run: Run) -> None:
+    target = copied("two-ranks", tmp_path)
+    (target / "__0_0.distcp").unlink()
+    (target / "__0_0.distcp").symlink_to("__0_0.distcp")
+    with open_checkpoint(target) as opened:
+        assert "part-missing" in codes(opened)
+        assert not opened.complete
+    shutil.copy(files / "pytorch" / "guide.pth", tmp_path / "a.pth")
+    assert "a.pth" in run("list", tmp_path).out
 
 
 def moved(**fields: object) -> Change:
