@@ -69,12 +69,14 @@ class Worker:
                     return
                 yield kind, payload
         except (EOFError, OSError) as failure:
+            hangs = alarm.has_rung
             process.kill()
             code = process.wait()
             self._close()
             self._live_process(path)  # another one, for whoever asks next
-            how = f"silent for {SILENCE:.0f} s" if alarm.has_rung else f"exit status {code}"
-            raise Crashed(how, hangs=alarm.has_rung) from failure
+            raise Crashed(
+                f"silent for {SILENCE:.0f} s" if hangs else f"exit status {code}", hangs=hangs
+            ) from failure
         except BaseException:  # the rest of the answer would be taken for the next one
             self.stop()
             raise
