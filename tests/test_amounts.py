@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ckpttool import UsageError
 from ckpttool.amounts import duration, nbytes, seconds, size, within
-from ckpttool.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ckpttool.errors import UsageError
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
-from ckpttool.ops.diff import diff
+from ckpttool import ConvertWishes, UsageError, convert, diff
 from ckpttool.testing.truth import expected_digests, read_truth
 from ckpttool.writing import WRITERS
 from tests.conftest import FIXTURES

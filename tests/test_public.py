@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 import ckpttool
-from ckpttool import errors
-from ckpttool.errors import CheckpointError, UsageError
+from ckpttool import CheckpointError, UsageError, errors
 
 PACKAGE = Path(ckpttool.__file__).parent
 PUBLIC = [getattr(ckpttool, name) for name in ckpttool.__all__]

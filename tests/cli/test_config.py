@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import CheckpointError, NotFound, UsageError
 from ckpttool.cli import config as reading
 from ckpttool.cli.config import find_config, read_document
 from ckpttool.cli.verify_config import KEYS, VerifyConfig, read_config
-from ckpttool.errors import CheckpointError, NotFound, UsageError
 from tests.support.configs import verify_config_of, write
 
 pytestmark = pytest.mark.usefixtures("home")

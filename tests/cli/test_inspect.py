@@ -173,7 +173,7 @@ def test_stats_stand_in_the_table(run, guide: Path) -> None:
 
 
 def test_without_stats_no_value_is_read(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.tensor import Tensor
+    from ckpttool import Tensor
 
     def refuse(*_: object) -> None:
         raise AssertionError("a value was read")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied
-from ckpttool.formats import discovery, open_checkpoint
+from ckpttool import AccessDenied, open_checkpoint
+from ckpttool.formats import discovery
 from ckpttool.formats.discovery import unit_at
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import FullRead, read_all

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import CheckpointError, NotFound
 from ckpttool.cli import inspect as inspect_command
 from ckpttool.cli import output
 from ckpttool.cli import run as run_command
-from ckpttool.errors import CheckpointError, NotFound
 from tests.support.commands import Terminal, ckpttool, python
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied
+from ckpttool import AccessDenied
 from ckpttool.series.pointers import pins
 
 NAME = "run/model_epoch_3.pth"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import UsageError
 from ckpttool.cli.predict_options import _WISHES, flag_of, read_predict_options
-from ckpttool.errors import UsageError
 from ckpttool.predict.request import InputSpec, PredictionRequest
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import open_checkpoint
 from ckpttool.cli import consent
-from ckpttool.formats import open_checkpoint
 from ckpttool.series.pruning.prune import foreign_files
 from ckpttool.series.surveying.survey import survey_directory
 from tests.support.commands import Terminal

@@ -17,6 +17,7 @@ import pytest
 import typer
 import typer.main
 
+from ckpttool import Policy, Request
 from ckpttool.cli.options import Depth, Mode
 from ckpttool.cli.prune import prune
 from ckpttool.cli.prune_options import read_prune_options
@@ -24,9 +25,8 @@ from ckpttool.cli.retention_config import KEYS
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
 from ckpttool.series.members import order
 from ckpttool.series.pruning import planning
-from ckpttool.series.pruning.planning import Request
 from ckpttool.series.retention import policy
-from ckpttool.series.retention.policy import Policies, Policy
+from ckpttool.series.retention.policy import Policies
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
 CARRIED_OUT = {"trash", "yes"}

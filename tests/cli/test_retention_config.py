@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool import Policy, UsageError
 from ckpttool.cli.config import ConfigDocument
 from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
-from ckpttool.errors import UsageError
-from ckpttool.series.retention.policy import PathRule, Policies, Policy
+from ckpttool.series.retention.policy import PathRule, Policies
 from tests.support.configs import write
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def told(text: str) -> Retention:
+def retention_from(text: str) -> Retention:
     write(Path("ckpttool.toml"), text)
     found = read_retention("ckpttool.toml")
     assert found is not None
@@ -31,7 +31,7 @@ def told(text: str) -> Retention:
 
 
 def test_every_key() -> None:
-    found = told(
+    found = retention_from(
         """\
         [retention]
         paths = ["runs/", "../other"]
@@ -104,7 +104,7 @@ def test_every_key() -> None:
 
 
 def test_rules_of_series() -> None:
-    found = told(
+    found = retention_from(
         """\
         [retention]
         keep-last = 3
@@ -129,11 +129,11 @@ def test_rules_of_series() -> None:
 
 
 def test_a_number_is_a_count_and_nothing_else() -> None:
-    found = told("[retention]\nkeep-last = 1\nmin-age = 0\nmax-delete = 10\n")
+    found = retention_from("[retention]\nkeep-last = 1\nmin-age = 0\nmax-delete = 10\n")
     assert (found.values["min_age"], found.values["max_delete"]) == (0, "10")
     for key in ("keep-within", "max-size", "min-age"):
         with pytest.raises(UsageError, match=rf"^ckpttool.toml\[retention\]: {key}: 60"):
-            told(f"[retention]\n{key} = 60\n")
+            retention_from(f"[retention]\n{key} = 60\n")
 
 
 def test_a_project_has_the_same_table() -> None:
@@ -219,7 +219,7 @@ def test_a_file_may_say_nothing_of_it() -> None:
 )
 def test_what_is_wrong_is_one_line_with_its_place(text: str, error: str) -> None:
     with pytest.raises(UsageError) as failure:
-        told(text)
+        retention_from(text)
     assert str(failure.value).startswith(error)
     assert "\n" not in str(failure.value)
 
@@ -281,6 +281,6 @@ def test_the_examples_on_the_pages_are_read(name: str) -> None:
     found = [one for one in examples if "[retention]" in one or "[[retention" in one]
     assert found
     for example in found:
-        policies = told(example).policies
+        policies = retention_from(example).policies
         assert policies is not None
         assert policies.default is not None

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Finding, Severity, UsageError, Verification
 from ckpttool.cli.config import WrongValue, find_config, parse_bytes
 from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for, unused_rules
-from ckpttool.errors import UsageError
 from ckpttool.ops.ignored_findings import Ignore
-from ckpttool.ops.verdict import Safety, Verification
+from ckpttool.ops.verdict import Safety
 from ckpttool.predict.request import InputSpec, PredictionRequest
-from ckpttool.report import Finding, Severity
 from tests.support.configs import verify_config_of
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.errors import MissingPackage
+from ckpttool import MissingPackage
 from ckpttool.ops import checks as checking
 from ckpttool.ops import verify as verifying
 from ckpttool.wire.h5worker import Worker

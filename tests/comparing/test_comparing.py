@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ckpttool import Tensor, Truncated, open_checkpoint
 from ckpttool.comparing import crew, elements, strings
 from ckpttool.comparing.compare import (
     Comparison,
@@ -27,10 +28,8 @@ from ckpttool.comparing.compare import (
     compare_all,
 )
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import Truncated
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
-from ckpttool.tensor import Extent, Tensor, Values
+from ckpttool.tensor import Extent, Values
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Source
 from tests.support.tensors import Array, compared, measured, tensor_of

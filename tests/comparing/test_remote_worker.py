@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool import children as children_module
+from ckpttool import open_checkpoint
 from ckpttool.comparing import compare, remote_worker, workers
 from ckpttool.comparing.compare import EXACT, Comparison, Failure, Outcome, Side, Tolerance, compare_all
-from ckpttool.formats import open_checkpoint
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="files are replaced otherwise there")
 

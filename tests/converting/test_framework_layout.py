@@ -12,13 +12,9 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from ckpttool import ConvertWishes, DiffWishes, UsageError, convert, diff, open_checkpoint
 from ckpttool.converting.framework_layout import to_layout
 from ckpttool.converting.map_edits import rename_by_map
-from ckpttool.errors import UsageError
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
-from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.wire.toml import parse_toml
 from ckpttool.writing.interface import Content

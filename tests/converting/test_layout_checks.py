@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool import Checkpoint
 from ckpttool.converting.layout_checks import refusal_text
 from ckpttool.pairing.layers import UNWIRED, layout_doubts
 from tests.support.checkpoints import checkpoint, numbers

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from ckpttool import UsageError, open_checkpoint
 from ckpttool.converting.map_edits import rename_by_map
-from ckpttool.errors import UsageError
-from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.pairing.pair_up import PairingOptions, pair_up
 from ckpttool.wire.toml import parse_toml

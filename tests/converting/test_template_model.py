@@ -13,11 +13,10 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from ckpttool import UsageError, open_checkpoint
 from ckpttool.converting.map_edits import rename_by_map
 from ckpttool.converting.template_model import follow_template
 from ckpttool.converting.weight_selection import only_weights
-from ckpttool.errors import UsageError
-from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.tensor import Role
 from ckpttool.wire.toml import parse_toml

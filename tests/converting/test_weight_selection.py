@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool import UsageError, open_checkpoint
 from ckpttool.converting.weight_selection import only_weights
-from ckpttool.errors import UsageError
-from ckpttool.formats import open_checkpoint
 from ckpttool.writing.interface import Content
 from tests.support.checkpoints import numbers
 from tests.support.contents import arrays, content_of, made_of

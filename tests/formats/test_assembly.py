@@ -6,11 +6,12 @@ from collections.abc import Collection
 
 import pytest
 
+from ckpttool import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.assembly import infer_roles, name_tensors, training_of
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
-from ckpttool.tensor import Extent, Path, Role, Tensor
+from ckpttool.tensor import Extent, Path, Role
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.source import Buffer
 

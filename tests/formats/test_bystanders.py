@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool import AccessDenied, CheckpointError, Severity, Verification, verify
 from ckpttool.formats import bystanders, interface
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.hf_trainer import HfTrainer
-from ckpttool.ops.verdict import Safety, Verification
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
+from ckpttool.ops.verdict import Safety
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 DIRECTORIES = (

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats import open_checkpoint
+from ckpttool import Checkpoint, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.verify import verify
 from ckpttool.wire.scan import count_specials
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from ckpttool.formats import open_checkpoint
+from ckpttool import open_checkpoint
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.torch.dcp import containers_of_paths
 from tests.support.torch_trees import VALUES, differences, write_zip

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats import open_checkpoint
+from ckpttool import open_checkpoint, verify
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.tensor import Role
 from tests.support.checkpoints import codes

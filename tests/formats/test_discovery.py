@@ -16,9 +16,10 @@ from ckpttool import (
     NotACheckpoint,
     NotDownloaded,
     NotFound,
+    open_checkpoint,
 )
 from ckpttool import formats as under_test
-from ckpttool.formats import detect, open_checkpoint
+from ckpttool.formats import detect
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.testing import no_file_left_open

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, NotACheckpoint
+from ckpttool import Checkpoint, CheckpointError, NotACheckpoint, Severity, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity, counted
+from ckpttool.report import counted
 from ckpttool.wire import source as wire_source
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import DamagedCheckpoint, NotACheckpoint, open_checkpoint
 from ckpttool.cli import run
-from ckpttool.errors import DamagedCheckpoint, NotACheckpoint
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats.foreign import SUFFIXES
 
 ARRAY = b"\xc7\x10\x01\x93\x91\x02\xa7float32\xc4\x02\0\0"

@@ -15,12 +15,10 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool import CheckpointError, DamagedCheckpoint, Truncated, open_checkpoint, verify
 from ckpttool.formats.hdf5 import tensors as h5_tensors
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verdict import Safety, Status
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.wire import h5worker
 from ckpttool.wire.h5worker import WORKER

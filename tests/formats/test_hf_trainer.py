@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, Granularity
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats import detect, open_checkpoint
+from ckpttool import Checkpoint, CheckpointError, DamagedCheckpoint, Severity, open_checkpoint, verify
+from ckpttool.checkpoint import Granularity
+from ckpttool.formats import detect
 from ckpttool.formats.hf_trainer import HfTrainer, training_of
 from ckpttool.formats.interface import Probe
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

@@ -13,11 +13,10 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 import h5py
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Verification, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.keras.config import judge
-from ckpttool.ops.verdict import Safety, Status, Verification
-from ckpttool.ops.verify import verify
+from ckpttool.ops.verdict import Safety, Status
 from ckpttool.tensor import Role
 
 Config = dict[str, object]

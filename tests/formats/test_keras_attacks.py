@@ -11,9 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from ckpttool.errors import CheckpointError
+from ckpttool import CheckpointError, verify
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 
 SCRIPT = Path(__file__).with_name("keras_attacks.py")
 SAVED = Path(__file__).parents[2] / "fixtures" / "files" / "savedmodel" / "keras2"

@@ -15,16 +15,14 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Severity, open_checkpoint, verify
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 
 CODES = {"weight-missing", "weight-extra", "weight-shape"}
 Edit = Callable[[Any], None]
 
 
-def told(path: Path) -> set[tuple[str, str | None]]:
+def weight_findings(path: Path) -> set[tuple[str, str | None]]:
     """Return the codes and places of what is wrong with the weights."""
     return {(one.code, one.where) for one in verify(path).findings if one.code in CODES}
 
@@ -80,9 +78,9 @@ HEAD = "layer 'head'"
     ],
 )
 def test_a_whole_model(files: Path, tmp_path: Path, edit: Edit, found: tuple[str, str]) -> None:
-    assert not told(files / "keras" / "adam.h5")
+    assert not weight_findings(files / "keras" / "adam.h5")
     path = edited(files, tmp_path, edit)
-    assert found in told(path)
+    assert found in weight_findings(path)
     assert not verify(path).is_valid
 
 
@@ -101,7 +99,7 @@ def test_the_configuration_of_a_layer(
     files: Path, tmp_path: Path, changed: dict[str, Any], found: set[tuple[str, str]]
 ) -> None:
     path = configured(files, tmp_path, lambda layer: layer["config"].update(changed))
-    assert told(path) == found
+    assert weight_findings(path) == found
 
 
 def test_layers_that_wrap_each_other_take_no_time(files: Path, tmp_path: Path) -> None:
@@ -112,7 +110,7 @@ def test_layers_that_wrap_each_other_take_no_time(files: Path, tmp_path: Path) -
     def edit(layer: dict[str, Any]) -> None:
         layer.update(class_name="Bidirectional", config={"name": "head", "layer": nested})
 
-    assert told(configured(files, tmp_path, edit)) == {("weight-extra", "/layers/dense")}
+    assert weight_findings(configured(files, tmp_path, edit)) == {("weight-extra", "/layers/dense")}
 
 
 def test_a_kernel_of_many_axes_in_layers_that_wrap_each_other_takes_no_memory(
@@ -132,7 +130,7 @@ def test_a_kernel_of_many_axes_in_layers_that_wrap_each_other_takes_no_memory(
     path = configured(files, tmp_path, edit)
     tracemalloc.start()
     try:
-        assert told(path) == {("weight-extra", "/layers/dense")}
+        assert weight_findings(path) == {("weight-extra", "/layers/dense")}
         assert tracemalloc.get_traced_memory()[1] < 50_000_000
     finally:
         tracemalloc.stop()
@@ -143,12 +141,12 @@ def test_a_class_of_somebody_else_is_not_judged(files: Path, tmp_path: Path) -> 
         layer.update(module="mine", registered_name="mine>Dense")
         layer["config"]["units"] = 7
 
-    assert not told(configured(files, tmp_path, edit))
+    assert not weight_findings(configured(files, tmp_path, edit))
 
 
 def test_a_layer_of_another_class(files: Path, tmp_path: Path) -> None:
     path = configured(files, tmp_path, lambda layer: layer.update(class_name="Embedding"))
-    assert told(path) == {("weight-extra", "/layers/dense")}
+    assert weight_findings(path) == {("weight-extra", "/layers/dense")}
 
 
 def test_weights_of_another_model(files: Path, tmp_path: Path) -> None:
@@ -160,7 +158,7 @@ def test_weights_of_another_model(files: Path, tmp_path: Path) -> None:
     ):
         for name in old.namelist():
             new.writestr(name, (other if name.endswith(".h5") else old).read(name))
-    assert "weight-missing" in {code for code, _ in told(path)}
+    assert "weight-missing" in {code for code, _ in weight_findings(path)}
 
 
 class _Runs:

@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.ops.diff import diff
+from ckpttool import Checkpoint, diff, open_checkpoint, verify
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 
 pytestmark = pytest.mark.framework

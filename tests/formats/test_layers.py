@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool import open_checkpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, Tensor, open_checkpoint
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
 from ckpttool.formats.keras.layers import layer_of
 from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator, operators_in
 from ckpttool.formats.paddle.pir import read_pir
 from ckpttool.formats.paddle.program import read_program
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.source import Buffer, Source
 from tests.support.twins import unpacked
 
@@ -98,8 +97,8 @@ def test_where_no_file_says_it_nothing_is_told(twins: Path, name: str) -> None:
 
 
 def test_groups_that_attributes_name_tell_nothing(twins: Path) -> None:
-    told = layers(twins / "twin-subclassed.weights.h5")
-    assert {name.partition(".")[0] for name in told} == {"ln", "lstm"}
+    kinds_of = layers(twins / "twin-subclassed.weights.h5")
+    assert {name.partition(".")[0] for name in kinds_of} == {"ln", "lstm"}
 
 
 def test_shards_tell_what_the_whole_would(files: Path) -> None:
@@ -127,7 +126,7 @@ def chain(*nodes: dict[str, Any], name: str = "chain") -> dict[str, Any]:
     return {"class_name": "Sequential", "config": {"name": name, "layers": list(nodes)}}
 
 
-def told(*nodes: dict[str, Any]) -> dict[str, str]:
+def kinds_of(*nodes: dict[str, Any]) -> dict[str, str]:
     model = layer_of(chain(*nodes))
     assert model is not None
     return {name: kind.text for name, kind in kinds_in(model).items()}
@@ -158,7 +157,7 @@ def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
     ],
 )
 def test_a_flatten_counts_where_it_comes_right_before(before: list[dict[str, Any]], kind: str) -> None:
-    assert told(*before, dense("last"))["last"] == kind
+    assert kinds_of(*before, dense("last"))["last"] == kind
 
 
 NORM = {
@@ -192,7 +191,7 @@ def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
 def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
     before: list[dict[str, Any]], kind: str
 ) -> None:
-    assert told(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind
+    assert kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
     ],
 )
 def test_what_a_flatten_takes_is_not_guessed(before: list[dict[str, Any]], what: str) -> None:
-    kind = told(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
+    kind = kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
     assert kind.startswith(f"Dense unlike PyTorch's: {what}") and kind.endswith(" stands before it")
 
 
@@ -221,20 +220,20 @@ GIVES = "unlike PyTorch's: a Reshape takes what it gives"
 
 
 def test_what_a_reshape_takes_is_not_guessed() -> None:
-    image = told(dense("first"), NORM, reshape(4, 4, 5), conv())
+    image = kinds_of(dense("first"), NORM, reshape(4, 4, 5), conv())
     assert image == {"first": f"Dense {GIVES}", "b": f"BatchNormalization {GIVES}"}
-    assert told(dense("first"), reshape(1, 1, 5), dense("last")) == {"first": "Dense", "last": "Dense"}
-    assert told(dense("first"), reshape(7, 5), dense("last"))["first"] == f"Dense {GIVES}"
+    assert kinds_of(dense("first"), reshape(1, 1, 5), dense("last")) == {"first": "Dense", "last": "Dense"}
+    assert kinds_of(dense("first"), reshape(7, 5), dense("last"))["first"] == f"Dense {GIVES}"
     pooled = plain_layer("GlobalAveragePooling2D", "g")
-    assert told(conv(), pooled, reshape(1, 1, 6), dense("last"))["last"] == "Dense"
-    assert told(conv(), reshape(6), dense("last"))["last"] == "Dense"
-    assert told(conv(), reshape(-1), dense("last"))["last"] == "Dense after Flatten (*, 6)"
+    assert kinds_of(conv(), pooled, reshape(1, 1, 6), dense("last"))["last"] == "Dense"
+    assert kinds_of(conv(), reshape(6), dense("last"))["last"] == "Dense"
+    assert kinds_of(conv(), reshape(-1), dense("last"))["last"] == "Dense after Flatten (*, 6)"
 
 
 def test_norms_behind_a_flatten_are_told_with_their_vectors() -> None:
     unlike = "BatchNormalization unlike PyTorch's: a Flatten stands before it"
-    assert told(flatten(4, 3, 2), NORM)["b"] == unlike
-    assert told(flatten(4, 3), NORM)["b"] == "BatchNormalization"
+    assert kinds_of(flatten(4, 3, 2), NORM)["b"] == unlike
+    assert kinds_of(flatten(4, 3), NORM)["b"] == "BatchNormalization"
     found = kinds_by_name(chain(flatten(4, 3, 2), NORM), [tensor("b", "gamma", shape=(24,))])
     assert found == {"b.gamma": unlike}
 
@@ -244,7 +243,7 @@ def test_a_gru_with_its_reset_before_the_product_is_not_pytorchs() -> None:
     for reset_after, kind in ((True, "GRU"), (False, "GRU unlike PyTorch's: reset_after is not set")):
         node = plain_layer("GRU", "g")
         node["config"] |= config | {"reset_after": reset_after}
-        assert told(node) == {"g": kind}
+        assert kinds_of(node) == {"g": kind}
 
 
 def functional(*nodes: dict[str, Any], ends: list[str], name: str = "m") -> dict[str, Any]:
@@ -324,12 +323,12 @@ def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
 
 def test_wrappers_are_looked_into_and_strangers_are_not() -> None:
     inner = {"name": "t", "layer": dense("inner")}
-    assert told({"class_name": "TimeDistributed", "config": inner}) == {"t": "Dense"}
-    assert told({**dense("mine"), "registered_name": "Own>Dense"}) == {}
-    assert told({**dense("mine"), "module": "own.layers"}) == {}
-    assert told(plain_layer("Dense", "without_units")) == {}
-    assert told(dense("quantized", config={"dtype": {"class_name": "QuantizedDTypePolicy"}})) == {}
-    assert told(dense("adapted", config={"lora_rank": 4})) == {}
+    assert kinds_of({"class_name": "TimeDistributed", "config": inner}) == {"t": "Dense"}
+    assert kinds_of({**dense("mine"), "registered_name": "Own>Dense"}) == {}
+    assert kinds_of({**dense("mine"), "module": "own.layers"}) == {}
+    assert kinds_of(plain_layer("Dense", "without_units")) == {}
+    assert kinds_of(dense("quantized", config={"dtype": {"class_name": "QuantizedDTypePolicy"}})) == {}
+    assert kinds_of(dense("adapted", config={"lora_rank": 4})) == {}
 
 
 def tensor(*path: str, key: str | None = None, shape: tuple[int, ...] = (2, 2)) -> Tensor:
@@ -492,10 +491,10 @@ def test_a_damaged_program_opens_or_not_and_tells_what_is_left(twins: Path) -> N
 
 
 def test_a_malformed_operator_of_paddle_3_tells_nothing(files: Path, tmp_path: Path) -> None:
-    told = json.loads((files / "paddle" / "pir.json").read_text())
-    operators = told["program"]["regions"][0]["blocks"][0]["ops"]
+    kinds_of = json.loads((files / "paddle" / "pir.json").read_text())
+    operators = kinds_of["program"]["regions"][0]["blocks"][0]["ops"]
     del next(one for one in operators if one["#"] == "1.matmul")["A"]
-    (tmp_path / "m.json").write_text(json.dumps(told))
+    (tmp_path / "m.json").write_text(json.dumps(kinds_of))
     with Source(str(tmp_path / "m.json")) as source:
         program = read_pir(source)
         assert len(program.variables) == 8

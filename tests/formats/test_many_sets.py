@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
+from ckpttool import list_checkpoints, verify
 from ckpttool.formats import sharded
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.verify import verify
-from ckpttool.series.listing import list_checkpoints
 
 FEW = 16
 """Enough for what grows with the square to be seen, as what is counted depends on nothing else."""

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.verify import verify
+from ckpttool import open_checkpoint, verify
 from tests.formats.test_torch_dcp import FILES, rewritten
 
 COMMON = FILES.parent / "pytorch" / "metrics_only.pth"

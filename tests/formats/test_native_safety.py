@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Severity, convert, open_checkpoint, verify
 from ckpttool.formats.content.sidecar import native_safety
-from ckpttool.ops.convert import convert
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 
 CARRIERS = ["x.safetensors", "x.npz", "x.hdf5", "x.weights.h5", "x.pt"]
 

@@ -15,10 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotACheckpoint, Truncated
-from ckpttool.formats import open_checkpoint
+from ckpttool import (
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    NotACheckpoint,
+    Truncated,
+    open_checkpoint,
+    verify,
+)
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.wire.npy import itemsize, read_npy_header
 from ckpttool.wire.source import Buffer
 

@@ -14,14 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool import Checkpoint, CheckpointError, DamagedCheckpoint, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.paddle import program as paddle_program
 from ckpttool.formats.paddle.program import looks_like_program, read_program
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth
 from ckpttool.wire.lodtensor import read_all, read_file

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.formats import open_checkpoint
+from ckpttool import open_checkpoint
 
 PIR = Path(__file__).parents[2] / "fixtures" / "files" / "paddle" / "pir.json"
 
@@ -59,7 +59,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def told(path: Path) -> Any:
+def program_of(path: Path) -> Any:
     with open_checkpoint(path) as checkpoint:
         return checkpoint.metadata["program"]
 
@@ -79,7 +79,7 @@ class TestPaddlesOwn:
     def test_two_saves_say_the_same(self, programs: Path, again: str) -> None:
         first, other = programs / "one.pdmodel", programs / f"{again}.pdmodel"
         assert first.read_bytes() != other.read_bytes() or again != "again"  # call stacks
-        assert told(first) == told(other)
+        assert program_of(first) == program_of(other)
 
     @pytest.mark.parametrize(
         ("name", "differing"),
@@ -91,12 +91,15 @@ class TestPaddlesOwn:
         ],
     )
     def test_another_program_says_what_differs(self, programs: Path, name: str, differing: set[str]) -> None:
-        assert changed(told(programs / "one.pdmodel"), told(programs / f"{name}.pdmodel")) == differing
+        assert (
+            changed(program_of(programs / "one.pdmodel"), program_of(programs / f"{name}.pdmodel"))
+            == differing
+        )
 
     def test_a_fluid_directory_tells_its_program(self, programs: Path, tmp_path: Path) -> None:
         (tmp_path / "__model__").write_bytes((programs / "one.pdmodel").read_bytes())
         (tmp_path / "__params__").write_bytes((programs / "one.pdiparams").read_bytes())
-        assert told(tmp_path) == told(programs / "one.pdmodel")
+        assert program_of(tmp_path) == program_of(programs / "one.pdmodel")
 
 
 def pir(place: Path, change: Any = None) -> Any:
@@ -106,7 +109,7 @@ def pir(place: Path, change: Any = None) -> Any:
         change({one["#"]: one for one in program["program"]["regions"][0]["blocks"][0]["ops"]})
     path = place / "net.json"
     path.write_text(json.dumps(program), encoding="utf-8")
-    return told(path)
+    return program_of(path)
 
 
 def numbered(operators: Any) -> None:

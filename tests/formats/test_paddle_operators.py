@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Severity, verify
 from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS, operator_findings
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ckpttool.errors import LimitExceeded
-from ckpttool.formats import open_checkpoint
+from ckpttool import LimitExceeded, open_checkpoint
 from ckpttool.formats.content import flattening, plain_data
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.formats import detect, open_checkpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint
+from ckpttool.formats import detect
 from ckpttool.formats.content import flattening
 from ckpttool.formats.interface import Probe
 from ckpttool.testing import places

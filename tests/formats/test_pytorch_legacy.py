@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
-from ckpttool.formats import open_checkpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, Truncated, open_checkpoint
 
 MAGIC = 0x1950A86A20F9469CFC6C
 INFO = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
-from ckpttool.formats import open_checkpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, Truncated, open_checkpoint
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 BLOCK = 512

@@ -11,8 +11,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats import open_checkpoint
+from ckpttool import DamagedCheckpoint, LimitExceeded, open_checkpoint
 from ckpttool.formats.content import flattening
 from ckpttool.formats.torch import modules as torch_modules
 from ckpttool.formats.torch import objects as torch_objects

@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool import Checkpoint, UsageError, convert, inspect, merge, open_checkpoint, verify
 from ckpttool.cli import run
-from ckpttool.errors import UsageError
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.convert import convert
-from ckpttool.ops.inspect import inspect
-from ckpttool.ops.merge import merge
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.render.text import inspect_text
 from ckpttool.tensor import Role
 

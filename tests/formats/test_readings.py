@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from ckpttool import Severity, verify
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 HDF5 = FILES / "hdf5" / "mixed.h5"

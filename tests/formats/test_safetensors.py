@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Severity, Truncated, open_checkpoint
 from ckpttool.dtypes import BY_SAFETENSORS
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats import detect, open_checkpoint
+from ckpttool.formats import detect
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.safetensors import MAX_AXES, MAX_HEADER, Safetensors
-from ckpttool.report import Severity
 from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
+from ckpttool import (
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    Unsupported,
+    inspect,
+    open_checkpoint,
+    verify,
+)
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.savedmodel import walk as savedmodel_walk
 from ckpttool.formats.savedmodel.computation import BodyWires
@@ -20,9 +27,7 @@ from ckpttool.formats.savedmodel.graph import read_model
 from ckpttool.formats.savedmodel.objects import type_name
 from ckpttool.formats.savedmodel.pbtext import encode
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.testing import read_truth
 from ckpttool.wire.farmhash import fingerprint64

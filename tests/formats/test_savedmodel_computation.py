@@ -11,7 +11,7 @@ from zlib import crc32
 
 import pytest
 
-from ckpttool.formats import open_checkpoint
+from ckpttool import open_checkpoint
 from ckpttool.formats.savedmodel import computation as savedmodel_wiring
 from ckpttool.formats.savedmodel.computation import function_digests
 
@@ -90,7 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def told(path: Path, key: str = "graph") -> Any:
+def metadata_of(path: Path, key: str = "graph") -> Any:
     with open_checkpoint(path) as checkpoint:
         found = checkpoint.metadata[key]
         assert isinstance(found, dict)
@@ -105,14 +105,14 @@ def changed(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("name", ["one", "exported", "v1", "words"])
 def test_two_processes_say_the_same(models: Path, name: str) -> None:
-    assert told(models / name) == told(models / "second" / name)
+    assert metadata_of(models / name) == metadata_of(models / "second" / name)
 
 
 @pytest.mark.parametrize(
     ("name", "again"), [("one", "again"), ("exported", "exported_again"), ("v1", "v1_again")]
 )
 def test_two_saves_say_the_same(models: Path, name: str, again: str) -> None:
-    assert told(models / name) == told(models / again)
+    assert metadata_of(models / name) == metadata_of(models / again)
 
 
 @pytest.mark.parametrize(
@@ -124,20 +124,20 @@ def test_two_saves_say_the_same(models: Path, name: str, again: str) -> None:
     ],
 )
 def test_another_graph_says_what_differs(models: Path, name: str, differing: set[str]) -> None:
-    assert changed(told(models / "one"), told(models / name)) == differing
+    assert changed(metadata_of(models / "one"), metadata_of(models / name)) == differing
 
 
 def test_assets_are_told_with_their_checksums(models: Path) -> None:
-    assert told(models / "words") == told(models / "others")
+    assert metadata_of(models / "words") == metadata_of(models / "others")
     for name, text in (("words", b"a\t1\n"), ("others", b"a\t2\n")):
         expected = f"<4 bytes, CRC-32 {crc32(text):08x}>"
-        assert told(models / name, "files") == {"assets/vocabulary.txt": expected}
+        assert metadata_of(models / name, "files") == {"assets/vocabulary.txt": expected}
 
 
 def test_constants_that_were_not_read_are_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(savedmodel_wiring, "MAX_READ", 0)
     monkeypatch.setattr(savedmodel_wiring, "_LONG", 64)
-    assert told(models / "one")["constants"].endswith(" bytes of constants that were not read>")
+    assert metadata_of(models / "one")["constants"].endswith(" bytes of constants that were not read>")
 
 
 def test_functions_are_told_apart_by_what_they_call_at_any_depth() -> None:

@@ -14,14 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, NotACheckpoint, NotDownloaded
-from ckpttool.formats import formats, open_checkpoint
+from ckpttool import (
+    AccessDenied,
+    Checkpoint,
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotDownloaded,
+    Severity,
+    open_checkpoint,
+    verify,
+)
+from ckpttool.formats import formats
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.sharded import Sharded
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 REAL = [FILES / "safetensors" / "sharded", FILES / "pytorch" / "pytorch-sharded"]

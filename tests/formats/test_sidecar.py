@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool import Checkpoint, LimitExceeded, Tensor
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content import sidecar, tree_json
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
 

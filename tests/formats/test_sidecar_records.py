@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Severity, Tensor, open_checkpoint
 from ckpttool.dtypes import UINT8
 from ckpttool.formats.content import sidecar
 from ckpttool.formats.content.sidecar import ENTRY, SCHEMA
-from ckpttool.report import Severity
-from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import TrainingState
+from ckpttool import TrainingState
 from ckpttool.formats.content.sidecar import check_training, merge_training, training_document
 
 NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False)

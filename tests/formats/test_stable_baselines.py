@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import Unsupported
-from ckpttool.formats import open_checkpoint
+from ckpttool import Unsupported, convert, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.convert import convert
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "stable-baselines3"
 Change = Callable[[str, bytes], bytes]

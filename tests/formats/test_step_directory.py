@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ckpttool import NotACheckpoint, Unsupported, open_checkpoint, verify
 from ckpttool.checkpoint import Granularity
-from ckpttool.errors import NotACheckpoint, Unsupported
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.ops.merge import open_parts
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "pytorch"

@@ -14,12 +14,17 @@ from types import ModuleType
 
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotDownloaded
+from ckpttool import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotDownloaded,
+    open_checkpoint,
+    verify,
+)
 from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tensorflow.bundle import slice_key
 from ckpttool.formats.tensorflow.object_graph import read_graph
-from ckpttool.ops.verify import verify
 from ckpttool.series.changing.state_file import state_without
 from ckpttool.tensor import Role
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Severity, verify
 from ckpttool.formats.torch.torch_operators import OPERATORS
 from ckpttool.formats.torch.torchscript_code import MAX_TEXT, CodeReferences, judge_byte_code, judge_text
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
-from ckpttool.report import Severity
 
 CALLS = {
     "plain": 'torch.save(x, "MADE")',

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats import open_checkpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 
@@ -364,7 +362,7 @@ def test_items_that_are_compared_are_judged_like_those_that_are_looked_through(
     nbytes = len(data) // 3
     values = range(len(data) - nbytes + 1100, len(data) - nbytes + rows * 8)
 
-    def told() -> object:
+    def content() -> object:
         with open_checkpoint(tmp_path) as opened:
             spans = [(span.extent, span.where, span.crc32, span.dtype) for span in opened.spans()]
             return opened.tensors, opened.findings, opened.safety, opened.complete, spans
@@ -378,8 +376,8 @@ def test_items_that_are_compared_are_judged_like_those_that_are_looked_through(
             continue
         data[at] ^= 0x40
         path.write_bytes(data)
-        compared = told()
+        compared = content()
         with monkeypatch.context() as patch:
             patch.setattr("ckpttool.formats.torch.dcp_items._ItemTemplate.matches", lambda *place: False)
-            assert told() == compared, at
+            assert content() == compared, at
         data[at] ^= 0x40

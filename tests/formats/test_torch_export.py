@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats import open_checkpoint
+from ckpttool import DamagedCheckpoint, open_checkpoint, verify
 from ckpttool.formats.torch.expressions import objection
 from ckpttool.ops.verdict import Safety
-from ckpttool.ops.verify import verify
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-export"
 PROGRAM, OLD = FILES / "program.pt2", FILES / "program_old.pt2"

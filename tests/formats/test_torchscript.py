@@ -11,10 +11,7 @@ from zlib import crc32
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import DamagedCheckpoint, Truncated
-from ckpttool.formats import open_checkpoint
-from ckpttool.report import Severity
+from ckpttool import Checkpoint, DamagedCheckpoint, Severity, Truncated, open_checkpoint
 from ckpttool.tensor import Role
 
 CALL = b"\x80\2cos\nsystem\nX\4\0\0\0true\x85R."

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.formats import open_checkpoint
+from ckpttool import open_checkpoint
 from ckpttool.formats.torch.torchscript_code import definitions_of, describe_code
 
 pytestmark = [pytest.mark.framework, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -42,7 +42,7 @@ class Net(nn.Module):
         return self.last(self.other(self.first(x)))
 
 
-def told(path: Path, model: nn.Module, traced: bool = False, **extra: Any) -> dict[str, Any]:
+def saved_metadata(path: Path, model: nn.Module, traced: bool = False, **extra: Any) -> dict[str, Any]:
     made = torch.jit.trace(model, torch.ones(1, 4)) if traced else torch.jit.script(model)
     torch.jit.save(made, path, **extra)
     with open_checkpoint(path) as checkpoint:
@@ -52,13 +52,13 @@ def told(path: Path, model: nn.Module, traced: bool = False, **extra: Any) -> di
 @pytest.mark.parametrize("traced", [False, True])
 def test_classes_have_other_names_in_every_save_and_say_the_same(tmp_path: Path, traced: bool) -> None:
     # A class of another type under the same name takes the first name, as does another instance in a trace.
-    first = told(tmp_path / "first.pt", Net(nn.ReLU(), nn.Sigmoid()), traced)
+    first = saved_metadata(tmp_path / "first.pt", Net(nn.ReLU(), nn.Sigmoid()), traced)
     torch.jit.script(Net(nn.Tanh(), nn.ReLU6()))
     torch._C._jit_clear_class_registry()
     torch.jit._state._clear_class_state()
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
-    told(tmp_path / "between.pt", Net(nn.Sigmoid(), nn.Tanh()), traced)
-    again = told(tmp_path / "first.pt", Net(nn.ReLU(), nn.Sigmoid()), traced)
+    saved_metadata(tmp_path / "between.pt", Net(nn.Sigmoid(), nn.Tanh()), traced)
+    again = saved_metadata(tmp_path / "first.pt", Net(nn.ReLU(), nn.Sigmoid()), traced)
     assert first["code"] == again["code"]
     assert len(first["code"]) >= 6
 
@@ -66,8 +66,8 @@ def test_classes_have_other_names_in_every_save_and_say_the_same(tmp_path: Path,
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("other", [(nn.Sigmoid(), nn.ReLU()), (nn.ReLU(), nn.Tanh())])
 def test_other_code_is_told(tmp_path: Path, traced: bool, other: tuple[nn.Module, ...]) -> None:
-    one = told(tmp_path / "one.pt", Net(nn.ReLU(), nn.Sigmoid()), traced)
-    assert one["code"] != told(tmp_path / "one.pt", Net(*other), traced)["code"]
+    one = saved_metadata(tmp_path / "one.pt", Net(nn.ReLU(), nn.Sigmoid()), traced)
+    assert one["code"] != saved_metadata(tmp_path / "one.pt", Net(*other), traced)["code"]
 
 
 class Scaled(nn.Module):
@@ -85,7 +85,7 @@ class Scaled(nn.Module):
 
 
 def test_code_of_one_length_is_told_apart(tmp_path: Path) -> None:
-    one, other = (told(tmp_path / "one.pt", Scaled(factor))["code"] for factor in (2.5, 3.5))
+    one, other = (saved_metadata(tmp_path / "one.pt", Scaled(factor))["code"] for factor in (2.5, 3.5))
     assert [text.partition(",")[0] for text in one.values()] == [
         text.partition(",")[0] for text in other.values()
     ]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.tree import make_call, make_mapped, trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.tensor import Tensor
 from ckpttool.wire.pickle_nodes import Call, Global, Opaque
 
 A, B = (Tensor((name,), BY_NAME["float32"], (2,)) for name in "ab")

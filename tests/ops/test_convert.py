@@ -20,13 +20,17 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from ckpttool.checkpoint import Checkpoint, TrainingState
+from ckpttool import (
+    Checkpoint,
+    CheckpointError,
+    ConvertWishes,
+    TrainingState,
+    UsageError,
+    convert,
+    open_checkpoint,
+)
 from ckpttool.cli.paths import single_checkpoint
-from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.conversion_plan import content_of
-from ckpttool.ops.convert import convert
 from ckpttool.ops.readback import mismatches
 from ckpttool.tensor import Role
 from ckpttool.writing import writer_of

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from ckpttool import DamagedCheckpoint, DiffWishes, NotFound, Truncated, UsageError, diff
 from ckpttool.comparing.compare import Side
-from ckpttool.errors import DamagedCheckpoint, NotFound, Truncated, UsageError
-from ckpttool.ops.diff import DiffWishes, diff
 from tests.support.torch_files import saved
 
 torch = pytest.importorskip("torch")

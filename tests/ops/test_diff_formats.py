@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckpttool.ops.diff import DiffWishes, diff
-from ckpttool.ops.difference import Change, Difference
+from ckpttool import Difference, DiffWishes, diff
+from ckpttool.ops.difference import Change
 from tests.support.commands import Run
 from tests.support.twins import FIXTURES, unpacked
 

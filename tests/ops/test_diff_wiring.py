@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
-from ckpttool.ops.diff import DiffWishes, diff
-from ckpttool.ops.difference import Difference
+from ckpttool import ConvertWishes, Difference, DiffWishes, convert, diff
 from tests.support.commands import Run
 
 pytestmark = pytest.mark.framework

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ckpttool import CheckpointError, Difference, DiffWishes
 from ckpttool.comparing.statistics import Statistics
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import CheckpointError
 from ckpttool.ops import drift as module
-from ckpttool.ops.diff import DiffWishes
-from ckpttool.ops.difference import Change, Difference, Facts
+from ckpttool.ops.difference import Change, Facts
 from ckpttool.ops.drift import drift
 from ckpttool.render.text_drift import drift_text
 from ckpttool.tensor import Role

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from ckpttool.ops.verify import verify
-from ckpttool.report import Finding, Severity
+from ckpttool import Finding, Severity, verify
 from tests.support.torch_files import saved
 
 pytestmark = pytest.mark.framework

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ckpttool import Finding, Severity, Verification
 from ckpttool.ops.ignored_findings import Ignore, apply_ignores, is_used, refusals
-from ckpttool.ops.verdict import Check, Safety, Status, Verification
-from ckpttool.report import Finding, Severity
+from ckpttool.ops.verdict import Check, Safety, Status
 
 INF = Finding("infinity", Severity.WARNING, "3 infinities", "layer.mask", check="values")
 NAN = Finding("nan", Severity.ERROR, "1 NaN", "head.weight", check="values")

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool import Verification, verify
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.ops import manifest_seal
 from ckpttool.ops.manifest_seal import SealResult, verify_and_seal
-from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.ops.verify import verify
+from ckpttool.ops.verdict import Check, Status
 from ckpttool.wire.manifest import MAX_NAME, Line, dumps_manifest, parse_manifest
 
 ZERO = "0" * 64

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.merge import merge, open_parts
+from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, UsageError, merge
+from ckpttool.ops.merge import open_parts
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 State = dict[str, torch.Tensor]

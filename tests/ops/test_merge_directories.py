@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.merge import merge, open_parts
+from ckpttool import (
+    Checkpoint,
+    CheckpointError,
+    ConvertWishes,
+    DamagedCheckpoint,
+    UsageError,
+    merge,
+    open_checkpoint,
+)
+from ckpttool.ops.merge import open_parts
 from ckpttool.ops.merging import fluid as merging_fluid
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 

@@ -17,10 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.merge import merge, open_parts
+from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, merge, open_checkpoint
+from ckpttool.ops.merge import open_parts
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 ZERO = Path(__file__).parents[2] / "fixtures" / "files" / "deepspeed"

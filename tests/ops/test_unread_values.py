@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpttool.formats import open_checkpoint
+from ckpttool import Verification, open_checkpoint, verify
 from ckpttool.ops.ignored_findings import Ignore, apply_ignores
-from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.ops.verify import verify
+from ckpttool.ops.verdict import Check, Status
 from tests.support.torch_files import saved
 
 pytestmark = pytest.mark.framework

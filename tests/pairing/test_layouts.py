@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats import open_checkpoint
+from ckpttool import Checkpoint, open_checkpoint
 from ckpttool.pairing.layouts import RULES, LayoutItem, torch_layout_items
 from ckpttool.pairing.rearrangement import Unfit
 from ckpttool.pairing.split_parameters import fuse_split_parameters
@@ -299,8 +298,9 @@ def test_an_optimizer_has_no_layers() -> None:
 
 
 def test_types_without_whole_bytes_stay_as_they_are() -> None:
+    from ckpttool import Tensor
     from ckpttool.dtypes import BY_NAME
-    from ckpttool.tensor import Role, Tensor
+    from ckpttool.tensor import Role
     from tests.support.checkpoints import of_tensors
 
     four = Tensor(("d", "kernel"), BY_NAME["float4_e2m1fn"], (4, 2), Role.WEIGHTS)

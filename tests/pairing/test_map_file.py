@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, NotFound, UsageError
+from ckpttool import Checkpoint, CheckpointError, NotFound, UsageError
 from ckpttool.pairing.map_file import MAX_BYTES, TensorMap, TensorRule, parse_map, read_map
 from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import Truncated
-from ckpttool.formats import open_checkpoint
+from ckpttool import Checkpoint, Truncated, open_checkpoint
 from ckpttool.pairing.map_file import TensorMap
 from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from ckpttool.tensor import Extent, Path, Role, Values

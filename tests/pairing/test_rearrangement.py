@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool import DamagedCheckpoint, Tensor, open_checkpoint
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content import chunks
 from ckpttool.pairing import rearrangement
 from ckpttool.pairing.rearrangement import (
@@ -30,7 +29,6 @@ from ckpttool.pairing.rearrangement import (
     rearrange,
     transpose_pattern,
 )
-from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.views import Strided
 from tests.support.checkpoints import Sequential, numbers, tensor

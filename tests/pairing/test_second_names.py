@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool import Checkpoint
 from ckpttool.pairing.pair_up import pair_up
 from ckpttool.tensor import Role
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats import open_checkpoint
+from ckpttool import Checkpoint, open_checkpoint
 from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from tests.support.checkpoints import checkpoint, numbers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.ops.verify import verify
+from ckpttool import verify
 from ckpttool.predict.request import PredictionRequest
 
 MODELS = Path(__file__).parent / "models"

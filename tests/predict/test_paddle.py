@@ -67,13 +67,13 @@ def ask() -> Iterator[Ask]:
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def told(path: Path, **wishes: Any) -> tuple[str, str]:
+        def answers(path: Path, **wishes: Any) -> tuple[str, str]:
             process.stdin.write(json.dumps(to_json(_job(path, **wishes))) + "\n")
             process.stdin.flush()
             load, predict = (json.loads(process.stdout.readline()) for _ in range(2))
             return _words(load), _words(predict)
 
-        yield told
+        yield answers
         process.stdin.close()
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool.errors import MissingPackage
+from ckpttool import Finding, MissingPackage
 from ckpttool.predict.processes import family
 from ckpttool.predict.request import PredictionJob, PredictionRequest
 from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult
-from ckpttool.report import Finding, note
+from ckpttool.report import note
 
 HERE = Path(__file__).parent
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Finding
 from ckpttool.predict.child import _error_finding
 from ckpttool.predict.guard import resolve
 from ckpttool.predict.interface import first_line
-from ckpttool.report import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +23,14 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
 def failure(tmp_path: Path) -> Callable[[str], Finding]:
     """Return what tells of a model's file, whose text it is given."""
 
-    def told(text: str) -> Finding:
+    def failure_of(text: str) -> Finding:
         path = tmp_path / "net.py"
         path.write_text(text, encoding="utf-8")
         with pytest.raises(Exception) as caught:
             resolve(f"{path}:Net")()
         return _error_finding(caught.value, "load-failed")
 
-    return told
+    return failure_of
 
 
 def test_what_lies_beside_is_found_after_what_is_installed(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool.ops.verdict import Check, Safety, Status, Verification
-from ckpttool.report import Finding, error, warning
+from ckpttool import Finding, Verification
+from ckpttool.ops.verdict import Check, Safety, Status
+from ckpttool.report import error, warning
 
 Verified = Callable[..., Verification]
 DETAILS = {

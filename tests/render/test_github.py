@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool.errors import AccessDenied
-from ckpttool.ops.verdict import Status, Verification
+from ckpttool import AccessDenied, Finding, Verification
+from ckpttool.ops.verdict import Status
 from ckpttool.render.github import workflow_commands
 from ckpttool.render.terminal import printable
-from ckpttool.report import Finding, error, note, warning
+from ckpttool.report import error, note, warning
 
 Verified = Callable[..., Verification]
 _COMMAND = re.compile(r"::(error|warning|notice) (?:file=([^:,\r\n]*),)?title=([^:,\r\n]*)::([^\r\n]*)")

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, TrainingState
+from ckpttool import Checkpoint, Inspection, Tensor, TrainingState, Verification
+from ckpttool.checkpoint import FileEntry
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.inspect import Inspection, ValueStatistics
-from ckpttool.ops.verdict import Check, Safety, Status, Verification
+from ckpttool.ops.inspect import ValueStatistics
+from ckpttool.ops.verdict import Check, Safety, Status
 from ckpttool.render.json import dumps, finite, inspect_document, verify_document
 from ckpttool.report import error, note, warning
-from ckpttool.tensor import Extent, Role, Tensor
+from ckpttool.tensor import Extent, Role
 
 INFINITY = float("inf")
 PLAIN = st.recursive(

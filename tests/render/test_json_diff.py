@@ -6,10 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
+from ckpttool import Difference
 from ckpttool.comparing.compare import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Difference, Facts, ValueChange
+from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Facts, ValueChange
 from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render.json import diff_document, drift_document, dumps
 from ckpttool.tensor import Role
@@ -66,13 +67,13 @@ DIFFERENCE = Difference(
 )
 
 
-def told(document: dict[str, Any]) -> Any:
+def parsed(document: dict[str, Any]) -> Any:
     """Return a document as a script reads it."""
     return json.loads(dumps(document))
 
 
 def test_keys_of_the_contract() -> None:
-    document = told(diff_document(DIFFERENCE))
+    document = parsed(diff_document(DIFFERENCE))
     assert next(iter(document)) == "schema"
     wanted = {
         "schema": "ckpttool.diff/1",
@@ -99,7 +100,7 @@ def test_keys_of_the_contract() -> None:
 
 
 def test_what_else_it_says() -> None:
-    document = told(diff_document(DIFFERENCE))
+    document = parsed(diff_document(DIFFERENCE))
     assert document["compared"] == 4
     assert document["reported"] == [{"path": "format", "a": "pytorch zip", "b": "safetensors"}]
     assert document["rules"] == {"a rule": 3}
@@ -131,7 +132,7 @@ def test_what_else_it_says() -> None:
 
 
 def test_numbers_where_shapes_differ_are_null_and_where_types_do_are_zero() -> None:
-    _, shape, dtype = told(diff_document(DIFFERENCE))["changed"]
+    _, shape, dtype = parsed(diff_document(DIFFERENCE))["changed"]
     assert (shape["kind"], shape["max_abs"]) == ("shape", None)
     assert (shape["count"], shape["l2"], shape["where"]) == (None, None, None)
     assert (dtype["kind"], dtype["max_abs"], dtype["count"], dtype["l2"]) == ("dtype", 0, 0, 0)
@@ -142,7 +143,7 @@ def test_strings_have_no_numbers() -> None:
     nothing = dict.fromkeys(("max_abs", "mean_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"), nan)
     found = dataclasses.replace(FOUND, non_finite=0, at_a="ab", at_b="c", **nothing)
     changed = (Change(a=facts("w"), b=facts("w"), kind="values", statistics=found),)
-    (told_of,) = told(diff_document(dataclasses.replace(DIFFERENCE, changed=changed)))["changed"]
+    (told_of,) = parsed(diff_document(dataclasses.replace(DIFFERENCE, changed=changed)))["changed"]
     numbers = ("max_abs", "mean_abs", "max_rel", "l2", "cosine", "relative", "norms")
     assert {told_of[name] for name in numbers} == {None}
     assert (told_of["count"], told_of["size"], told_of["at"]) == (2, 20, ["ab", "c"])
@@ -151,7 +152,7 @@ def test_strings_have_no_numbers() -> None:
 def test_complex_elements_are_their_parts() -> None:
     found = dataclasses.replace(FOUND, at_a=1 + 2j, at_b=complex("nan"))
     changed = (Change(a=facts("w"), b=facts("w"), kind="values", statistics=found),)
-    document = told(diff_document(dataclasses.replace(DIFFERENCE, changed=changed)))
+    document = parsed(diff_document(dataclasses.replace(DIFFERENCE, changed=changed)))
     assert document["changed"][0]["at"] == [[1.0, 2.0], ["NaN", 0.0]]
 
 
@@ -160,7 +161,7 @@ def test_series() -> None:
         (Point("a.pth", 1, None, 0.5, 2.0), Point("b", 2, 7, float("nan"), None)),
         (DriftStep(DIFFERENCE, 0.5, 0.25, None, 0.25, "w"),),
     )
-    document = told(drift_document(drift))
+    document = parsed(drift_document(drift))
     assert list(document) == ["schema", "equal", "checkpoints", "steps"]
     assert document["schema"] == "ckpttool.diff/1"
     assert document["equal"] is False
@@ -171,5 +172,5 @@ def test_series() -> None:
     (step,) = document["steps"]
     numbers = {"l2": 0.5, "relative": 0.25, "cosine": None, "max_abs": 0.25, "largest": "w"}
     assert step == numbers | {
-        key: value for key, value in told(diff_document(DIFFERENCE)).items() if key != "schema"
+        key: value for key, value in parsed(diff_document(DIFFERENCE)).items() if key != "schema"
     }

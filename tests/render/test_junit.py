@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
-from ckpttool.errors import AccessDenied
-from ckpttool.ops.verdict import Status, Verification
+from ckpttool import AccessDenied, Verification
+from ckpttool.ops.verdict import Status
 from ckpttool.render.junit import MAX_FINDINGS, junit
 from ckpttool.render.terminal import printable
 from ckpttool.report import error, note

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ckpttool.errors import MissingPackage, UsageError
+from ckpttool import MissingPackage, UsageError
 from ckpttool.render.plot import (
     KINDS,
     MARK,

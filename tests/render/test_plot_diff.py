@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from ckpttool import Difference
 from ckpttool.comparing.statistics import Statistics
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.difference import Change, Described, Difference, Facts
+from ckpttool.ops.difference import Change, Described, Facts
 from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render import plot_diff
 from ckpttool.render.plot import Bars, Heat, Lines, Numbers

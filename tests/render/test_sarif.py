@@ -13,8 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ckpttool.errors import AccessDenied
-from ckpttool.ops.verdict import Verification
+from ckpttool import AccessDenied, Verification
 from ckpttool.render import sarif as module
 from ckpttool.render.sarif import SCHEMA, sarif
 from ckpttool.render.terminal import printable

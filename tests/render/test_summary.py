@@ -9,8 +9,8 @@ from html import unescape
 
 from markdown_it import MarkdownIt
 
-from ckpttool.errors import AccessDenied
-from ckpttool.ops.verdict import Safety, Status, Verification
+from ckpttool import AccessDenied, Verification
+from ckpttool.ops.verdict import Safety, Status
 from ckpttool.render.summary import MAX_FINDINGS, summary
 from ckpttool.render.terminal import printable
 from ckpttool.report import error

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool import Checkpoint, Finding, Inspection, Tensor, TrainingState, Verification
+from ckpttool.checkpoint import FileEntry, Producer
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.inspect import Inspection, ValueStatistics
-from ckpttool.ops.verdict import Check, Safety, Status, Verification
+from ckpttool.ops.inspect import ValueStatistics
+from ckpttool.ops.verdict import Check, Safety, Status
 from ckpttool.render.text import file_size, inspect_text, number, verify_text
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.tensor import Role, Tensor
+from ckpttool.report import error, note, warning
+from ckpttool.tensor import Role
 
 F32, I64 = BY_NAME["float32"], BY_NAME["int64"]
 GUIDE = (

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from ckpttool import Difference
 from ckpttool.comparing.compare import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Difference, Facts, ValueChange
+from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Facts, ValueChange
 from ckpttool.render.diff_summary import changed_modules, common_module, moved_line, summary_line, two_values
 from ckpttool.render.numbers import amount, share
 from ckpttool.render.text_diff import diff_text, name_only_text

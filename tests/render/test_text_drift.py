@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ckpttool import Difference
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.difference import Change, Described, Difference, Facts
+from ckpttool.ops.difference import Change, Described, Facts
 from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render.text_drift import drift_text, short_names
 from ckpttool.tensor import Role

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ckpttool.errors import CheckpointError
+from ckpttool import CheckpointError
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
 from ckpttool.wire.source import Buffer

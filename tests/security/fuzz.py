@@ -34,10 +34,9 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
-from ckpttool import verify
+from ckpttool import CheckpointError, UsageError, Verification, verify
 from ckpttool.cli import run
-from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.ops.verdict import Safety, Verification
+from ckpttool.ops.verdict import Safety
 from tests.security.mutations import mutated
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "files"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ckpttool.errors import CheckpointError
+from ckpttool import CheckpointError, undo
 from ckpttool.series.changing import stage
 from ckpttool.series.changing.journal import Removal, stages, stages_beside
 from ckpttool.series.changing.lock import lock_directory
@@ -24,7 +24,6 @@ from ckpttool.series.changing.pending_journals import incomplete_names, pending_
 from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import put_aside
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import recover
 from tests.support.faults import CHANGES, hit_call, is_killed_at
 

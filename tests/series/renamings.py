@@ -6,11 +6,10 @@ import hashlib
 import os
 from pathlib import Path
 
+from ckpttool import RenameRequest, rename, verify
 from ckpttool.formats.discovery import unit_at
 from ckpttool.ops.manifest_seal import verify_and_seal
-from ckpttool.ops.verify import verify
-from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import RenameResult, rename
+from ckpttool.series.renaming.rename import RenameResult
 
 TEMPLATE = "{run}-e{epoch:04d}"
 

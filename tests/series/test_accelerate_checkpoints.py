@@ -10,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Policy, RenameRequest, Request, pin, prune, rename, undo, unpin
 from ckpttool.series.changing import state_dir
 from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.state_dir import state_dir_of
-from ckpttool.series.pointers.pins import pin, pins_below, unpin
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
+from ckpttool.series.pointers.pins import pins_below
 from ckpttool.series.renaming import reserved_names
-from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import rename
-from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import observed, prune_to_trash
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import undo
 from ckpttool.series.changing.journal import stages
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import Chain, Moves, document, moves_of
 from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.changing.state_dir import StateDir
-from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, names, renamed
 
 TEMPLATE = "model_{epoch}"

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied, UsageError
+from ckpttool import AccessDenied, Policy, Request, UsageError, prune, undo
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.pending_journals import pending_journals
 from ckpttool.series.changing.state_dir import owner_of_stage, state_dir_of
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
 from ckpttool.series.surveying.survey import survey_directory
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import observed
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")

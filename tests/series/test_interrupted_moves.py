@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied, DamagedCheckpoint
+from ckpttool import AccessDenied, DamagedCheckpoint
 from ckpttool.series.changing.journal import JOURNAL, read_journal, stages
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool import DamagedCheckpoint
 from ckpttool.series.changing.journal import (
     Journal,
     PointerText,

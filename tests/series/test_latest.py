@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied, CheckpointError, NotFound
+from ckpttool import AccessDenied, CheckpointError, NotFound, latest, list_checkpoints
 from ckpttool.formats import discovery
 from ckpttool.formats.discovery import unit_at
-from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.members.look import look_for
-from ckpttool.series.resuming.latest import latest
 from ckpttool.series.surveying import look_workers
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.series.metrics import events as metric_events
 from ckpttool.series.metrics import log as metric_log
 from ckpttool.series.metrics import text_logs as metric_lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import NotFound, UsageError
+from ckpttool import NotFound, UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.metrics.log_metrics import add_log_metrics
 from ckpttool.series.surveying.survey import Scope, survey_directory

@@ -11,17 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
 from ckpttool.series import files, mounts
 from ckpttool.series.changing import removal, stage
 from ckpttool.series.files import contents
 from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import Pruned, prune
-from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import rename
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.pruning.prune import Pruned
 from ckpttool.series.undoing.trash import empty
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import file_bytes
 
 OLDEST = "checkpoint-2"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Policy, Request
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
-from ckpttool.series.pruning.planning import Request, make_plan
+from ckpttool.series.pruning.planning import make_plan
 from ckpttool.series.pruning.protections import best_of_many
-from ckpttool.series.retention.policy import Policy
 
 BEST = Policy(keep_best=1, metric="acc", mode="max")
 LAST = Policy(keep_last=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
-from ckpttool.series.retention.policy import Policy
+from ckpttool import Policy, Request
+from ckpttool.series.pruning.planning import PrunePlan, make_plan
 
 
 def _planned(directory: Path, **told: object) -> PrunePlan:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool import undo
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import Mentions
 from ckpttool.series.pointers.protection import follow_pointers
@@ -20,7 +21,6 @@ from ckpttool.series.pointers.targets import CheckpointIndex
 from ckpttool.series.renaming.note_rewrites import NoteRewriter, rewrite_data
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene
 from ckpttool.series.surveying.survey import Scope, survey_directory
-from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
 
 OLD, NEW = "model_epoch_9.pth", "model-e0009.pth"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import NotACheckpoint, NotFound
+from ckpttool import NotACheckpoint, NotFound
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit
 from ckpttool.series.members.entry import Entry

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
 from ckpttool.series.changing import journal, ownership
 from ckpttool.series.changing.journal import Journal, Removal, read_journal
 from ckpttool.series.changing.move_transaction import apply_moves
@@ -20,7 +20,6 @@ from ckpttool.series.changing.pending_journals import incomplete_names, owner_of
 from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import empty, put_aside
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import recover
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"

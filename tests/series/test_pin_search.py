@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool import CheckpointError, DamagedCheckpoint, Policy, Request, pin, prune, unpin
 from ckpttool.series.pointers.pin_lists import pin_fault
-from ckpttool.series.pointers.pins import pin, pins_below, unpin
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import Pruned, prune
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.pointers.pins import pins_below
+from ckpttool.series.pruning.prune import Pruned
 
 PINS = ".ckpttool.toml"
 NAME = "model_epoch_3.pth"

@@ -8,20 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import (
+from ckpttool import (
     AccessDenied,
     CheckpointError,
     DamagedCheckpoint,
     NotACheckpoint,
     NotFound,
+    Policy,
+    Request,
     Unsupported,
+    pin,
+    prune,
+    unpin,
 )
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.pointers import pins
-from ckpttool.series.pointers.pins import pin, pins_below, rename_pins, unpin
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.pointers.pins import pins_below, rename_pins
 from ckpttool.wire.toml import parse_toml
 
 PINS = ".ckpttool.toml"

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import UsageError
+from ckpttool import Policy, UsageError
 from ckpttool.series.members.order import group
-from ckpttool.series.retention.policy import (
-    PathRule,
-    Policies,
-    Policy,
-    delete_limit,
-)
+from ckpttool.series.retention.policy import PathRule, Policies, delete_limit
 
 BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
 

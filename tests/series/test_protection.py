@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import Policy, Request
 from ckpttool.series.pointers.protection import follow_pointers
-from ckpttool.series.pruning.planning import Request, make_plan
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.pruning.planning import make_plan
 from ckpttool.series.surveying.survey import Scope, survey_directory
 
 

@@ -15,17 +15,22 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool import (
+    AccessDenied,
+    CheckpointError,
+    DamagedCheckpoint,
+    Policy,
+    Request,
+    latest,
+    list_checkpoints,
+    prune,
+)
 from ckpttool.series.changing import journal, removal
 from ckpttool.series.changing.journal import JOURNAL, stages
 from ckpttool.series.changing.lock import LOCK, lock_directory
 from ckpttool.series.changing.stage import RETRIES, RemovalStage
-from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.pruning import prune as pruning
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import Pruned, prune
-from ckpttool.series.resuming.latest import latest
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.pruning.prune import Pruned
 
 KEEP = 2
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
+from ckpttool import undo, verify
 from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tensorflow.state import CheckpointState, parse_state, state_text
-from ckpttool.ops.verify import verify
-from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, is_valid, names, renamed, seal
 
 # What follows ---------------------------------------------------------------------------------------

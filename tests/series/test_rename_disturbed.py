@@ -11,14 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.formats import open_checkpoint
+from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
 from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.files import contents
 from ckpttool.series.renaming import pointer_updates
-from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import rename
-from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import TEMPLATE, content, names, renamed
 from tests.support.faults import Fault
 

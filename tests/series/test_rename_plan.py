@@ -40,9 +40,9 @@ def refusals(plan: RenamePlan) -> dict[str, str]:
     return {os.path.basename(one.path): one.message for one in plan.refused}
 
 
-def several(make: Make, name: str, *members: str, **told: object) -> Entry:
+def several(make: Make, name: str, *members: str, **doubts_of: object) -> Entry:
     """Return an entry of several files."""
-    one = make(name, **told)
+    one = make(name, **doubts_of)
     files = tuple(Fingerprint(member, 1, number, 10, 0) for number, member in enumerate(members))
     return replace(one, unit=Unit(one.unit.path, members, None), contents=Contents(files))
 
@@ -126,13 +126,13 @@ def test_what_lacks_a_field_is_refused_by_name(entry: Make) -> None:
         ("{format?}", "no format"),
     ],
 )
-def test_names_that_would_mean_something_else(entry: Make, template: str, told: str) -> None:
+def test_names_that_would_mean_something_else(entry: Make, template: str, doubts_of: str) -> None:
     one = entry("model_epoch_3.safetensors", format="x" if "format" in template else "safetensors")
     plan = planned([one], template)
-    if told == "no format":
+    if doubts_of == "no format":
         assert named(plan) == {"model_epoch_3.safetensors": "x.safetensors"}
     else:
-        assert told in refusals(plan)["model_epoch_3.safetensors"]
+        assert doubts_of in refusals(plan)["model_epoch_3.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_names_that_would_mean_something_else(entry: Make, template: str, told: 
         ("model_epoch_3", "x{epoch}_temp", "being written"),
     ],
 )
-def test_reserved_names(entry: Make, name: str, template: str, told: str) -> None:
-    assert told in refusals(planned([entry(name)], template))[name]
+def test_reserved_names(entry: Make, name: str, template: str, doubts_of: str) -> None:
+    assert doubts_of in refusals(planned([entry(name)], template))[name]
 
 
 def test_every_member_fits_into_a_name(entry: Make) -> None:
@@ -294,36 +294,38 @@ def test_stems(entry: Make) -> None:
     assert unit_stem(several(entry, "n.pdmodel", "n.pdmodel", "n.pdiparams", format="paddle")) == "n"
 
 
-def told(entries: Sequence[Entry], template: str) -> str:
+def doubts_of(entries: Sequence[Entry], template: str) -> str:
     return "\n".join(name_doubts(planned(entries, template).renamings, parse_template(template)))
 
 
 def test_doubts(entry: Make) -> None:
     good = [entry("model_epoch_3.pth", saved_at=0.0), entry("model_epoch_4.pth", saved_at=0.0)]
-    assert told(good, "{run}-e{epoch:04d}") == ""
-    assert "its epoch would not be read out of this name" in told(good, "{run}.x{epoch}y")
+    assert doubts_of(good, "{run}-e{epoch:04d}") == ""
+    assert "its epoch would not be read out of this name" in doubts_of(good, "{run}.x{epoch}y")
     outside = [entry("model_epoch_3.pth", saved_at=0.0, inside=(None, None))]
-    assert "its epoch stands in its old name alone" in told(outside, "{run}-{format}")
-    assert "read as step 3" in told(good, "{run}-step{epoch}")
-    assert "which is never pruned" in told(good, "{run}-best-e{epoch}")
-    assert "the next rename by this template would call it" in told(good, "{name}-e{epoch}")
-    assert "which orders it, isn't in" in told([entry("ckpt-5", saved_at=0.0)], "{run}-{format}")
+    assert "its epoch stands in its old name alone" in doubts_of(outside, "{run}-{format}")
+    assert "read as step 3" in doubts_of(good, "{run}-step{epoch}")
+    assert "which is never pruned" in doubts_of(good, "{run}-best-e{epoch}")
+    assert "the next rename by this template would call it" in doubts_of(good, "{name}-e{epoch}")
+    assert "which orders it, isn't in" in doubts_of([entry("ckpt-5", saved_at=0.0)], "{run}-{format}")
     numbered = [entry("ckpt-5", saved_at=0.0), entry("ckpt-0", saved_at=0.0)]
     assert (
         "run/ckpt-5 -> ckpt-n5 (and 1 more): the number in its old name, which orders it, would not be read"
-        in (told(numbered, "{run}-n{number}"))
+        in (doubts_of(numbered, "{run}-n{number}"))
     )
-    again = told(good, "{name}-e{epoch}").splitlines()
+    again = doubts_of(good, "{name}-e{epoch}").splitlines()
     assert [line.partition(":")[0] for line in again if "the next rename" in line] == [
         "run/model_epoch_3.pth -> model_epoch_3-e3.pth (and 1 more)"
     ]
-    assert told([entry("m_epoch_3.pth", metrics={"acc": 0.5}, saved_at=0.0)], "{run}-e{epoch}-{acc}") == (
+    assert doubts_of(
+        [entry("m_epoch_3.pth", metrics={"acc": 0.5}, saved_at=0.0)], "{run}-e{epoch}-{acc}"
+    ) == (
         "run/m_epoch_3.pth -> m-e3-0.5.pth: acc would be read out of this name as a metric without one "
         "(write it as acc={acc})"
     )
     scored = [entry("m_epoch_3_val_loss_0.5.pth", metrics={"val_loss": 0.5}, saved_at=0.0)]
-    assert "val_loss stands in its old name" in told(scored, "{run}-e{epoch}")
+    assert "val_loss stands in its old name" in doubts_of(scored, "{run}-e{epoch}")
     undated = [entry("model_epoch_3.pth", modified=86_400 * 10**9)]
-    assert "its date is that of its file" in told(undated, "{run}-{date}-e{epoch}")
-    parted = told([replace(one, group="g") for one in good], "{run}{epoch}x-e{epoch}")
+    assert "its date is that of its file" in doubts_of(undated, "{run}-{date}-e{epoch}")
+    parted = doubts_of([replace(one, group="g") for one in good], "{run}{epoch}x-e{epoch}")
     assert "g: by their new names these would be 2 series" in parted

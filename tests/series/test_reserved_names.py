@@ -49,18 +49,18 @@ def test_what_a_trainer_deletes_is_told(entry: Make) -> None:
         for one in (entry("checkpoint-2"), entry("checkpoint-4"))
     ]
 
-    def told(*names: str) -> list[str]:
+    def lost(*names: str) -> list[str]:
         return list(lost_lookups(list(zip(saves, names, strict=True))))
 
-    deleted, found = told("checkpoint-s2", "x-4")
+    deleted, found = lost("checkpoint-s2", "x-4")
     assert deleted.startswith("run/checkpoint-2: ") and "save_total_limit deletes it" in deleted
     assert found.startswith("run/checkpoint-2 (and 1 more): ") and "resume_from_checkpoint" in found
-    assert [one.partition(":")[0] for one in told("a-2", "a-4")] == ["run/checkpoint-2 (and 1 more)"]
-    assert told("checkpoint-2", "checkpoint-4") == []
+    assert [one.partition(":")[0] for one in lost("a-2", "a-4")] == ["run/checkpoint-2 (and 1 more)"]
+    assert lost("checkpoint-2", "checkpoint-4") == []
 
 
 def test_what_lightning_looks_for_is_told(entry: Make) -> None:
-    (told,) = lost_lookups([(entry("last.ckpt"), "run-e3.ckpt")])
+    (lost,) = lost_lookups([(entry("last.ckpt"), "run-e3.ckpt")])
     assert (
-        told == "run/last.ckpt: Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt"
+        lost == "run/last.ckpt: Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt"
     )

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import UsageError
+from ckpttool import Policy, UsageError
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
 from ckpttool.series.reasons import Reason
 from ckpttool.series.retention.plan import Protections, freed_bytes, plan
-from ckpttool.series.retention.policy import Policy
 from tests.support.directories import damaged, incomplete, make_entry
 
 

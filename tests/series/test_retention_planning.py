@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import UsageError
+from ckpttool import Policy, Request, UsageError
 from ckpttool.formats.interface import Unit
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import GroupBy, group
 from ckpttool.series.members.series_doubts import EQUALLY_LONG, UNORDERED, doubt_of
 from ckpttool.series.pruning.explanation import explain
-from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, make_plan
 from ckpttool.series.reasons import Problem
 from ckpttool.series.retention.companions import add_failed_siblings, reasons_to_stay
 from ckpttool.series.retention.failed_runs import failed_runs
 from ckpttool.series.retention.plan import FINITE, NO_RULE, Protections, plan
-from ckpttool.series.retention.policy import PathRule, Policies, Policy
+from ckpttool.series.retention.policy import PathRule, Policies
 from tests.support.directories import damaged, incomplete, unreadable
 
 

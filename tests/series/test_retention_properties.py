@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import UsageError
+from ckpttool import Policy, UsageError
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
 from ckpttool.series.files import Contents, Fingerprint
@@ -17,7 +17,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group, order_entries
 from ckpttool.series.retention import plan as retention
 from ckpttool.series.retention.plan import FINITE, GroupPlan, Protections, RetentionPlan, plan
-from ckpttool.series.retention.policy import LIMITS, Policy
+from ckpttool.series.retention.policy import LIMITS
 from tests.support.directories import damaged, incomplete
 
 NOW = 1_790_000_000.0

@@ -9,13 +9,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from ckpttool.errors import UsageError
+from ckpttool import Policy, UsageError
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
 from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import GroupPlan, Protections, plan
-from ckpttool.series.retention.policy import PathRule, Policies, Policy
+from ckpttool.series.retention.policy import PathRule, Policies
 from tests.support.directories import incomplete
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=timezone.utc).timestamp()

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ckpttool import Policy
 from ckpttool.series.members.order import group
 from ckpttool.series.retention.plan import Protections, plan
-from ckpttool.series.retention.policy import Policy
 
 
 class Scenario(NamedTuple):

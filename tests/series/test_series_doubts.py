@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckpttool import Policy
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.globs import Globs
 from ckpttool.series.members.order import group
@@ -21,7 +22,6 @@ from ckpttool.series.members.series_doubts import (
 from ckpttool.series.retention.companions import doubts_of, metric_followers, reasons_to_stay
 from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import Protections, plan
-from ckpttool.series.retention.policy import Policy
 from tests.support import directories
 
 HOUR = 3600 * 10**9

@@ -11,17 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Unit
 from ckpttool.series.members import needs
 from ckpttool.series.pruning import prune as pruning
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import rename
-from ckpttool.series.retention.policy import Policy
 from ckpttool.series.surveying.survey import survey_directory
-from ckpttool.series.undoing.undo import undo
 
 
 def _shard(path: Path, name: str, value: float) -> None:

@@ -13,16 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ckpttool.errors import UsageError
-from ckpttool.series.pointers.pins import pin
-from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.renaming.plan import RenameRequest
-from ckpttool.series.renaming.rename import rename
-from ckpttool.series.resuming.latest import latest
-from ckpttool.series.retention.policy import Policy
+from ckpttool import Policy, RenameRequest, Request, UsageError, latest, pin, prune, rename, undo
+from ckpttool.series.pruning.planning import PrunePlan, make_plan
 from ckpttool.series.surveying.survey import Scope, survey_directory
-from ckpttool.series.undoing.undo import undo
 
 FORMS = (
     "step_{}",

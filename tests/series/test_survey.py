@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import children
-from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool import AccessDenied, CheckpointError, children
 from ckpttool.formats import discovery
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.savedmodel.graph import MetaGraph

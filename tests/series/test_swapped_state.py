@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool import AccessDenied, CheckpointError, undo
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.manifest_seal import verify_and_seal
 from ckpttool.series.changing.journal import Journal, Removal
@@ -20,7 +20,6 @@ from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents
 from ckpttool.series.pointers import pin_lists
 from ckpttool.series.undoing.trash import put_aside
-from ckpttool.series.undoing.undo import undo
 from tests.exchanging import WAYS, Way, exchanges
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import UsageError
+from ckpttool import UsageError
 from ckpttool.naming import parse_name
 from ckpttool.series.renaming.template import (
     FIELDS,

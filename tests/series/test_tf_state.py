@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool import Policy, Request, prune
 from ckpttool.formats.tensorflow.state import (
     CheckpointState,
     escape,
@@ -23,9 +24,6 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.pointers.readers import READERS, names_in
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
 
 
 @pytest.fixture

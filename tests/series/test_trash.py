@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied
+from ckpttool import AccessDenied, Policy, Request, list_checkpoints, prune, undo
 from ckpttool.series.changing import journal
-from ckpttool.series.listing import list_checkpoints
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
-from ckpttool.series.undoing.undo import undo
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.staging_area import recover_areas
 from tests.support.changes import file_bytes, prune_to_trash

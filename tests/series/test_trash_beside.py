@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import undo
 from ckpttool.series.undoing.trash import TRASH, empty
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import file_bytes, prune_to_trash
 
 

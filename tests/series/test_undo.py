@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied
+from ckpttool import AccessDenied, undo
 from ckpttool.formats.tensorflow.state import parse_state
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import Rewrite
 from ckpttool.series.changing.state_file import merged_state
-from ckpttool.series.undoing.undo import undo
 from tests.support.changes import file_bytes, prune_to_trash
 
 

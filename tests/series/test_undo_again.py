@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import undo
 from ckpttool.series.undoing.trash import empty
-from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
 from tests.support.changes import prune_to_trash
 

@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ckpttool.series.pointers.pins import pin
-from ckpttool.series.undoing.undo import undo
+from ckpttool import pin, undo
 from tests.series.renamings import renamed
 
 

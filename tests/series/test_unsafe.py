@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied
-from ckpttool.series.resuming.latest import latest
+from ckpttool import AccessDenied, latest
 
 UNSAFE = f"unsafe: loading it would import {os.name}.mkdir"
 

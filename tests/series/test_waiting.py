@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool import latest
 from ckpttool.series.resuming import latest as resuming
 from ckpttool.series.resuming import writers
-from ckpttool.series.resuming.latest import Latest, latest
+from ckpttool.series.resuming.latest import Latest
 
 START = 1_700_000_000.0
 LONG_AGO = START - 7200

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttool import Policy, prune
+from ckpttool import Policy, Request, prune
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.recovery import Recovery, recover_directory
-from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import Pruned
 
 

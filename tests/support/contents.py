@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool import Checkpoint
 from ckpttool.writing.interface import Content
 from tests.support.checkpoints import checkpoint
 from tests.support.tensors import Array

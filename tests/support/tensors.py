@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool import Tensor
 from ckpttool.comparing.compare import Comparison, Statistics, Tolerance, compare_all
 from ckpttool.dtypes import BY_NAME
-from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Buffer
 

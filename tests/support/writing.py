@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint
+from ckpttool import Checkpoint, Tensor, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer
@@ -33,6 +31,11 @@ def byte_tensor(name: str, data: bytes, **more: Any) -> Tensor:
     """Return a tensor of bytes; its path is the name."""
     more.setdefault("role", Role.WEIGHTS)
     return Tensor((name,), BY_NAME["uint8"], (len(data),), values=InMemory(data), **more)
+
+
+def array_record(array: np.ndarray[Any, Any]) -> list[object]:
+    """Return an array as the frameworks' scripts print it: type, shape, bytes."""
+    return [array.dtype.name, list(array.shape), array.tobytes().hex()]
 
 
 def content_of(checkpoint: Checkpoint) -> Content:

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.errors import AccessDenied, CheckpointError, UsageError
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
+from ckpttool import AccessDenied, CheckpointError, ConvertWishes, UsageError, convert, open_checkpoint
 from ckpttool.wire.directories import Exchanged, OpenDirectory
 from ckpttool.wire.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool import Tensor
 from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.tensor import Tensor
 from ckpttool.wire.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput

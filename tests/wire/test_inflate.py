@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool import verify
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool import DamagedCheckpoint, LimitExceeded, verify
 from ckpttool.wire import inflate as wire_inflated
 from ckpttool.wire.inflate import MAX_EXPANSION, Inflated, Inflation
 from ckpttool.wire.source import Buffer

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats.content import flattening
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.wire import interpreter as under_test

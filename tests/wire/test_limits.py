@@ -19,9 +19,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint, verify
+from ckpttool import Verification, open_checkpoint, verify
 from ckpttool.formats.savedmodel.graph import MAX_GRAPHS
-from ckpttool.ops.verdict import Verification
 from ckpttool.series.files import MAX_LEVELS, contents
 from tests.support.commands import Run
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool import Tensor, Unsupported
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import Unsupported
-from ckpttool.tensor import Tensor
 from ckpttool.wire import pickler
 from ckpttool.wire.pickle_nodes import (
     FROM_TYPE,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool import Truncated
 from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.errors import Truncated
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire import scan as under_test
 from ckpttool.wire.crc import combined_crc32

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpttool import DamagedCheckpoint, Tensor, Truncated
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import DamagedCheckpoint, Truncated
-from ckpttool.tensor import Tensor
 from ckpttool.wire import sink as under_test
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.sink import Crew, Sink

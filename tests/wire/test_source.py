@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import (
-    AccessDenied,
-    CheckpointError,
-    DamagedCheckpoint,
-    LimitExceeded,
-    NotFound,
-    Truncated,
-)
+from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, LimitExceeded, NotFound, Truncated
 from ckpttool.wire import source as under_test
 from ckpttool.wire.readable import MAX_READ, Contiguous, InMemory, Readable, reader_from, swap_bytes
 from ckpttool.wire.source import Buffer, Source

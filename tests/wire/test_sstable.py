@@ -16,8 +16,7 @@ import cramjam
 import google_crc32c
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint
 from ckpttool.wire.crc import combined_crc32, crc32c, mask_crc, unmask_crc
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table, begins_with_empty_key

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
+from ckpttool import AccessDenied, CheckpointError, NotFound, Tensor, UsageError
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError
-from ckpttool.tensor import Tensor
 from ckpttool.wire import staged_output, staging_area
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.readable import Contiguous, InMemory

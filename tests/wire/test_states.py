@@ -40,7 +40,7 @@ def scalar(kind: Any) -> Call:
     return call("numpy._core.multiarray", "scalar", kind, POINTER)
 
 
-def told(data: bytes) -> list[str]:
+def safety_messages(data: bytes) -> list[str]:
     """Return what the judge says of a pickle."""
     return [finding.message for finding in read_pickles(Buffer("pickle", data), 0, len(data)).safety]
 
@@ -87,7 +87,7 @@ def test_numpy_does_follow_forged_pointers_while_it_loads(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_types_are_unsafe(name: str) -> None:
-    assert any("which no honest pickle does" in sentence for sentence in told(pickled(FORGED[name], 4)))
+    assert any("which no honest pickle does" in text for text in safety_messages(pickled(FORGED[name], 4)))
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_forged_types_are_unsafe(name: str) -> None:
     ids=range(19),
 )
 def test_types_that_contradict_themselves_are_unsafe(kind: Build) -> None:
-    assert told(pickled(kind, 4)) != []
+    assert safety_messages(pickled(kind, 4)) != []
 
 
 @given(arrays.array_dtypes(allow_subarrays=True), st.integers(0, 5))
 def test_any_type_of_numpys_is_plain(kind: np.dtype, protocol: int) -> None:
-    assert told(pickle.dumps([kind, np.zeros(2, kind)], protocol)) == []
+    assert safety_messages(pickle.dumps([kind, np.zeros(2, kind)], protocol)) == []
 
 
 @given(arrays.scalar_dtypes(), st.integers(0, 5))
 def test_any_plain_type_of_numpys_is_plain(kind: np.dtype, protocol: int) -> None:
-    assert told(pickle.dumps([kind, np.zeros(2, kind)], protocol)) == []
+    assert safety_messages(pickle.dumps([kind, np.zeros(2, kind)], protocol)) == []
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -147,7 +147,7 @@ def test_odd_types_of_numpys_are_plain(protocol: int) -> None:
         np.dtype("M8"),
         *(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.float8_e5m2)),
     ]
-    assert told(pickle.dumps([*kinds, np.dtypes.StringDType()], protocol)) == []
+    assert safety_messages(pickle.dumps([*kinds, np.dtypes.StringDType()], protocol)) == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_odd_types_of_numpys_are_plain(protocol: int) -> None:
 @pytest.mark.parametrize("target", ["argparse.Namespace", "collections.OrderedDict"])
 def test_attributes_that_steer_are_unsafe(target: str, state: Any) -> None:
     made = call(*target.split("."))
-    assert told(pickled(Build(made, state), 4)) != []
+    assert safety_messages(pickled(Build(made, state), 4)) != []
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_attributes_that_steer_are_unsafe(target: str, state: Any) -> None:
     ids=["enum", "restored", "device", "scalar"],
 )
 def test_what_is_shared_takes_no_state(made: Call) -> None:
-    assert told(pickled(made, 4)) == []
-    assert told(pickled(Build(made, {"x": 1}), 4)) != []
+    assert safety_messages(pickled(made, 4)) == []
+    assert safety_messages(pickled(Build(made, {"x": 1}), 4)) != []
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,6 @@ def test_what_is_shared_takes_no_state(made: Call) -> None:
 def test_no_key_of_a_dictionary_spells_what_the_unpickler_looks_up(key: Any) -> None:
     made = Call(Name("yacs.config", "CfgNode"), how="newobj")
     filled = spelled(made, 2) + spelled(key, 2) + spelled(Name("torch", "relu"), 2) + b"s"
-    assert told(b"\x80\2" + filled + b".") != []
+    assert safety_messages(b"\x80\2" + filled + b".") != []
     honest = spelled(made, 2) + spelled("add", 2) + spelled(Name("torch", "relu"), 2) + b"s"
-    assert told(b"\x80\2" + honest + b".") == []
+    assert safety_messages(b"\x80\2" + honest + b".") == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.wire import tfrecord
 from ckpttool.wire.tfrecord import is_record_head, records
 

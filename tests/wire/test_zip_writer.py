@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool import Tensor, Truncated
 from ckpttool.dtypes import UINT8
-from ckpttool.errors import Truncated
-from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.wire.source import Source

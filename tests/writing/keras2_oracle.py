@@ -17,8 +17,7 @@ import numpy as np
 import tf_keras
 from tf_keras import layers as old
 
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
+from ckpttool import ConvertWishes, convert
 
 RANDOM = np.random.default_rng(7)
 

@@ -9,10 +9,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import CheckpointError, Tensor, open_checkpoint
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import CheckpointError
-from ckpttool.tensor import Tensor
 from ckpttool.wire import sink
 from ckpttool.wire.readable import InMemory
 from ckpttool.writing.interface import Content, Writer

@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckpttool.checkpoint import TrainingState
+from ckpttool import Tensor, TrainingState, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.conversion_plan import content_of
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import Global, Mapped
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
@@ -445,7 +443,7 @@ def test_strange_trainers_write_no_strange_files(tmp_path: Path, trainers: objec
 
 
 def test_a_root_with_two_serials_is_no_checkpoint(with_entry: Path) -> None:
-    from ckpttool.errors import NotACheckpoint
+    from ckpttool import NotACheckpoint
 
     root = with_entry.parent
     with open_checkpoint(root) as opened:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import TrainingState
+from ckpttool import TrainingState
 from ckpttool.formats.paddle.fluid_parts import LEVELS
 from ckpttool.writing.fluid import FluidWriter, _source_trainers, _trainers
 from ckpttool.writing.interface import Content, WriteOptions

@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import open_checkpoint
+from ckpttool import DamagedCheckpoint, Tensor, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput

@@ -15,12 +15,9 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.errors import UsageError
+from ckpttool import Tensor, UsageError, convert, open_checkpoint, verify
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.ops.convert import convert
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import writer_of
 from ckpttool.writing.interface import Content, WriteOptions, Writer
@@ -148,12 +145,12 @@ def test_by_way_of_safetensors_it_becomes_the_same(
 def contents(path: Path) -> dict[str, Any]:
     """Return all that is in a file; of the entry, what it carries."""
     if path.suffix != KERAS:
-        return {name: one for name, one in told(path).items() if name != ENTRY}
+        return {name: one for name, one in hdf5_content(path).items() if name != ENTRY}
     with zipfile.ZipFile(path) as archive:
         found = {name: archive.read(name) for name in archive.namelist() if name != ENTRY}
     weights = path.with_name("weights.h5")
     weights.write_bytes(found.pop("model.weights.h5"))
-    return {**found, "weights": told(weights)}
+    return {**found, "weights": hdf5_content(weights)}
 
 
 @pytest.mark.framework
@@ -184,10 +181,10 @@ def test_keras_writes_the_same_zip(name: str, saved: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("suffix", [MODEL, WEIGHTS])
 def test_the_same_groups_datasets_and_attributes(suffix: str, saved: Path, tmp_path: Path) -> None:
     assert not convert(saved / f"many{suffix}", tmp_path / f"x{suffix}").mismatches
-    assert told(tmp_path / f"x{suffix}") == told(saved / f"many{suffix}")
+    assert hdf5_content(tmp_path / f"x{suffix}") == hdf5_content(saved / f"many{suffix}")
 
 
-def told(path: Path) -> dict[str, Any]:
+def hdf5_content(path: Path) -> dict[str, Any]:
     """Return all that h5py finds in a file."""
     found: dict[str, Any] = {}
 
@@ -287,15 +284,15 @@ def test_each_fixture_is_written_again(name: str, files: Path, tmp_path: Path) -
     suffix = WEIGHTS if name.endswith(WEIGHTS) else MODEL
     source, target = files / "keras" / name, tmp_path / f"x{suffix}"
     assert not convert(source, target).mismatches
-    assert told(target) == told(source)
+    assert hdf5_content(target) == hdf5_content(source)
 
 
 def test_a_sharded_set_becomes_one_file(files: Path, tmp_path: Path) -> None:
     source = files / "keras" / "sharded"
     assert not convert(source, tmp_path / "x.weights.h5").mismatches
-    parts = [told(one) for one in sorted(source.glob("*.weights.h5"))]
+    parts = [hdf5_content(one) for one in sorted(source.glob("*.weights.h5"))]
     merged = {name: one for part in parts for name, one in part.items()}
-    assert told(tmp_path / "x.weights.h5") == merged
+    assert hdf5_content(tmp_path / "x.weights.h5") == merged
 
 
 def test_keras_2_is_not_given_the_order_of_keras_3(files: Path, tmp_path: Path) -> None:

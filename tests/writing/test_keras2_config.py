@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.errors import UsageError
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
+from ckpttool import ConvertWishes, UsageError, convert, open_checkpoint
 from ckpttool.writing.keras_config import as_keras_3
 from ckpttool.writing.keras_order import KerasRefusal
 

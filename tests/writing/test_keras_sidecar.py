@@ -9,9 +9,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import convert, open_checkpoint
 from ckpttool.formats.content.sidecar import ENTRY, training_document
-from ckpttool.ops.convert import convert
 
 
 @pytest.mark.parametrize("source", ["adam.keras", "adam.h5"])

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import open_checkpoint
+from ckpttool import Tensor, Truncated, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import Truncated
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.views import Strided

@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Tensor, Truncated, Unsupported, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import Truncated, Unsupported
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import Call, Global
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput

@@ -18,13 +18,11 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save
 
 import ckpttool.writing.safetensors as under_test
-from ckpttool.checkpoint import TrainingState
+from ckpttool import Tensor, TrainingState, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
-from ckpttool.formats import open_checkpoint
 from ckpttool.formats import safetensors as formats_safetensors
 from ckpttool.ops.conversion_plan import content_of
-from ckpttool.ops.verify import verify
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import shards

@@ -15,7 +15,7 @@ from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModelWriter
 from ckpttool.writing.tensorflow import TensorFlowWriter
-from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
+from tests.support.writing import OPTIONS, array_record, content_of, require_same, tensor, write
 from tests.writing.conftest import Oracle
 
 NUMERIC = [dtype for dtype in DTYPES.values() if dtype.kind != "string" and dtype.name not in NO_VARIABLES]
@@ -40,11 +40,6 @@ NAMES = (
 
 def numbers(size: int) -> np.ndarray[Any, Any]:
     return np.arange(size, dtype=np.float32) + 0.5
-
-
-def told(array: np.ndarray[Any, Any]) -> list[object]:
-    """Return an array as the oracle tells it."""
-    return [array.dtype.name, list(array.shape), array.tobytes().hex()]
 
 
 @pytest.mark.framework
@@ -74,7 +69,7 @@ def test_every_shape(tensorflow: Oracle, tmp_path: Path) -> None:
     content = Content(tuple(tensor(*item) for item in arrays.items()))
     found = tensorflow("loaded", write(SavedModelWriter(), content, tmp_path / "saved"), list(arrays))
     assert {name: value for name, (value, _) in found.items()} == {
-        name: told(array) for name, array in arrays.items()
+        name: array_record(array) for name, array in arrays.items()
     }
 
 
@@ -87,7 +82,7 @@ def test_names_are_paths_of_attributes(tensorflow: Oracle, tmp_path: Path) -> No
     target = write(SavedModelWriter(), content, tmp_path / "saved")
     found = tensorflow("loaded", target, [*NAMES, "a.tied"])
     assert {name: value for name, (value, _) in found.items()} == {
-        name: told(array) for name, array in (*arrays.items(), ("a.tied", arrays["fc.weight"]))
+        name: array_record(array) for name, array in (*arrays.items(), ("a.tied", arrays["fc.weight"]))
     }
     numbered = {name: number for name, (_, number) in found.items()}
     assert numbered["a.tied"] == numbered["fc.weight"]

@@ -11,9 +11,8 @@ from huggingface_hub.serialization._base import split_state_dict_into_shards_fac
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool import Tensor, open_checkpoint
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats import open_checkpoint
-from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import TrainingState
-from ckpttool.errors import LimitExceeded
-from ckpttool.formats import open_checkpoint
+from ckpttool import LimitExceeded, TrainingState, open_checkpoint
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
 from ckpttool.wire.staged_output import StagedOutput

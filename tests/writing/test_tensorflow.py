@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import open_checkpoint
+from ckpttool import open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.object_graph import key_of
-from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from ckpttool.writing.safetensors import SafetensorsWriter
 from ckpttool.writing.tensorflow import TensorFlowWriter
-from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
+from tests.support.writing import OPTIONS, array_record, content_of, require_same, tensor, write
 from tests.writing.conftest import Oracle
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -62,11 +61,6 @@ def numbers(size: int) -> np.ndarray[Any, Any]:
     return np.arange(size, dtype=np.float32) + 0.5
 
 
-def told(array: np.ndarray[Any, Any]) -> list[object]:
-    """Return an array as the oracle tells it."""
-    return [array.dtype.name, list(array.shape), array.tobytes().hex()]
-
-
 @pytest.mark.framework
 def test_every_type(tensorflow: Oracle, tmp_path: Path) -> None:
     raw = np.random.default_rng(1).integers(0, 2, (len(NUMERIC), 6 * 16), dtype=np.uint8)
@@ -101,7 +95,9 @@ def test_every_shape(tensorflow: Oracle, tmp_path: Path) -> None:
     target = write(
         TensorFlowWriter(), Content(tuple(tensor(*item) for item in arrays.items())), tmp_path / "c"
     )
-    assert tensorflow("listed", target) == {name + VALUE: told(array) for name, array in arrays.items()}
+    assert tensorflow("listed", target) == {
+        name + VALUE: array_record(array) for name, array in arrays.items()
+    }
 
 
 @pytest.mark.framework
@@ -116,7 +112,7 @@ def test_names_are_paths_through_objects(tensorflow: Oracle, tmp_path: Path, how
     names = {name: ("float32", [3]) for name in NAMES}
     found = tensorflow("restored", target, names, {"a.tied.weight": "fc.weight"}, how)
     assert found == {
-        name: told(array) for name, array in (*arrays.items(), ("a.tied.weight", arrays["fc.weight"]))
+        name: array_record(array) for name, array in (*arrays.items(), ("a.tied.weight", arrays["fc.weight"]))
     }
     require_same(target, content)
 
@@ -129,7 +125,7 @@ def test_names_lead_through_lists_and_dictionaries(tensorflow: Oracle, tmp_path:
     target = write(
         TensorFlowWriter(), Content(tuple(tensor(*item) for item in arrays.items())), tmp_path / "c"
     )
-    expected = {name: told(array) for name, array in arrays.items()}
+    expected = {name: array_record(array) for name, array in arrays.items()}
     assert tensorflow("restored_containers", target) == expected
 
 
@@ -143,7 +139,7 @@ def test_ties_anywhere(tensorflow: Oracle, tmp_path: Path) -> None:
     content = Content((owner, *ties))
     target = write(TensorFlowWriter(), content, tmp_path / "c")
     require_same(target, content)
-    assert tensorflow("listed", target) == {"b/c/d" + VALUE: told(numbers(2))}
+    assert tensorflow("listed", target) == {"b/c/d" + VALUE: array_record(numbers(2))}
     with open_checkpoint(target) as opened:
         assert opened.native == {}
 
@@ -172,7 +168,7 @@ def test_a_run_of_tensorflow_goes_on(tensorflow: Oracle, tmp_path: Path) -> None
     assert tensorflow("graph", target) == tensorflow("graph", source)
     assert tensorflow("continued", target) == tensorflow("continued", source)
     values, following, saves = tensorflow("continued", target)
-    assert (values["kernel"], following, saves) == (told(np.array([[5, 6]], np.float32)), 3, 1)
+    assert (values["kernel"], following, saves) == (array_record(np.array([[5, 6]], np.float32)), 3, 1)
 
 
 @pytest.mark.framework
@@ -237,7 +233,7 @@ def test_awkward_names_are_listed(tensorflow: Oracle, tmp_path: Path) -> None:
     content = Content(tuple(tensor(name, numbers(2) + at) for at, name in enumerate(AWKWARD)))
     target = write(TensorFlowWriter(), content, tmp_path / "c")
     found = tensorflow("listed", target)
-    assert found == {key_of(name): told(numbers(2) + at) for at, name in enumerate(AWKWARD)}
+    assert found == {key_of(name): array_record(numbers(2) + at) for at, name in enumerate(AWKWARD)}
     require_same(target, content)
 
 

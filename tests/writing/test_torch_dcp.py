@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Tensor, Truncated, open_checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
-from ckpttool.errors import Truncated
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.tensor import Role, Tensor
+from ckpttool.tensor import Role
 from ckpttool.wire.pickler import dumps
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink
@@ -87,23 +86,23 @@ def saved_by_pytorch(held: Any, directory: Path) -> Path:
     return directory / "theirs"
 
 
-def told(node: Any) -> Any:
+def comparable(node: Any) -> Any:
     """Return an object with its tensors told by type, shape and bytes."""
     if isinstance(node, torch.Tensor):
         flat = node.detach().contiguous().reshape(-1)
         bits = bytes(flat.view(torch.uint8).numpy()) if len(flat) else b""
         return (str(node.dtype), tuple(node.shape), bits)
     if isinstance(node, dict):
-        return {key: told(value) for key, value in node.items()}
+        return {key: comparable(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return type(node)(told(value) for value in node)
+        return type(node)(comparable(value) for value in node)
     return node
 
 
 def test_it_becomes_what_pytorchs_own_becomes(tmp_path: Path) -> None:
     """PyTorch drops an empty dictionary, which is kept here."""
-    ours = told(loaded_whole(rewritten(some_training(), tmp_path), tmp_path))
-    theirs = told(loaded_whole(saved_by_pytorch(some_training(), tmp_path), tmp_path))
+    ours = comparable(loaded_whole(rewritten(some_training(), tmp_path), tmp_path))
+    theirs = comparable(loaded_whole(saved_by_pytorch(some_training(), tmp_path), tmp_path))
     assert ours["a.b"].pop("d\n") == {}
     assert ours == theirs
 
@@ -132,7 +131,7 @@ def test_a_model_loads_it(tmp_path: Path) -> None:
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 0}
     dcp.load(state, checkpoint_id=target, no_dist=True)
-    assert told(state) == told({key: saved[key] for key in state})
+    assert comparable(state) == comparable({key: saved[key] for key in state})
 
 
 def test_ties_are_stored_once(tmp_path: Path) -> None:
