@@ -293,7 +293,7 @@ def _inner_weights(node: object) -> Iterator[Shape]:
     yield from [_UNKNOWN_SHAPE] if shapes is None else shapes
 
 
-def _around(key: str) -> Rule:
+def _wrapper_of(key: str) -> Rule:
     """Return the rule of what has the weights of a layer that its configuration holds."""
     return lambda config, given: _inner_weights(config[key])
 
@@ -336,12 +336,12 @@ RULES: dict[str, Rule] = {
     "MultiHeadAttention": _attention,
     "PReLU": _any_weight,
     "RMSNormalization": _any_weight,
-    "RNN": _around("cell"),
+    "RNN": _wrapper_of("cell"),
     "ReversibleEmbedding": _reversible_embeddings,
     "SimpleRNN": _recurrent(1),
     "SimpleRNNCell": _recurrent(1),
     "StackedRNNCells": _cells,
-    "TimeDistributed": _around("layer"),
+    "TimeDistributed": _wrapper_of("layer"),
     **{f"Conv{axes}D": _convolution for axes in (1, 2, 3)},
     **{f"Conv{axes}DTranspose": _transposed_convolution for axes in (1, 2, 3)},
     **{f"ConvLSTM{axes}D": _recurrent_convolution for axes in (1, 2, 3)},

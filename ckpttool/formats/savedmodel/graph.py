@@ -168,9 +168,9 @@ def _add_saver(graph: MetaGraph, message: Message) -> None:
 def _add_meta_info(graph: MetaGraph, message: Message) -> None:
     for number, _, part in message.fields():
         if number == 4:
-            graph.tags.append(part.kept_text())
+            graph.tags.append(part.stable_text())
         elif number == 5:
-            graph.version = part.kept_text() or None
+            graph.version = part.stable_text() or None
 
 
 def _add_collection(graph: MetaGraph, entry: Message) -> None:
@@ -194,10 +194,10 @@ def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
 
 def _add_asset(graph: MetaGraph, message: Message) -> None:
     parts = {number: part for number, _, part in message.fields()}
-    graph.assets.append(parts[2].kept_text() if 2 in parts else "")
+    graph.assets.append(parts[2].stable_text() if 2 in parts else "")
     if 1 in parts:
         graph.fed |= {
-            part.kept_text(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1
+            part.stable_text(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1
         }
 
 
@@ -256,7 +256,7 @@ def _add_function(graph: MetaGraph, message: Message) -> None:
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     """Return what a function is called; of several names, which only hostile files have, the last."""
-    names = [part.kept_text() for number, _, part in signature.fields() if number == 1]
+    names = [part.stable_text() for number, _, part in signature.fields() if number == 1]
     name = names[-1] if names else before
     if name in graph.functions or (before or name) != name or len(names) > 1:
         graph.saver.offered.update((before, *names))
@@ -371,7 +371,7 @@ def signature_entry(message: Message) -> tuple[str, Message | None]:
     name, value = "", None
     for number, _, part in message.fields():
         if number == 1:
-            name = part.kept_text()
+            name = part.stable_text()
         elif number == 2:
             value = part
     return name, value
@@ -385,7 +385,7 @@ def signature_of(message: Message) -> dict[str, Any]:
             name, info = signature_entry(part)
             sides[number][name] = _read_tensor_info(info) if info else {}
         elif number == 3:
-            method = part.kept_text()
+            method = part.stable_text()
     inputs, outputs = (dict(sorted(sides[number].items())) for number in (1, 2))
     return {"inputs": inputs, "outputs": outputs, "method_name": method}
 
@@ -394,7 +394,7 @@ def _read_tensor_info(message: Message) -> dict[str, object]:
     info: dict[str, object] = {"name": "", "dtype": "unknown", "shape": []}
     for number, value, part in message.fields():
         if number == 1:
-            info["name"] = part.kept_text()
+            info["name"] = part.stable_text()
         elif number == 2:
             info["dtype"] = type_name(value)
         elif number == 3:

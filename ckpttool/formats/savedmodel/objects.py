@@ -65,7 +65,7 @@ def _read_object(message: Message) -> SavedObject:
                 if at == 1:
                     child = value
                 elif at == 2:
-                    name = text.kept_text()
+                    name = text.stable_text()
             item.children[name] = child
         elif number == 3:
             item.slots += (value for at, value, _ in part.fields() if at == 3)
@@ -89,7 +89,7 @@ def _read_variable(message: Message) -> SavedVariable:
         elif number == 2:
             shape = read_shape(part)
         elif number == 6:
-            name = part.kept_text()
+            name = part.stable_text()
         elif number == 8:
             is_composed = True
     return SavedVariable(type_name(dtype), shape, name, is_composed)

@@ -162,7 +162,7 @@ class Message(NamedTuple):
         """Return the bytes as text; what is no UTF-8 is spelled out."""
         return self.data(MAX_NAME).decode("utf-8", "backslashreplace")
 
-    def kept_text(self) -> str:
+    def stable_text(self) -> str:
         """Return the bytes as text that stays in memory."""
         self.window.keep(self.nbytes)
         return self.text()
