@@ -40,9 +40,9 @@ def refusals(plan: RenamePlan) -> dict[str, str]:
     return {os.path.basename(one.path): one.message for one in plan.refused}
 
 
-def several(make: Make, name: str, *members: str, **doubts_of: object) -> Entry:
+def several(make: Make, name: str, *members: str, **fields: object) -> Entry:
     """Return an entry of several files."""
-    one = make(name, **doubts_of)
+    one = make(name, **fields)
     files = tuple(Fingerprint(member, 1, number, 10, 0) for number, member in enumerate(members))
     return replace(one, unit=Unit(one.unit.path, members, None), contents=Contents(files))
 
@@ -114,7 +114,7 @@ def test_what_lacks_a_field_is_refused_by_name(entry: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "reason"),
     [
         (".{run}-{epoch}", "hidden"),
         ("-{run}-{epoch}", "option"),
@@ -126,17 +126,17 @@ def test_what_lacks_a_field_is_refused_by_name(entry: Make) -> None:
         ("{format?}", "no format"),
     ],
 )
-def test_names_that_would_mean_something_else(entry: Make, template: str, doubts_of: str) -> None:
+def test_names_that_would_mean_something_else(entry: Make, template: str, reason: str) -> None:
     one = entry("model_epoch_3.safetensors", format="x" if "format" in template else "safetensors")
     plan = planned([one], template)
-    if doubts_of == "no format":
+    if reason == "no format":
         assert named(plan) == {"model_epoch_3.safetensors": "x.safetensors"}
     else:
-        assert doubts_of in refusals(plan)["model_epoch_3.safetensors"]
+        assert reason in refusals(plan)["model_epoch_3.safetensors"]
 
 
 @pytest.mark.parametrize(
-    ("name", "template", "told"),
+    ("name", "template", "reason"),
     [
         ("model_epoch_3", "checkpoint-{epoch}", "a save of the Hugging Face Trainer"),
         ("model_epoch_3", "checkpoint_{epoch}", "a serial of Paddle Fluid"),
@@ -146,8 +146,8 @@ def test_names_that_would_mean_something_else(entry: Make, template: str, doubts
         ("model_epoch_3", "x{epoch}_temp", "being written"),
     ],
 )
-def test_reserved_names(entry: Make, name: str, template: str, doubts_of: str) -> None:
-    assert doubts_of in refusals(planned([entry(name)], template))[name]
+def test_reserved_names(entry: Make, name: str, template: str, reason: str) -> None:
+    assert reason in refusals(planned([entry(name)], template))[name]
 
 
 def test_every_member_fits_into_a_name(entry: Make) -> None:
