@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -209,18 +210,21 @@ def scan(path: str) -> dict[str, os.DirEntry[str]]:
     """Return the entries of a directory by name, in the order of their names, numbers as numbers."""
     try:
         with os.scandir(path) as entries:
-            known = [entry for entry in entries if _can_be_followed(entry)]
+            known = [entry for entry in entries if _leads_somewhere(entry)]
     except OSError as error:
         raise from_os_error(error, path) from error
     return {entry.name: entry for entry in sorted(known, key=lambda entry: natural(entry.name))}
 
 
-def _can_be_followed(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is no link in a circle, or into a closed directory: those are dangling to us."""
+def _leads_somewhere(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is more than a link in a circle, which is as good as dangling."""
     try:
         entry.is_file()
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            return False
+        # Into a closed directory, for instance: what lies there is not known to be harmless.
+        raise from_os_error(error, entry.path) from error
     return True
 
 

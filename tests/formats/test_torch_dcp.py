@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
+import errno
 import io
 import os
 import pickle
@@ -14,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool import CheckpointError, DamagedCheckpoint, open_checkpoint, verify
+from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, open_checkpoint, verify
 from ckpttool.formats.discovery import discover
+from ckpttool.formats.interface import scan
 from ckpttool.ops.verdict import Safety
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
@@ -171,6 +174,18 @@ def test_a_link_to_itself_is_a_missing_part_and_hides_no_other(files: Path, tmp_
         assert not opened.complete
     shutil.copy(files / "pytorch" / "guide.pth", tmp_path / "a.pth")
     assert "a.pth" in run("list", tmp_path).out
+
+
+def test_a_link_that_may_not_be_followed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        name, path = "extra.bin", str(tmp_path / "extra.bin")
+
+        def is_file(self) -> bool:
+            raise PermissionError(errno.EACCES, "Permission denied", self.path)
+
+    monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext([Closed()]))
+    with pytest.raises(AccessDenied, match=r"extra\.bin"):
+        scan(str(tmp_path))
 
 
 def moved(**fields: object) -> Change:
