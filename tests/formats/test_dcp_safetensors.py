@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from ckpttool import Checkpoint, open_checkpoint, verify
-from ckpttool.formats.discovery import discover
-from ckpttool.wire.scan import count_specials
+from ckpttool.testing import recorded_reads
+from ckpttool.testing.reads import lies_inside
+from tests.support.commands import Run
+from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 CHUNKS = FILES / "torch-dcp" / "in-safetensors"
@@ -52,7 +54,7 @@ def rewritten(into: Path, change: Callable[[dict[str, Any]], object], name: str 
 
 def test_the_directory_is_one_checkpoint(tmp_path: Path) -> None:
     target = copied(tmp_path)
-    assert [unit.path for unit in discover(tmp_path)] == [str(target)]
+    assert paths_in(tmp_path) == [target]
     with open_checkpoint(target) as opened:
         assert (codes(opened), opened.safety, opened.complete) == (set(), (), True)
         assert opened.findings[0].message.startswith("2 ranks; the files do not tell")
@@ -63,13 +65,14 @@ def test_the_directory_is_one_checkpoint(tmp_path: Path) -> None:
 
 def test_chunks_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass over the files has seen every byte of a tensor that lies in several of them."""
-    counted: list[object] = []
-    monkeypatch.setattr(
-        "ckpttool.ops.checks.count_specials", lambda *one: counted.append(one) or count_specials(*one)
-    )
     for directory in (CHUNKS, CHUNKS.parent / "two-ranks", FILES / "deepspeed" / "zero-3" / "global_step2"):
-        assert verify(directory).is_valid
-    assert counted == []
+        with open_checkpoint(directory) as opened:
+            extents = [span.extent for span in opened.spans() if span.dtype is not None]
+        values = [extent for extent in extents if extent.nbytes > 8]  # without the counters of a training
+        with recorded_reads(monkeypatch) as reads:
+            assert verify(directory).is_valid
+        inside = [read.nbytes for read in reads if any(lies_inside(read, extent) for extent in values)]
+        assert sum(inside) == sum(extent.nbytes for extent in values) > 0
 
 
 def test_a_missing_file_of_the_set(tmp_path: Path) -> None:
@@ -162,21 +165,16 @@ def consolidated(into: Path) -> Path:
     return target
 
 
-def test_what_was_put_together_is_one_checkpoint_with_its_chunks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from ckpttool.cli import run
-
+def test_what_was_put_together_is_one_checkpoint_with_its_chunks(tmp_path: Path, run: Run) -> None:
     target = consolidated(tmp_path)
-    assert [unit.path for unit in discover(tmp_path)] == [str(target)]
+    assert paths_in(tmp_path) == [target]
     with open_checkpoint(target) as opened:
         assert (opened.format, opened.variant) == ("safetensors", "sharded")
         assert codes(opened) == {"not-part"}
     shutil.copytree(target, tmp_path / "step-2")
-    assert run(["list", str(tmp_path), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["checkpoints"]) == 2
-    assert run(["prune", str(tmp_path), "--keep-last", "1", "--json"]) == 0
-    capsys.readouterr()
+    listed = run("list", tmp_path, "--json")
+    assert (listed.status, len(json.loads(listed.out)["checkpoints"])) == (0, 2)
+    assert run("prune", tmp_path, "--keep-last", "1", "--json").status == 0
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["step-2"]
 
 

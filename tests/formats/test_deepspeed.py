@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import open_checkpoint, verify
-from ckpttool.formats.discovery import discover
+from ckpttool import list_checkpoints, open_checkpoint, verify
 from ckpttool.ops.verdict import Safety
-from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.tensor import Role
 from tests.support.checkpoints import codes
+from tests.support.commands import Run
+from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 ZERO = FILES / "deepspeed"
@@ -31,8 +31,8 @@ def copied(stage: int, into: Path) -> Path:
 @pytest.mark.parametrize("stage", range(4))
 def test_a_tag_is_one_checkpoint_and_the_scripts_are_none(stage: int) -> None:
     root = ZERO / f"zero-{stage}"
-    found = [Path(unit.path).name for unit in discover(root)]
-    assert found == sorted(path.name for path in root.iterdir() if path.is_dir())
+    names = [path.name for path in paths_in(root)]
+    assert names == sorted(path.name for path in root.iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -185,30 +185,25 @@ def test_a_directory_of_the_trainer_is_the_trainers(tmp_path: Path) -> None:
     shutil.copytree(FILES / "safetensors" / "trainer" / "checkpoint-2", target)
     shutil.copytree(ZERO / "zero-1" / TAG, target / TAG)
     shutil.copy(ZERO / "zero-1" / "latest", target)
-    assert [unit.path for unit in discover(tmp_path)] == [str(target)]
+    assert paths_in(tmp_path) == [target]
     with open_checkpoint(target) as opened:
         assert opened.variant == "trainer"
-    (entry,) = survey_directory(tmp_path).entries
-    assert not entry.holds_others  # prune would never take it
+    (listed,) = list_checkpoints(tmp_path).checkpoints
+    assert not listed.entry.holds_others  # prune would never take it
 
 
-def test_prune_keeps_the_tag_that_latest_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ckpttool.cli import run
-
+def test_prune_keeps_the_tag_that_latest_names(tmp_path: Path, run: Run) -> None:
     root = copied(0, tmp_path)
     (root / "latest").write_text("global_step1", encoding="utf-8")
-    status = run(["prune", str(root), "--keep-last", "1", "--dry-run", "--json"])
-    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    answer = run("prune", root, "--keep-last", "1", "--dry-run", "--json")
+    (group,) = json.loads(answer.out)["groups"]
     kept = {Path(entry["path"]).name: entry["reasons"] for entry in group["keep"]}
     assert set(kept) == {"global_step1", "global_step2"}
     assert any("latest" in reason for reason in kept["global_step1"])
-    assert status == 0
+    assert answer.status == 0
 
 
-def test_prune_removes_a_tag_that_nothing_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ckpttool.cli import run
-
+def test_prune_removes_a_tag_that_nothing_names(tmp_path: Path, run: Run) -> None:
     root = copied(0, tmp_path)
-    run(["prune", str(root), "--keep-last", "1", "--dry-run", "--json"])
-    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    (group,) = json.loads(run("prune", root, "--keep-last", "1", "--dry-run", "--json").out)["groups"]
     assert [Path(entry["path"]).name for entry in group["remove"]] == ["global_step1"]

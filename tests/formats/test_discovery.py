@@ -18,11 +18,17 @@ from ckpttool import (
     NotFound,
     open_checkpoint,
 )
-from ckpttool import formats as under_test
-from ckpttool.formats import detect
-from ckpttool.formats.discovery import Walk, discover, unit_at
-from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.formats import formats
+from ckpttool.formats.interface import Format, Probe
 from ckpttool.testing import no_file_left_open
+from tests.support.opening import (
+    checkpoint_at,
+    checkpoints_in,
+    format_class_of,
+    offer_formats,
+    only_checkpoint,
+    paths_in,
+)
 
 Plant = Callable[..., None]
 
@@ -41,8 +47,7 @@ def plant(files: Path, tmp_path: Path) -> Plant:
 
 def found(root: Path, **walk: object) -> list[str]:
     with no_file_left_open():
-        units = list(discover(root, Walk(**walk)))  # type: ignore[arg-type]
-    return sorted(os.path.relpath(unit.path, root) for unit in units)
+        return sorted(os.path.relpath(path, root) for path in paths_in(root, **walk))
 
 
 # A path ---------------------------------------------------------------------------------------------
@@ -50,7 +55,7 @@ def found(root: Path, **walk: object) -> list[str]:
 
 def test_file_stands_for_itself(files: Path) -> None:
     path = files / "pytorch" / "guide.pth"
-    (unit,) = discover(path)
+    unit = only_checkpoint(path)
     assert (unit.path, unit.members) == (str(path), ("guide.pth",))
     assert unit.format is not None and unit.format.name == "pytorch"
     assert (list(unit.files()), unit.nbytes) == ([str(path)], path.stat().st_size)
@@ -61,19 +66,19 @@ def test_content_decides_and_the_suffix_is_a_hint(plant: Plant, tmp_path: Path) 
     (tmp_path / "fake.pth").write_text("text")
     (tmp_path / "fake.txt").write_text("text")
     assert found(tmp_path) == ["fake.pth", "model", "model.txt"]
-    fake = unit_at(str(tmp_path / "fake.pth"))
+    fake = checkpoint_at(tmp_path / "fake.pth")
     assert fake is not None and fake.format is None
-    assert unit_at(str(tmp_path / "fake.txt")) is None
+    assert checkpoint_at(tmp_path / "fake.txt") is None
 
 
 def test_directory_that_is_no_checkpoint_is_no_unit(tmp_path: Path) -> None:
-    assert unit_at(str(tmp_path)) is None
+    assert checkpoint_at(tmp_path) is None
     assert found(tmp_path) == []
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        list(discover(tmp_path / "missing"))
+        checkpoints_in(tmp_path / "missing")
 
 
 # A tree ---------------------------------------------------------------------------------------------
@@ -111,7 +116,7 @@ def test_links_are_pointers_or_lead_elsewhere(plant: Plant, tmp_path: Path) -> N
 
 def test_sharded_directory_is_one_unit(files: Path, tmp_path: Path) -> None:
     shutil.copytree(files / "safetensors" / "sharded", tmp_path / "model")
-    (unit,) = discover(tmp_path)
+    unit = only_checkpoint(tmp_path)
     whole = sum(path.stat().st_size for path in (tmp_path / "model").iterdir())
     assert 0 < unit.nbytes <= whole
     with open_checkpoint(unit.path) as checkpoint:
@@ -134,24 +139,26 @@ def test_what_cannot_be_looked_at_is_told(
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
-    monkeypatch.setattr("ckpttool.formats.interface.os.scandir", refuse)
-    told: list[CheckpointError] = []
-    units = list(discover(tmp_path, Walk(on_error=told.append)))
+    monkeypatch.setattr(os, "scandir", refuse)
+    errors: list[CheckpointError] = []
+    paths = paths_in(tmp_path, on_error=errors.append)
     monkeypatch.undo()
-    assert [Path(unit.path).name for unit in units] == ["a.pth"]
-    assert [str(error) for error in told] == [f"{tmp_path / 'shut'}: permission denied"]
+    assert paths == [tmp_path / "a.pth"]
+    assert [str(error) for error in errors] == [f"{tmp_path / 'shut'}: permission denied"]
 
 
 def test_order_does_not_depend_on_the_file_system(
     plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(*(f"{name}.pth" for name in "cabed"))
-    units = [Path(unit.path).stem for unit in discover(tmp_path)]
-    assert units == sorted(units)
+    assert [path.stem for path in paths_in(tmp_path)] == list("abcde")
 
 
-def test_size_of_what_vanished_is_nothing(tmp_path: Path) -> None:
-    assert Unit(str(tmp_path / "gone.pth"), ("gone.pth",), None).nbytes == 0
+def test_size_of_what_vanished_is_nothing(plant: Plant, tmp_path: Path) -> None:
+    plant("gone.pth")
+    unit = only_checkpoint(tmp_path)
+    (tmp_path / "gone.pth").unlink()
+    assert unit.nbytes == 0
 
 
 # Formats --------------------------------------------------------------------------------------------
@@ -178,34 +185,28 @@ class Special(Anything):
     specialises = (Anything, Other)
 
 
-def probed(tmp_path: Path, content: bytes = b"this could be anything") -> Probe:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a file that none of the package's own formats recognises."""
     path = tmp_path / "file"
-    path.write_bytes(content)
-    return Probe(path)
+    path.write_bytes(b"this could be anything")
+    return path
 
 
-def test_third_parties_are_asked_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = Anything()
-    monkeypatch.setattr(under_test, "third_party_formats", lambda: (offered,))
-    probe = probed(tmp_path)
-    assert detect(probe) is offered
-    probe.close()
+def test_third_parties_are_asked_last(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_formats(monkeypatch, Anything())
+    assert format_class_of(path) == "Anything"
 
 
-def test_two_that_claim_one_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "third_party_formats", lambda: (Anything(), Other()))
-    probe = probed(tmp_path)
+def test_two_that_claim_one_file_are_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_formats(monkeypatch, Anything(), Other())
     with pytest.raises(AmbiguousFormat, match="Anything and Other both recognise it"):
-        detect(probe)
-    probe.close()
+        format_class_of(path)
 
 
-def test_declared_specialisation_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    special = Special()
-    monkeypatch.setattr(under_test, "third_party_formats", lambda: (Anything(), special, Other()))
-    probe = probed(tmp_path)
-    assert detect(probe) is special
-    probe.close()
+def test_declared_specialisation_wins(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_formats(monkeypatch, Anything(), Special(), Other())
+    assert format_class_of(path) == "Special"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_why_nothing_is_recognised(
 
 
 def test_every_format_has_a_name_and_lower_case_suffixes() -> None:
-    for format in under_test.formats():
+    for format in formats():
         assert format.name
         assert all(suffix == suffix.lower() and suffix.startswith(".") for suffix in format.suffixes)
 
@@ -245,7 +246,6 @@ def test_every_format_looks_at_anything_calmly(files: Path, tmp_path: Path) -> N
     """Being asked is no promise: no format may fail on what another one wrote."""
     strange = [tmp_path, *(path for path in files.rglob("*") if "hostile" in path.parts)]
     for path in strange:
-        probe = Probe(path)
-        for format in under_test.formats():
-            assert format.matches(probe) in (True, False)
-        probe.close()
+        with Probe(path) as probe:
+            for format in formats():
+                assert format.matches(probe) in (True, False)

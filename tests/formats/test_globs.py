@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.globs import Globs, last_name
+from tests.support.opening import paths_in
 
 
 @pytest.fixture
@@ -90,4 +90,4 @@ def test_the_last_name(glob: str, name: str) -> None:
 def test_a_walk_passes_it_over(tree: Path, glob: str) -> None:
     for name in ("exp", "final"):
         (tree / "runs" / name / "a.pt").write_bytes(b"")
-    assert [unit.path for unit in discover("runs", Walk(exclude=[glob]))] == ["runs/exp/a.pt"]
+    assert paths_in("runs", exclude=[glob]) == [Path("runs/exp/a.pt")]
