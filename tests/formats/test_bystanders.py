@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -17,11 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import AccessDenied, CheckpointError, Severity, Verification, verify
-from ckpttool.formats import bystanders, interface
-from ckpttool.formats.discovery import discover
-from ckpttool.formats.hf_trainer import HfTrainer
+from ckpttool import CheckpointError, Severity, Verification, open_checkpoint, verify
+from ckpttool.formats import bystanders
 from ckpttool.ops.verdict import Safety
+from tests.support.opening import checkpoints_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 DIRECTORIES = (
@@ -102,7 +102,7 @@ def planted(directory: Path, name: str, marker: Path) -> Path:
 
 def verdicts(directory: Path) -> list[Verification]:
     """Return the verdicts on all that ``verify DIR`` looks at."""
-    return [verify(unit) for unit in discover(directory)]
+    return [verify(unit) for unit in checkpoints_in(directory)]
 
 
 @pytest.mark.framework
@@ -217,15 +217,16 @@ def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     (copy / "notes").write_text("text")
     (copy / "closed").mkdir()
 
-    def refuse(path: str) -> Any:
-        if os.path.basename(path) in ("extra.pkl", "notes", "closed"):
-            raise AccessDenied(path, "permission denied")
-        return open_source(path) if os.path.isfile(path) else read_names(path)
+    def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *arguments: Any, **options: Any) -> Any:
+            if os.path.basename(path) in ("extra.pkl", "notes", "closed"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return real(path, *arguments, **options)
 
-    open_source, read_names = bystanders.Source, bystanders.scan
-    monkeypatch.setattr(bystanders, "Source", refuse)
-    monkeypatch.setattr(bystanders, "scan", refuse)
-    monkeypatch.setattr(interface, "Source", refuse)
+        return call
+
+    for name in ("open", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
     (verification,) = verdicts(copy)
     assert verification.safety is Safety.UNKNOWN
     denied = [one.where for one in verification.findings if one.message == "permission denied"]
@@ -259,8 +260,8 @@ def test_a_damaged_directory_does_not_hide_them(tmp_path: Path) -> None:
     shutil.copytree(FILES / "safetensors" / "trainer" / "checkpoint-2", directory)
     planted(directory, "extra.pkl", tmp_path / "ran")
     (directory / "trainer_state.json").write_text("[]")
-    with pytest.raises(CheckpointError) as failure, HfTrainer().open_unit(next(iter(discover(directory)))):
-        pass
+    with pytest.raises(CheckpointError) as failure:
+        open_checkpoint(directory)
     assert any("extra.pkl" in str(one.where) for one in getattr(failure.value, "safety", ()))
     (verification,) = verdicts(directory)
     assert (verification.safety, verification.was_opened) == (Safety.UNSAFE, False)

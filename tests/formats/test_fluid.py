@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Checkpoint, CheckpointError, NotACheckpoint, Severity, open_checkpoint, verify
-from ckpttool.formats.discovery import discover
 from ckpttool.report import counted
-from ckpttool.wire import source as wire_source
+from tests.support.opening import hold_open, paths_in
 
 
 @pytest.fixture
@@ -37,8 +36,7 @@ def test_a_root_is_no_checkpoint_and_its_serials_are(files: Path) -> None:
     root = files / "fluid" / "root"
     with pytest.raises(NotACheckpoint):
         open_checkpoint(root)
-    found = [os.path.basename(unit.path) for unit in discover(root)]
-    assert found == [f"checkpoint_{number}" for number in range(5)]
+    assert [path.name for path in paths_in(root)] == [f"checkpoint_{number}" for number in range(5)]
 
 
 def test_parts_of_a_serial_are_no_checkpoints(serial: Path) -> None:
@@ -50,7 +48,7 @@ def test_parts_of_a_serial_are_no_checkpoints(serial: Path) -> None:
 def test_tables_in_a_root_do_not_hide_its_serials(serial: Path) -> None:
     root = serial.parent
     shutil.copytree(serial / "__lookup_table__", root / "__lookup_table__")
-    assert str(serial) in [unit.path for unit in discover(root)]
+    assert serial in paths_in(root)
 
 
 def test_a_serial_is_named_anything(serial: Path) -> None:
@@ -225,7 +223,7 @@ def test_more_variables_than_a_process_may_open(serial: Path) -> None:
 
 
 def test_a_file_that_is_replaced_while_it_is_read(serial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_source, "MAX_OPEN", 1)
+    hold_open(monkeypatch, 1)
     variable = serial / "__model__" / "fc_0.w_0"
     with open_checkpoint(serial) as checkpoint:
         copy = shutil.copyfile(variable, variable.with_name("other"))

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Checkpoint, CheckpointError, DamagedCheckpoint, Severity, open_checkpoint, verify
+from ckpttool import (
+    Checkpoint,
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    Severity,
+    TrainingState,
+    open_checkpoint,
+    verify,
+)
 from ckpttool.checkpoint import Granularity
-from ckpttool.formats import detect
-from ckpttool.formats.hf_trainer import HfTrainer, training_of
-from ckpttool.formats.interface import Probe
 from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -36,11 +42,19 @@ def found(opened: Checkpoint) -> list[tuple[str, Severity, str | None]]:
 
 
 def is_trainer(path: Path) -> bool:
-    probe = Probe(path)
     try:
-        return isinstance(detect(probe), HfTrainer)
-    finally:
-        probe.close()
+        with open_checkpoint(path) as opened:
+            return opened.variant == "trainer"
+    except NotACheckpoint:
+        return False
+
+
+def training_of(directory: Path, **state: object) -> TrainingState:
+    """Return what a directory says of its training, whose state is another and has no arguments."""
+    (directory / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
+    (directory / "training_args.bin").unlink()
+    with open_checkpoint(directory) as opened:
+        return opened.training
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
@@ -232,7 +246,7 @@ def test_takes_no_lonely_state_for_a_checkpoint(tmp_path: Path) -> None:
     assert not is_trainer(tmp_path)
 
 
-def test_takes_the_last_value_of_each_kind() -> None:
+def test_takes_the_last_value_of_each_kind(directory: Path) -> None:
     history = [
         {"step": 1, "loss": 3.0, "learning_rate": 0.1},
         {"step": 1, "eval_a_loss": 2.0, "eval_runtime": 1.0, "eval_a_samples_per_second": 5.0},
@@ -240,17 +254,17 @@ def test_takes_the_last_value_of_each_kind() -> None:
         {"step": 2, "eval_a_loss": 1.5, "eval_accuracy": True},
         "no entry",
     ]
-    training = training_of({"log_history": history, "global_step": True, "epoch": "1"}, {}, "checkpoint-2")
+    training = training_of(directory, log_history=history, global_step=True, epoch="1")
     assert training.loss is not None and training.loss != training.loss
     assert (training.learning_rate, training.metrics) == (0.1, {"eval_a_loss": 1.5})
     assert (training.step, training.epoch, training.hyper_parameters) == (2, None, {})
 
 
 @pytest.mark.parametrize(("step", "metrics"), [(1, {"eval_loss": 2.0}), (2, {"eval_loss": 1.5}), (3, {})])
-def test_metrics_are_those_of_its_own_step(step: int, metrics: dict[str, float]) -> None:
+def test_metrics_are_those_of_its_own_step(directory: Path, step: int, metrics: dict[str, float]) -> None:
     history = [{"step": 1, "eval_loss": 2.0}, {"step": 1, "loss": 0.5}, {"step": 2, "eval_loss": 1.5}]
-    state = {"log_history": history, "global_step": step, "best_metric": 1.5}
-    training = training_of(state, {}, f"checkpoint-{step}")
+    moved = directory.rename(directory.with_name(f"checkpoint-{step}"))
+    training = training_of(moved, log_history=history, global_step=step, best_metric=1.5)
     assert (training.metrics, training.best, training.loss) == (metrics, 1.5, 0.5)
     is_told = training.origin["loss"].endswith("of an earlier step")
     assert is_told == (step != 1)

@@ -14,10 +14,10 @@ import h5py
 import pytest
 
 from ckpttool import Verification, open_checkpoint, verify
-from ckpttool.formats.discovery import discover
 from ckpttool.formats.keras.config import judge
 from ckpttool.ops.verdict import Safety, Status
 from ckpttool.tensor import Role
+from tests.support.opening import checkpoints_in
 
 Config = dict[str, object]
 
@@ -334,7 +334,7 @@ def test_a_set_is_one_checkpoint(shards: Path) -> None:
     for path in (shards, shards / "model.weights.json"):
         assert verify(path).is_valid
     (shards / "other.h5").write_bytes((shards / "model_00000.weights.h5").read_bytes())
-    units = {Path(unit.path).name: unit.members for unit in discover(shards)}
+    units = {Path(unit.path).name: unit.members for unit in checkpoints_in(shards)}
     assert units == {
         "model.weights.json": ("model.weights.json", "model_00000.weights.h5", "model_00001.weights.h5"),
         "other.h5": ("other.h5",),

@@ -14,7 +14,7 @@ import pytest
 
 from ckpttool import list_checkpoints, verify
 from ckpttool.formats import sharded
-from ckpttool.formats.discovery import discover
+from tests.support.opening import checkpoints_in, only_checkpoint
 
 FEW = 16
 """Enough for what grows with the square to be seen, as what is counted depends on nothing else."""
@@ -143,7 +143,7 @@ class Counted:
 
 
 def verify_all(place: Path) -> None:
-    for unit in discover(place):
+    for unit in checkpoints_in(place):
         verify(unit, jobs=1)
 
 
@@ -183,7 +183,7 @@ def test_twice_as_many_take_twice_the_work(
 def test_what_several_indexes_could_claim_stays_no_ones(files: Path, tmp_path: Path) -> None:
     one_family(files, tmp_path, 5)
     shutil.copy(tmp_path / "model-00001-of-00005.safetensors", tmp_path / "model-00009-of-00005.safetensors")
-    units = list(discover(tmp_path))
+    units = checkpoints_in(tmp_path)
     assert [os.path.basename(unit.path) for unit in units] == [
         f"index-{number}.safetensors.index.json" for number in range(5)
     ]
@@ -198,8 +198,8 @@ def test_what_lies_beside_a_set_is_named_up_to_a_hundred(files: Path, tmp_path: 
     (shard, *_) = sorted(tmp_path.glob("*.safetensors"))
     for number in range(150):
         shutil.copy(shard, tmp_path / f"set-0-{number + 10:05}-of-00999.safetensors")
-    (unit,) = discover(tmp_path)
-    extra = [one for one in verify(unit, jobs=1).findings if one.code == "shard-extra"]
+    verification = verify(only_checkpoint(tmp_path), jobs=1)
+    extra = [one for one in verification.findings if one.code == "shard-extra"]
     assert len(extra) == 101
     assert (extra[-1].where, extra[-1].message) == (
         "set-0.safetensors.index.json",

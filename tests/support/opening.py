@@ -11,6 +11,7 @@ import pytest
 from ckpttool import formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.wire import source
 
 
 def checkpoints_in(place: str | os.PathLike[str], **walk: Any) -> list[Unit]:
@@ -48,3 +49,8 @@ def format_class_of(path: str | os.PathLike[str]) -> str | None:
 def offer_formats(patch: pytest.MonkeyPatch, *offered: Format) -> None:
     """Let an installed package bring formats of its own."""
     patch.setattr(formats, "third_party_formats", lambda: offered)
+
+
+def hold_open(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let only so many files be held open; those that are read again are opened again."""
+    patch.setattr(source, "MAX_OPEN", count)
