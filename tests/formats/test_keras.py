@@ -14,7 +14,6 @@ import h5py
 import pytest
 
 from ckpttool import Verification, open_checkpoint, verify
-from ckpttool.formats.keras.config import judge
 from ckpttool.ops.verdict import Safety, Status
 from ckpttool.tensor import Role
 from tests.support.opening import checkpoints_in
@@ -166,11 +165,13 @@ CONFIGS: list[tuple[Config, str | None]] = [
 
 
 @pytest.mark.parametrize(("config", "code"), CONFIGS, ids=lambda value: json.dumps(value)[:60])
-def test_what_a_config_could_run(config: Config, code: str | None) -> None:
+def test_what_a_config_could_run(files: Path, tmp_path: Path, config: Config, code: str | None) -> None:
     model = layer("Sequential", "keras", config={"layers": [layer("InputLayer"), config]})
-    found = {finding.code for finding in judge(model, "config")}
-    assert found == (set() if code is None else {code})
-    assert all("config.config.layers[1]" in (one.where or "") for one in judge(model, "config"))
+    text = json.dumps(model).encode()
+    path = rezipped(files / "keras" / "bfloat16.keras", tmp_path / "m.keras", config=text)
+    with open_checkpoint(path) as checkpoint:
+        assert {finding.code for finding in checkpoint.safety} == (set() if code is None else {code})
+        assert all("config.json.config.layers[1]" in (one.where or "") for one in checkpoint.safety)
 
 
 def test_a_config_that_is_no_config(files: Path, tmp_path: Path) -> None:

@@ -1,11 +1,283 @@
-"""What a configuration says of a layer's weights, in the words that layouts go by."""
+"""What Keras's configurations and groups say of a layer's weights, in the words that layouts go by."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ckpttool.formats.keras.kinds import kind_of
+from ckpttool import Tensor
+from ckpttool.dtypes import BY_NAME
+from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
 from ckpttool.formats.keras.layers import layer_of
+from ckpttool.tensor import Role
+
+UNWIRED = "Dense of unknown wiring"
+
+
+def dense(name: str, units: int = 3, **more: Any) -> dict[str, Any]:
+    return {
+        "class_name": "Dense",
+        "config": {"name": name, "units": units, "use_bias": True, **more.pop("config", {})},
+        **more,
+    }
+
+
+def plain_layer(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"class_name": kind, "config": {"name": name}, **more}
+
+
+def chain(*nodes: dict[str, Any], name: str = "chain") -> dict[str, Any]:
+    return {"class_name": "Sequential", "config": {"name": name, "layers": list(nodes)}}
+
+
+def kinds_in_model(config: dict[str, Any]) -> dict[str, str]:
+    """Return what is told of the layers of a model by its configuration, by their names."""
+    model = layer_of(config)
+    assert model is not None
+    return {name: kind.text for name, kind in kinds_in(model).items()}
+
+
+def kinds_of(*nodes: dict[str, Any]) -> dict[str, str]:
+    """Return the same of a chain of layers."""
+    return kinds_in_model(chain(*nodes))
+
+
+def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
+    node = plain_layer("Flatten", "flatten", build_config={"input_shape": [None, *lengths]})
+    node["config"] |= config
+    return node
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        ([flatten(4, 3, 2)], "Dense after Flatten (4, 3, 2)"),
+        ([flatten(4, 3, 2), plain_layer("Dropout", "d")], "Dense after Flatten (4, 3, 2)"),
+        ([flatten(None, 3, 2)], "Dense after Flatten"),
+        ([plain_layer("Flatten", "f")], "Dense after Flatten"),
+        ([flatten(4, 3)], "Dense"),
+        (
+            [flatten(4, 3, 2, data_format="channels_first")],
+            "Dense unlike PyTorch's: a Flatten of channels first stands before it",
+        ),
+        ([flatten(4, 3, 2), dense("between")], "Dense"),
+        ([dense("between")], "Dense"),
+        ([flatten(4, 3, 2), plain_layer("BatchNormalization", "b")], "Dense after Flatten (4, 3, 2)"),
+        ([], "Dense"),
+    ],
+)
+def test_a_flatten_counts_where_it_comes_right_before(before: list[dict[str, Any]], kind: str) -> None:
+    assert kinds_of(*before, dense("last"))["last"] == kind
+
+
+NORM = {
+    "class_name": "BatchNormalization",
+    "config": {"name": "b", "axis": -1, "scale": True, "center": True},
+}
+
+
+def reshape(*lengths: int) -> dict[str, Any]:
+    return {"class_name": "Reshape", "config": {"name": "reshape", "target_shape": [*lengths]}}
+
+
+def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
+    return {"class_name": kind, "config": {"name": "image", "filters": 6, **config}}
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        ([conv()], "Dense after Flatten (*, 6)"),
+        ([conv("Conv3D"), plain_layer("MaxPooling3D", "p")], "Dense after Flatten (*, 6)"),
+        (
+            [conv(), plain_layer("BatchNormalization", "b"), plain_layer("ReLU", "r")],
+            "Dense after Flatten (*, 6)",
+        ),
+        ([conv("Conv1D")], "Dense after Flatten (*, 6)"),
+        ([conv("Conv1D"), plain_layer("MaxPooling1D", "p")], "Dense after Flatten (*, 6)"),
+        ([conv(filters=None)], "Dense after Flatten"),
+    ],
+)
+def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
+    before: list[dict[str, Any]], kind: str
+) -> None:
+    assert kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        ([conv(data_format="channels_first")], "a Conv2D of channels first"),
+        (
+            [
+                conv(),
+                {"class_name": "MaxPooling2D", "config": {"name": "p", "data_format": "channels_first"}},
+            ],
+            "a MaxPooling2D of",
+        ),
+        ([conv(), plain_layer("Permute", "p")], "a Permute"),
+        ([{**conv(), "module": "own.layers"}], "a Conv2D"),
+        ([conv(), reshape(4, 24)], "a Reshape"),
+        ([conv(), dense("places", build_config={"input_shape": [None, 2, 2, 6]})], "a Flatten"),
+    ],
+)
+def test_what_a_flatten_takes_is_not_guessed(before: list[dict[str, Any]], what: str) -> None:
+    kind = kinds_of(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
+    assert kind.startswith(f"Dense unlike PyTorch's: {what}") and kind.endswith(" stands before it")
+
+
+GIVES = "unlike PyTorch's: a Reshape takes what it gives"
+
+
+def test_what_a_reshape_takes_is_not_guessed() -> None:
+    image = kinds_of(dense("first"), NORM, reshape(4, 4, 5), conv())
+    assert image == {"first": f"Dense {GIVES}", "b": f"BatchNormalization {GIVES}"}
+    assert kinds_of(dense("first"), reshape(1, 1, 5), dense("last")) == {"first": "Dense", "last": "Dense"}
+    assert kinds_of(dense("first"), reshape(7, 5), dense("last"))["first"] == f"Dense {GIVES}"
+    pooled = plain_layer("GlobalAveragePooling2D", "g")
+    assert kinds_of(conv(), pooled, reshape(1, 1, 6), dense("last"))["last"] == "Dense"
+    assert kinds_of(conv(), reshape(6), dense("last"))["last"] == "Dense"
+    assert kinds_of(conv(), reshape(-1), dense("last"))["last"] == "Dense after Flatten (*, 6)"
+
+
+def test_norms_behind_a_flatten_are_told_with_their_vectors() -> None:
+    unlike = "BatchNormalization unlike PyTorch's: a Flatten stands before it"
+    assert kinds_of(flatten(4, 3, 2), NORM)["b"] == unlike
+    assert kinds_of(flatten(4, 3), NORM)["b"] == "BatchNormalization"
+    found = kinds_by_name(chain(flatten(4, 3, 2), NORM), [tensor("b", "gamma", shape=(24,))])
+    assert found == {"b.gamma": unlike}
+
+
+def test_a_gru_with_its_reset_before_the_product_is_not_pytorchs() -> None:
+    config = {"units": 3, "use_bias": False}
+    for reset_after, kind in ((True, "GRU"), (False, "GRU unlike PyTorch's: reset_after is not set")):
+        node = plain_layer("GRU", "g")
+        node["config"] |= config | {"reset_after": reset_after}
+        assert kinds_of(node) == {"g": kind}
+
+
+def functional(*nodes: dict[str, Any], ends: list[str], name: str = "m") -> dict[str, Any]:
+    config = {"name": name, "layers": [*nodes], "output_layers": [[end, 0, 0] for end in ends]}
+    return {"class_name": "Functional", "config": config}
+
+
+def behind(node: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {**node, "inbound_nodes": [[[name, 0, 0, {}] for name in names]]}
+
+
+def in_graph(*nodes: dict[str, Any], ends: list[str]) -> dict[str, str]:
+    return kinds_in_model(functional(*nodes, ends=ends))
+
+
+def test_both_heads_behind_a_flatten_are_found() -> None:
+    heads = [behind(dense(name), "flatten") for name in ("mean", "variance")]
+    drawn = behind(plain_layer("Sampling", "drawn", module="own.layers"), "mean", "variance")
+    found = in_graph(
+        behind(flatten(4, 3, 2), "image"),
+        plain_layer("InputLayer", "image"),
+        *heads,
+        drawn,
+        behind(dense("back"), "drawn"),
+        ends=["back"],
+    )
+    taken = "Dense unlike PyTorch's: a Sampling takes what it gives"
+    before = "Dense unlike PyTorch's: a Sampling stands before it"
+    assert found == {"mean": taken, "variance": taken, "back": before}
+    image = plain_layer("InputLayer", "image")
+    plain_ends = in_graph(image, behind(flatten(4, 3, 2), "image"), *heads, ends=["mean", "variance"])
+    assert plain_ends == dict.fromkeys(("mean", "variance"), "Dense after Flatten (4, 3, 2)")
+
+
+def test_what_is_joined_with_a_flattened_image_is_not_guessed() -> None:
+    image, vector = (plain_layer("InputLayer", name) for name in ("image", "vector"))
+    flat, other = behind(flatten(4, 3, 2), "image"), behind(dense("other"), "vector")
+    for kind in ("Concatenate", "Add"):
+        both = behind(plain_layer(kind, "both"), "flatten", "other")
+        found = in_graph(image, vector, flat, other, both, behind(dense("last"), "both"), ends=["last"])
+        assert found["last"] == "Dense unlike PyTorch's: a Flatten stands before it"
+        assert found["other"] == "Dense unlike PyTorch's: it is joined with what a Flatten gives"
+
+
+def test_models_in_models_are_followed() -> None:
+    inner = chain(dense("head"), name="inner")
+    (found,) = [kinds_by_name(chain(flatten(4, 3, 2), inner), [tensor("inner", "head", "kernel")])]
+    assert found == {"inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
+    encoder = functional(
+        {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, 8, 8, 3]}},
+        behind(conv(), "i"),
+        behind(plain_layer("Flatten", "flatten"), "image"),
+        ends=["flatten"],
+        name="inner",
+    )
+    found = kinds_by_name(chain(encoder, dense("last")), [tensor("last", "kernel")])
+    assert found == {"last.kernel": "Dense after Flatten (*, 6)"}
+
+
+def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
+    history = {"class_name": "__keras_tensor__", "config": {"keras_history": ["flatten", 0, 0]}}
+    inbound = {"three": [{"args": [history], "kwargs": {}}], "two": [[["flatten", 0, 0, {}]]]}
+    other = [[["flatten", 0, 0, {}], ["strange", 0, 0, {}]]]
+    image = plain_layer("InputLayer", "image")
+    nodes = [image, behind(flatten(4, 3, 2), "image")]
+    nodes += [dense(name, inbound_nodes=one) for name, one in inbound.items()]
+    nodes += [dense("both", inbound_nodes=other), dense("none", inbound_nodes=[])]
+    model = {"class_name": "Functional", "config": {"name": "m", "layers": nodes}}
+    after = "Dense after Flatten (4, 3, 2)"
+    unlike = "Dense unlike PyTorch's: what is not told stands before it"
+    assert kinds_in_model(model) == {"three": after, "two": after, "both": unlike, "none": unlike}
+
+
+def test_wrappers_are_looked_into_and_strangers_are_not() -> None:
+    inner = {"name": "t", "layer": dense("inner")}
+    assert kinds_of({"class_name": "TimeDistributed", "config": inner}) == {"t": "Dense"}
+    assert kinds_of({**dense("mine"), "registered_name": "Own>Dense"}) == {}
+    assert kinds_of({**dense("mine"), "module": "own.layers"}) == {}
+    assert kinds_of(plain_layer("Dense", "without_units")) == {}
+    assert kinds_of(dense("quantized", config={"dtype": {"class_name": "QuantizedDTypePolicy"}})) == {}
+    assert kinds_of(dense("adapted", config={"lora_rank": 4})) == {}
+
+
+def tensor(*path: str, key: str | None = None, shape: tuple[int, ...] = (2, 2)) -> Tensor:
+    return Tensor(path, BY_NAME["float32"], shape, Role.WEIGHTS, key=key)
+
+
+def test_models_in_models_are_found_by_the_names_of_both() -> None:
+    config = chain(chain(flatten(4, 3, 2), dense("head"), name="inner"), dense("head"))
+    wanted = {"head.kernel": "Dense", "inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
+    found = [
+        tensor("head", "kernel"),
+        tensor("inner", "head", "kernel"),
+        tensor("inner", "other", "kernel"),
+        tensor("foreign", "kernel"),
+    ]
+    assert kinds_by_name(config, found) == wanted
+
+
+def test_groups_are_counted_as_keras_counts_them() -> None:
+    config = chain(dense("a"), chain(dense("b"), plain_layer("Dropout", "d")), dense("c"))
+    groups = {
+        "a": ("layers", "dense"),
+        "b": ("layers", "sequential", "layers", "dense"),
+        "c": ("layers", "dense_1"),
+        "foreign": ("layers", "dense_2"),
+    }
+    found = [tensor(name, key="/" + "/".join((*group, "vars", "0"))) for name, group in groups.items()]
+    assert kinds_by_group(config, groups.values(), found) == dict.fromkeys("abc", "Dense")
+    without = kinds_by_group(None, groups.values(), found)
+    assert without == dict.fromkeys(groups, UNWIRED)
+
+
+def test_a_group_is_believed_in_lists_of_layers_alone() -> None:
+    keys = [
+        "/dense/vars/0",
+        "/layers/my_dense/vars/0",
+        "/layers/time_distributed/layer/vars/0",
+        "/layers/dense",
+    ]
+    assert kinds_by_group(None, (), [tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
+        "3": "Dense of unknown wiring"
+    }
 
 
 @pytest.mark.parametrize(
@@ -22,8 +294,4 @@ from ckpttool.formats.keras.layers import layer_of
 def test_which_weights_a_norm_lacks(name: str, wrapped: bool, scale: bool, center: bool, told: str) -> None:
     node = {"class_name": name, "config": {"name": "n", "axis": -1, "scale": scale, "center": center}}
     around = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": node}}
-    layer = layer_of(around if wrapped else node)
-    assert layer is not None
-    kind = kind_of(layer)
-    assert kind is not None
-    assert kind.text == name + told
+    assert [*kinds_of(around if wrapped else node).values()] == [name + told]
