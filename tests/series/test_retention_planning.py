@@ -8,57 +8,60 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ckpttool import Policy, Request, UsageError
-from ckpttool.formats.interface import Unit
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import GroupBy, group
-from ckpttool.series.members.series_doubts import EQUALLY_LONG, UNORDERED, doubt_of
-from ckpttool.series.pruning.explanation import explain
-from ckpttool.series.pruning.planning import PrunePlan, make_plan
-from ckpttool.series.reasons import Problem
+from ckpttool import Policy, Request, UsageError, open_checkpoint
 from ckpttool.series.retention.companions import add_failed_siblings, reasons_to_stay
 from ckpttool.series.retention.failed_runs import failed_runs
-from ckpttool.series.retention.plan import FINITE, NO_RULE, Protections, plan
-from ckpttool.series.retention.policy import PathRule, Policies
-from tests.support.directories import damaged, incomplete, unreadable
+from ckpttool.tensor import Extent
+from ckpttool.testing import recorded_reads
+from tests.support.directories import (
+    Entry,
+    damaged,
+    faulty_entry,
+    incomplete,
+    make_entry,
+    unreadable,
+)
+from tests.support.retention import (
+    Pruned,
+    doubts_about,
+    dry_run,
+    plan_of,
+    policies,
+    removed_names,
+    series_of,
+    why,
+    why_in,
+)
+
+NO_RULE = "no rule of the configuration is for it"
+FINITE = "newest of a failed run that is intact and finite"
+EQUALLY_LONG = "all were trained equally long: could be different models"
+UNORDERED = "no number in its names, nor in it, tells which is older"
 
 
-def _planned(directory: Path, **told: object) -> PrunePlan:
-    return make_plan(Request(directory=str(directory), **{"depth": "quick", **told}))
-
-
-def _removed(planned: PrunePlan) -> list[str]:
-    return sorted(entry.name for entry in planned.plan.removals)
+def _planned(directory: Path, **request: Any) -> Pruned:
+    return dry_run(directory, **{"depth": "quick", **request})
 
 
 # Groups that somebody chooses -----------------------------------------------------------------------
 
 
-def _many(entry) -> list[Entry]:
-    def at(directory: str, name: str, epoch: int, **told: object) -> Entry:
-        unit = Unit(f"{directory}/{name}", (name,), None)
-        known = {"unit": unit, "path": unit.path, "inside": (epoch, None), "epoch": epoch, "holds": "full"}
-        return entry(name, **{**known, **told})
-
+def _many() -> list[Entry]:
+    a, b = {"directory": "run/a", "holds": "full"}, {"directory": "run/b", "holds": "full"}
+    moments = {"signature": "other", "holds": "partial, 4 tensors, 9 parameters"}
     return [
-        at("run/a", "m_epoch_1.pt", 1),
-        at("run/a", "m_epoch_2.pt", 2),
-        at("run/a", "warm_epoch_3.pt", 3),
-        at("run/a", "opt_epoch_3.pt", 3, signature="other", holds="partial, 4 tensors, 9 parameters"),
-        at("run/b", "m_epoch_4.pt", 4),
-        at("run/b", "m_epoch_5.keras", 5, format="keras"),
-        at(
-            "run/b",
-            "m_epoch_6.pt",
-            6,
-            fault=incomplete("cut"),
-            signature=None,
-            is_complete=False,
-        ),
+        make_entry("m_epoch_1.pt", **a),
+        make_entry("m_epoch_2.pt", **a),
+        make_entry("warm_epoch_3.pt", **a),
+        make_entry("opt_epoch_3.pt", **a | moments),
+        make_entry("m_epoch_4.pt", **b),
+        make_entry("m_epoch_5.keras", **b, format="keras"),
+        faulty_entry("m_epoch_6.pt", incomplete("cut"), **b),
     ]
 
 
@@ -104,8 +107,8 @@ def _many(entry) -> list[Entry]:
         ),
     ],
 )
-def test_what_makes_a_series(entry, by: GroupBy | None, sizes) -> None:
-    found = group(_many(entry), by)
+def test_what_makes_a_series(by: str | None, sizes) -> None:
+    found = series_of(_many(), by)
     for one in found:
         assert len({two.signature for two in one.entries if two.is_sound}) == 1
     assert {one.key: len(one.entries) for one in found} == sizes
@@ -117,32 +120,30 @@ def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
     for epoch in (1, 2, 3):
         shutil.move(series / f"model_epoch_{epoch}.pth", other)
     told = {"policy": Policy(keep_last=8), "recursive": True}
-    assert _removed(_planned(series, **told)) == []
+    assert removed_names(_planned(series, **told)) == []
     for by in ("parent", "prefix", "format"):
-        assert _removed(_planned(series, **{**told, "policy": Policy(keep_last=1)}, group_by=by)) == [
+        assert removed_names(_planned(series, **{**told, "policy": Policy(keep_last=1)}, group_by=by)) == [
             *(f"model_epoch_{epoch}.pth" for epoch in range(1, 3)),
             *(f"model_epoch_{epoch}.pth" for epoch in range(4, 10)),
         ]
     planned = _planned(series, **told, group_by="none")
-    assert _removed(planned) == ["model_epoch_1.pth", "model_epoch_2.pth"]
+    assert removed_names(planned) == ["model_epoch_1.pth", "model_epoch_2.pth"]
     assert [one.key for one in planned.plan.groups] == ["all checkpoints"]
 
 
 def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(entry) -> None:
     apart = [entry(f"{name}.pt") for name in ("alpha", "beta")]
-    (one,) = group(apart, "parent")
-    assert doubt_of(one) == UNORDERED
+    assert doubts_about(apart, "parent") == [UNORDERED]
     equal = [entry(f"{name}.pt", inside=(9, 900)) for name in ("alpha", "beta")]
-    (one,) = group(equal, "none")
-    assert doubt_of(one) == EQUALLY_LONG
-    (one,) = group([entry(f"{name}.pt", inside=(number, None)) for number, name in enumerate("ab")], "none")
-    assert doubt_of(one) is None
+    assert doubts_about(equal, "none") == [EQUALLY_LONG]
+    counted = [entry(f"{name}.pt", inside=(number, None)) for number, name in enumerate("ab")]
+    assert doubts_about(counted, "none") == [None]
 
 
 def test_a_doubt_about_a_part_is_one_about_all(entry) -> None:
     parts = [entry(f"digit_{number}.pt", inside=(None, None)) for number in (3, 4)]
-    (one,) = group([*parts, entry("m_epoch_5.pt")], "parent")
-    assert doubt_of(one) == doubt_of(group(parts)[0]) is not None
+    (doubt,) = doubts_about([*parts, entry("m_epoch_5.pt")], "parent")
+    assert [doubt] == doubts_about(parts) != [None]
 
 
 # Policies by path, and a limit ----------------------------------------------------------------------
@@ -151,25 +152,22 @@ def test_a_doubt_about_a_part_is_one_about_all(entry) -> None:
 def test_each_series_has_the_policy_of_its_rule(series: Path) -> None:
     for epoch in (1, 2, 3):
         shutil.copy2(series / f"model_epoch_{epoch}.pth", series / f"final_epoch_{epoch}.pth")
-    policies = Policies(
-        Policy(keep_last=9),
-        (PathRule("final_*", Policy(keep_last=1)), PathRule("x", Policy(keep_last=1), "c:3")),
-        str(series),
-    )
-    planned = _planned(series, policies=policies)
-    assert _removed(planned) == ["final_epoch_1.pth", "final_epoch_2.pth", "model_epoch_1.pth"]
+    one = Policy(keep_last=1)
+    by_path = policies(Policy(keep_last=9), ("final_*", one), ("x", one, "c:3"), directory=series)
+    planned = _planned(series, policies=by_path)
+    assert removed_names(planned) == ["final_epoch_1.pth", "final_epoch_2.pth", "model_epoch_1.pth"]
     assert "c:3: no series matches 'x'" in planned.warnings
 
 
 def test_what_no_rule_is_for_is_left_alone_and_no_problem(series: Path) -> None:
-    policies = Policies(None, (PathRule("other/**", Policy(keep_last=1)),), str(series))
-    planned = _planned(series, policies=policies)
+    by_path = policies(None, ("other/**", Policy(keep_last=1)), directory=series)
+    planned = _planned(series, policies=by_path)
     (one,) = planned.plan.groups
     assert (one.skipped, one.remove, planned.problems) == (NO_RULE, (), ())
 
 
 def test_nothing_to_go_by_is_refused(series: Path) -> None:
-    for told in ({}, {"policies": Policies()}):
+    for told in ({}, {"policies": policies(None)}):
         with pytest.raises(UsageError, match="no rule says what to keep"):
             Request(directory=str(series), **told)
 
@@ -178,7 +176,7 @@ def test_nothing_to_go_by_is_refused(series: Path) -> None:
 def test_a_limit_refuses_the_whole(series: Path, limit: str, allowed: bool) -> None:
     told = {"policy": Policy(keep_last=3), "max_delete": limit}
     if allowed:
-        assert len(_removed(_planned(series, **told))) == 7
+        assert len(removed_names(_planned(series, **told))) == 7
         return
     with pytest.raises(UsageError) as refusal:
         _planned(series, **told)
@@ -189,7 +187,7 @@ def test_a_limit_refuses_the_whole(series: Path, limit: str, allowed: bool) -> N
 def test_what_always_stays_may_take_more_than_the_limit(series: Path) -> None:
     planned = _planned(series, policy=Policy(max_size=1))
     size = (series / "model_epoch_10.pth").stat().st_size
-    assert len(_removed(planned)) == 9
+    assert len(removed_names(planned)) == 9
     (problem,) = planned.problems
     told = f"{_size(size)} stay of it, {_size(size - 1)} more than --max-size 1 byte"
     assert problem.message == told
@@ -199,7 +197,7 @@ def test_what_rules_keep_passes_the_limit_and_is_told_where_it_alone_does(series
     size = (series / "model_epoch_10.pth").stat().st_size
     for names, count in ((("*_1.pth",), 0), (("*_1.pth", "*_2.pth"), 1)):
         planned = _planned(series, policy=Policy(keep_names=names, max_size=2 * size + 99))
-        assert len(_removed(planned)) == 8 - len(names)
+        assert len(removed_names(planned)) == 8 - len(names)
         (one,) = planned.plan.groups
         assert one.excess is not None
         assert len(planned.problems) == count
@@ -239,7 +237,7 @@ def test_a_date_in_a_name_is_of_local_time(series: Path, monkeypatch: pytest.Mon
         for epoch, name in enumerate(names, 1):
             shutil.move(series / f"model_epoch_{epoch}.pth", series / f"net_{name}.pth")
         told = {"policy": Policy(keep_daily=2), "exclude": ["model_*"]}
-        assert _removed(_planned(series, **told)) == ["net_2026-05-04-0010.pth"]
+        assert removed_names(_planned(series, **told)) == ["net_2026-05-04-0010.pth"]
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -255,7 +253,7 @@ def test_runs_that_a_setting_tells_apart_are_told_apart_again(series: Path, name
     gone = []
     for _ in range(3):
         planned = _planned(series, policy=Policy(keep_last=1))
-        gone.append(_removed(planned))
+        gone.append(removed_names(planned))
         for one in planned.plan.removals:
             os.unlink(one.unit.path)
     assert newest.isdisjoint(gone[0])
@@ -281,7 +279,7 @@ def test_a_run_that_ended_in_nan_is_told(diverged: Path) -> None:
     planned = _planned(diverged, policy=Policy(keep_last=2), recursive=True, failed="list")
     bad, good = planned.plan.groups
     assert bad.failed == "its newest, m_epoch_3.pt, has NaN: model.fc.weight: 1 of 2 values are NaN"
-    assert (good.failed, _removed(planned)) == (None, ["m_epoch_1.pt", "m_epoch_1.pt"])
+    assert (good.failed, removed_names(planned)) == (None, ["m_epoch_1.pt", "m_epoch_1.pt"])
 
 
 def test_a_failed_run_goes_but_for_what_is_protected(diverged: Path) -> None:
@@ -296,12 +294,12 @@ def test_a_failed_run_goes_but_for_what_is_protected(diverged: Path) -> None:
 @pytest.mark.parametrize("depth", ["quick", "full"])
 def test_a_failed_run_keeps_its_newest_finite_one(diverged: Path, depth) -> None:
     told = {"recursive": True, "failed": "remove", "depth": depth}
-    assert _removed(_planned(diverged, **told)) == ["m_epoch_1.pt", "m_epoch_3.pt"]
+    assert removed_names(_planned(diverged, **told)) == ["m_epoch_1.pt", "m_epoch_3.pt"]
     (diverged / "bad" / "m_epoch_2.pt").write_bytes(_flipped(diverged / "bad" / "m_epoch_2.pt"))
     planned = _planned(diverged, **told)
-    assert _removed(planned) == ["m_epoch_2.pt", "m_epoch_3.pt"]
+    assert removed_names(planned) == ["m_epoch_2.pt", "m_epoch_3.pt"]
     assert [kept.reasons for kept in planned.plan.groups[0].keep] == [(FINITE,)]
-    assert explain(planned, str(diverged / "bad" / "m_epoch_1.pt")).reasons == (FINITE,)
+    assert why_in(diverged, diverged / "bad" / "m_epoch_1.pt", **told).reasons == (FINITE,)
 
 
 def _flipped(path: Path) -> bytes:
@@ -324,10 +322,16 @@ def test_where_all_hold_infinities_the_newest_intact_one_counts(diverged: Path) 
     for epoch, last in ((1, 0.5), (2, 0.25), (3, float("nan"))):
         state = {"mask": torch.tensor([float("-inf"), 0.0]), "fc.weight": torch.tensor([[last, 0.5]])}
         torch.save({"epoch": epoch, "model": state}, diverged / "bad" / f"m_epoch_{epoch}.pt")
-    assert _removed(_planned(diverged, recursive=True, failed="remove")) == ["m_epoch_1.pt", "m_epoch_3.pt"]
+    assert removed_names(_planned(diverged, recursive=True, failed="remove")) == [
+        "m_epoch_1.pt",
+        "m_epoch_3.pt",
+    ]
     state = {"mask": torch.tensor([1.0, 0.0]), "fc.weight": torch.tensor([[0.125, 0.5]])}
     torch.save({"epoch": 1, "model": state}, diverged / "bad" / "m_epoch_1.pt")
-    assert _removed(_planned(diverged, recursive=True, failed="remove")) == ["m_epoch_2.pt", "m_epoch_3.pt"]
+    assert removed_names(_planned(diverged, recursive=True, failed="remove")) == [
+        "m_epoch_2.pt",
+        "m_epoch_3.pt",
+    ]
 
 
 def test_a_rule_keeps_what_it_asks_for_of_a_failed_run_too(diverged: Path) -> None:
@@ -360,13 +364,13 @@ def test_a_run_that_was_restarted_goes_on(diverged: Path) -> None:
     _cut_short(run)
     _date(run / "m_epoch_1.pt", 86_400)
     planned = _planned(run, failed="remove")
-    assert (_removed(planned), planned.plan.groups[0].failed) == ([], None)
+    assert (removed_names(planned), planned.plan.groups[0].failed) == ([], None)
     assert any("was the run restarted?" in one for one in planned.warnings)
     state = torch.load(run / "m_epoch_1.pt", weights_only=True)
     state["model"]["fc.weight"] *= float("nan")
     torch.save(state, run / "m_epoch_1.pt")
     _date(run / "m_epoch_1.pt", 86_400)
-    assert _removed(_planned(run, failed="remove")) == ["m_epoch_1.pt", "m_epoch_3.pt"]
+    assert removed_names(_planned(run, failed="remove")) == ["m_epoch_1.pt", "m_epoch_3.pt"]
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "value"])
@@ -381,10 +385,10 @@ def test_nan_beside_the_weights_is_no_failure_and_counts(tmp_path: Path, kind: s
         else:
             held["model"]["best_metric"] = nan[0].clone()
         torch.save(held, tmp_path / f"m_epoch_{epoch}.pt")
-    assert _removed(_planned(tmp_path, failed="remove")) == []
+    assert removed_names(_planned(tmp_path, failed="remove")) == []
     for told in ({}, {"failed": "remove"}):
         planned = _planned(tmp_path, policy=Policy(keep_last=2), depth="full", **told)
-        assert (_removed(planned), planned.problems) == (["m_epoch_1.pt"], ())
+        assert (removed_names(planned), planned.problems) == (["m_epoch_1.pt"], ())
 
 
 def test_an_average_that_is_nan_does_not_count(tmp_path: Path) -> None:
@@ -396,7 +400,7 @@ def test_an_average_that_is_nan_does_not_count(tmp_path: Path) -> None:
             tmp_path / f"e_epoch_{epoch}.pt",
         )
     planned = _planned(tmp_path, policy=Policy(max_size=1), depth="full")
-    assert "e_epoch_1.pt" not in _removed(planned)
+    assert "e_epoch_1.pt" not in removed_names(planned)
 
 
 def test_a_job_that_was_killed_in_mid_save_keeps_what_it_had(diverged: Path) -> None:
@@ -454,10 +458,13 @@ def test_copies_that_count_twice_are_told(diverged: Path) -> None:
 
 
 def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "ckpttool.series.pruning.planning.failures", lambda *told, **more: pytest.fail("read")
-    )
-    _planned(diverged, policy=Policy(keep_last=2), recursive=True)
+    with open_checkpoint(diverged / "bad" / "m_epoch_3.pt") as newest:
+        values = [tensor.extent for tensor in newest.tensors]
+    for request in ({}, {"failed": "list"}):
+        with recorded_reads(monkeypatch) as reads:
+            _planned(diverged, policy=Policy(keep_last=2), recursive=True, **request)
+        read = [Extent(one.file, one.offset, one.nbytes) for one in reads]
+        assert [extent in read for extent in values] == [bool(request)] * 2
 
 
 @pytest.mark.parametrize(
@@ -472,9 +479,9 @@ def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytes
 )
 def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) -> None:
     now = 1_790_000_000
-    cut = entry(name, fault=fault, is_complete=False, signature=None, modified=(now - age) * 10**9)
+    cut = faulty_entry(name, fault, modified=(now - age) * 10**9)
     whole = entry("m_epoch_2.pt", has_weights=False)
-    told = failed_runs(group([whole, cut]), now, busy={cut.path} if busy else ())
+    told = failed_runs(series_of([whole, cut]), now, busy={cut.path} if busy else ())
     assert told == ({"run/m_epoch_*.pt": f"its newest, {name}, is {fault}"} if is_failed else {})
 
 
@@ -485,14 +492,13 @@ def test_what_belongs_with_a_failed_run_failed(entry) -> None:
         for epoch in (1, 2)
     ]
     entries += [entry(f"other_epoch_{epoch}.pt", signature="other") for epoch in (1, 2, 3)]
-    groups = group(entries)
-    told = add_failed_siblings(groups, {"run/model_epoch_*.pt": "NaN"})
+    told = add_failed_siblings(series_of(entries), {"run/model_epoch_*.pt": "NaN"})
     assert told == {
         "run/model_epoch_*.pt": "NaN",
         "run/ema_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
         "run/optim_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
     }
-    made = plan(groups, Policy(keep_last=1), Protections(failed=told, removes_failed=True))
+    made = plan_of(entries, Policy(keep_last=1), failed=told, removes_failed=True)
     assert reasons_to_stay(made) == {}
     assert sorted({one.name.split("_")[0] for one in made.removals}) == ["ema", "model", "optim", "other"]
 
@@ -500,13 +506,8 @@ def test_what_belongs_with_a_failed_run_failed(entry) -> None:
 # Why ------------------------------------------------------------------------------------------------
 
 
-def _explained(entries: Sequence[Entry], name: str, protections: Protections | None = None, **told: object):
-    groups = group(entries)
-    protections = protections or Protections()
-    made = plan(groups, Policy(**told), protections)
-    planned = PrunePlan(made, groups=groups, protections=protections)
-    one = explain(planned, f"run/{name}")
-    assert one.stays == (one.entry not in made.removals)
+def _explained(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any):
+    one = why(entries, name, policy, **protections)
     return one.stays, one.place, one.reasons, one.against
 
 
@@ -521,18 +522,18 @@ def test_every_rule_has_a_word(entry) -> None:
         )
         for epoch in range(1, 13)
     ]
-    told = {
-        "keep_last": 2,
-        "keep_best": 3,
-        "metric": "loss",
-        "mode": "min",
-        "keep_every_steps": 500,
-        "keep_daily": 1,
-        "keep_weekly": 5,
-        "keep_within": 3600,
-        "keep_names": ("best*", "*_7.pt"),
-    }
-    assert _explained(entries, "m_epoch_6.pt", **told) == (
+    policy = Policy(
+        keep_last=2,
+        keep_best=3,
+        metric="loss",
+        mode="min",
+        keep_every_steps=500,
+        keep_daily=1,
+        keep_weekly=5,
+        keep_within=3600,
+        keep_names=("best*", "*_7.pt"),
+    )
+    assert _explained(entries, "m_epoch_6.pt", policy) == (
         False,
         ("7th newest of 12", "7th best of 12 by loss (0.166667)"),
         (),
@@ -545,7 +546,7 @@ def test_every_rule_has_a_word(entry) -> None:
             "its name is not best* or *_7.pt",
         ),
     )
-    stays, place, reasons, against = _explained(entries, "m_epoch_12.pt", **told)
+    stays, place, reasons, against = _explained(entries, "m_epoch_12.pt", policy)
     assert (stays, place) == (True, ("newest of 12", "best of 12 by loss (0.0833333)"))
     assert reasons[:3] == ("newest", "last 2", "best 3 by loss (0.0833333)")
     assert against == (
@@ -567,14 +568,14 @@ def _day(seconds: float) -> tuple[str, str]:
 
 def test_why_something_does_not_fit(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
-    assert _explained(entries, "m_epoch_1.pt", max_size=200) == (
+    assert _explained(entries, "m_epoch_1.pt", Policy(max_size=200)) == (
         False,
         ("3rd newest of 3",),
         (),
         ("--max-size 200 bytes: the oldest go until the rest fits",),
     )
     entries = [entry(f"m_epoch_{epoch}.pt", saved_at=1_767_225_600.0 + epoch) for epoch in (1, 2, 3)]
-    assert _explained(entries, "m_epoch_1.pt", keep_last=3, max_total_size=200) == (
+    assert _explained(entries, "m_epoch_1.pt", Policy(keep_last=3, max_total_size=200)) == (
         True,
         ("3rd newest of 3",),
         ("last 3",),
@@ -584,40 +585,41 @@ def test_why_something_does_not_fit(entry) -> None:
 
 def test_why_what_no_rule_keeps_stays(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
-    protections = Protections(
-        {"run/m_epoch_1.pt": ["latest", "pinned"]}, holders={("run/m_epoch_1.pt", "latest"): "run/latest"}
-    )
-    assert _explained(entries, "m_epoch_1.pt", protections, keep_last=1) == (
+    policy = Policy(keep_last=1)
+    protections = {
+        "reasons": {"run/m_epoch_1.pt": ["latest", "pinned"]},
+        "holders": {("run/m_epoch_1.pt", "latest"): "run/latest"},
+    }
+    assert _explained(entries, "m_epoch_1.pt", policy, **protections) == (
         True,
         ("3rd newest of 3",),
         ("latest (run/latest)", "pinned"),
         ("3rd newest, not one of the last 1",),
     )
-    told = _explained(entries, "m_epoch_1.pt", Protections(doubts={"run/m_epoch_*.pt": "years"}), keep_last=1)
+    told = _explained(entries, "m_epoch_1.pt", policy, doubts={"run/m_epoch_*.pt": "years"})
     assert (told[0], told[2]) == (True, ("its series is left alone: years",))
 
 
 def test_what_is_faulty_is_not_counted(entry) -> None:
-    cut = entry("m_epoch_1.pt", fault=incomplete("cut"), is_complete=False, signature=None)
-    entries = [cut, entry("m_epoch_2.pt")]
-    assert _explained(entries, "m_epoch_1.pt", keep_last=1) == (
+    entries = [faulty_entry("m_epoch_1.pt", incomplete("cut")), entry("m_epoch_2.pt")]
+    assert _explained(entries, "m_epoch_1.pt", Policy(keep_last=1)) == (
         True,
         (),
         ("incomplete: cut",),
         ("no rule counts it: incomplete: cut",),
     )
-    told = _explained(entries, "m_epoch_1.pt", keep_last=1, incomplete="remove")
+    told = _explained(entries, "m_epoch_1.pt", Policy(keep_last=1, incomplete="remove"))
     assert told[0] is False
     assert told[3][1] == "--incomplete remove: the newest intact one is newer"
 
 
 def test_a_path_may_be_written_in_any_way(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = _planned(series, policy=Policy(keep_last=1))
+    policy = Policy(keep_last=1)
     monkeypatch.chdir(series)
-    for path in ("model_epoch_3.pth", "./model_epoch_3.pth", str(series / "model_epoch_3.pth")):
-        assert explain(planned, path).entry.name == "model_epoch_3.pth"
+    for path in ("model_epoch_3.pth", "./model_epoch_3.pth", series / "model_epoch_3.pth"):
+        assert why_in(series, path, policy=policy).entry.name == "model_epoch_3.pth"
     with pytest.raises(UsageError, match="none of the checkpoints that were looked at"):
-        explain(planned, "model_epoch_30.pth")
+        why_in(series, "model_epoch_30.pth", policy=policy)
 
 
 # What looks like a series ---------------------------------------------------------------------------
@@ -635,12 +637,12 @@ def test_what_looks_like_a_series_is_told_where_a_policy_would_thin_it_out(serie
     names = _called(series, "net{}_at_{}.pth")
     assert _planned(series, policy=Policy(keep_last=10)).problems == ()
     planned = _planned(series, policy=Policy(keep_last=3))
-    assert _removed(planned) == []
+    assert removed_names(planned) == []
     told = (
         "left alone: 10 checkpoints could be one series, and nothing says so (--series 'net*_at_*.pth' does)"
     )
-    assert planned.problems == (Problem(f"{series}/net*_at_*.pth", told),)
-    assert _removed(_planned(series, policy=Policy(keep_last=3), series=["net*_at_*.pth"])) == sorted(
+    assert [(one.path, one.message) for one in planned.problems] == [(f"{series}/net*_at_*.pth", told)]
+    assert removed_names(_planned(series, policy=Policy(keep_last=3), series=["net*_at_*.pth"])) == sorted(
         names[:7]
     )
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
-from ckpttool.formats.interface import Unit
-from ckpttool.naming import parse_name
-from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import group, order_entries
-from ckpttool.series.retention import plan as retention
-from ckpttool.series.retention.plan import FINITE, GroupPlan, Protections, RetentionPlan, plan
+from ckpttool.series.members.order import order_entries
 from ckpttool.series.retention.policy import LIMITS
-from tests.support.directories import damaged, incomplete
+from ckpttool.series.retention.rules import RULES
+from tests.support.directories import Entry, damaged, faulty_entry, file_of, incomplete, make_entry
+from tests.support.retention import GroupPlan, RetentionPlan, plan_of, series_of
 
 NOW = 1_790_000_000.0
 DAY = 86_400
+FINITE = "newest of a failed run that is intact and finite"
 
 _FAULTS = st.sampled_from([None] * 6 + [damaged("cut short"), incomplete("a shard is missing")])
 _TIMES = st.one_of(
@@ -45,23 +44,18 @@ def _entry(draw: st.DrawFn, series: str, epoch: int) -> Entry:
     fault, value, when = draw(_FAULTS), draw(_VALUES), draw(_TIMES)
     step = draw(st.one_of(st.none(), st.integers(0, 5000)))
     inode, size = draw(st.integers(1, 12)), draw(st.integers(0, 100))
-    file = Fingerprint(name, 1, inode, inode * 10 + 1, int(when * 10**9), 2)
-    own = Fingerprint(f"{name}.sha", 1, 1000 + epoch * 2 + (series == "a"), size, 0)
-    return Entry(
-        path=f"run/{name}",
-        unit=Unit(f"run/{name}", (name,), None),
-        format="pytorch",
-        contents=Contents((file, own)),
-        fields=parse_name(name),
-        epoch=epoch,
-        step=step,
-        inside=(None, None) if fault else (epoch, step),
-        saved_at=draw(st.sampled_from([when, None])),
-        metrics={} if value is None else {"m": value},
-        signature=None if fault else "s",
-        is_complete=fault is None,
-        fault=fault,
-    )
+    known = {
+        "files": [
+            file_of(name, inode, inode * 10 + 1, modified=int(when * 10**9), links=2),
+            file_of(f"{name}.sha", 1000 + epoch * 2 + (series == "a"), size),
+        ],
+        "step": step,
+        "saved_at": draw(st.sampled_from([when, None])),
+        "metrics": {} if value is None else {"m": value},
+    }
+    if fault is None:
+        return make_entry(name, inside=(epoch, step), **known)
+    return faulty_entry(name, fault, inside=(None, None), **known)
 
 
 _ALWAYS = frozenset(
@@ -98,12 +92,16 @@ _POLICIES = (
 )
 
 
+Protected = dict[str, Any]
+"""What is stronger than every rule, by its kind."""
+
+
 def _planned(
-    entries: Sequence[Entry], told: Mapping[str, object], protected: Protections | None = None
+    entries: Sequence[Entry], told: Mapping[str, object], protected: Protected | None = None
 ) -> RetentionPlan:
     """Return a plan; what is refused is no history to learn from."""
     try:
-        return plan(group(entries), Policy(**told), protected or Protections(), now=NOW)
+        return plan_of(entries, Policy(**told), now=NOW, **protected or {})
     except UsageError as refusal:
         assume("no checkpoint has a metric" not in str(refusal) and "would keep nothing" not in str(refusal))
         raise
@@ -114,12 +112,12 @@ def _gone(made: RetentionPlan) -> set[str]:
 
 
 @st.composite
-def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protections:
+def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protected:
     paths = st.sampled_from([entry.path for entry in entries])
     reasons = {path: ["latest"] for path in draw(st.sets(paths, max_size=4))}
     sound = {entry.path for entry in entries if entry.is_sound}
     faults = {path: "damaged: checksum" for path in draw(st.sets(paths, max_size=4)) & sound}
-    return Protections(reasons, faults=faults)
+    return {"reasons": reasons, "faults": faults}
 
 
 @settings(max_examples=60)
@@ -127,11 +125,11 @@ def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protections:
 def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
     protected = data.draw(_protections(entries))
     gone = _gone(_planned(entries, told, protected))
-    assert not gone & protected.reasons.keys()
-    assert not gone & protected.faults.keys()
+    assert not gone & protected["reasons"].keys()
+    assert not gone & protected["faults"].keys()
     assert not gone & {one.path for one in entries if (one.fault or "").startswith("damaged")}
-    for one in group(entries):
-        intact = [two for two in one.entries if two.is_sound and two.path not in protected.faults]
+    for one in series_of(entries):
+        intact = [two for two in one.entries if two.is_sound and two.path not in protected["faults"]]
         if intact:
             newest = order_entries(intact)[0][-1]
             assert newest.path not in gone
@@ -166,9 +164,9 @@ def _contradicting(draw: st.DrawFn) -> list[Entry]:
 @settings(max_examples=60)
 @given(_contradicting(), _POLICIES, st.data())
 def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> None:
-    protected = replace(data.draw(_protections(entries)), reasons={})
+    protected = data.draw(_protections(entries)) | {"reasons": {}}
     made = _planned(entries, told, protected)
-    intact = [one for one in entries if one.is_sound and one.path not in protected.faults]
+    intact = [one for one in entries if one.is_sound and one.path not in protected["faults"]]
     assume(intact)
     gone = _gone(made)
     assert max(intact, key=lambda one: one.fields.epoch or 0).path not in gone
@@ -230,12 +228,9 @@ def test_no_order_matters(entries, told, data, order: random.Random) -> None:
     first = _planned(entries, told, protected)
     assert _planned(entries, told, protected) == first
     assert _planned(order.sample(entries, len(entries)), told, protected) == first
-    rules = dict(order.sample(list(retention.RULES.items()), len(retention.RULES)))
-    whole, retention.RULES = retention.RULES, rules
-    try:
+    rules = dict(order.sample(list(RULES.items()), len(RULES)))
+    with patch.dict(RULES, rules, clear=True):
         again = _planned(entries, dict(order.sample(list(told.items()), len(told))), protected)
-    finally:
-        retention.RULES = whole
     assert _gone(again) == _gone(first)
 
 
@@ -245,9 +240,8 @@ def test_what_is_damaged_does_not_count(entries, told, data) -> None:
     """The intact ones fare as if the damaged ones had never been there."""
     told = {key: value for key, value in told.items() if key not in (*LIMITS, "incomplete")}
     assume(told)
-    protected = data.draw(_protections(entries))
-    protected = replace(protected, reasons={})
-    intact = [one for one in entries if one.is_sound and one.path not in protected.faults]
+    protected = data.draw(_protections(entries)) | {"reasons": {}}
+    intact = [one for one in entries if one.is_sound and one.path not in protected["faults"]]
     assume(intact)
     assert _gone(_planned(entries, told, protected)) == _gone(_planned(intact, told))
 
@@ -263,7 +257,7 @@ def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit,
         over = _nbytes(part) - limit
         assert (excess is None) == (over <= 0)
         for kept in [kept for one in part for kept in one.keep] if excess is not None else ():
-            fault = kept.entry.fault or protected.faults.get(kept.entry.path)
+            fault = kept.entry.fault or protected["faults"].get(kept.entry.path)
             is_undated = name == "max_total_size" and "date" in "".join(kept.reasons)
             assert fault is not None or is_undated or _ALWAYS & set(kept.reasons)
             assert (excess.nbytes, excess.is_inevitable) == (over, True)
@@ -288,18 +282,18 @@ def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_pr
 ) -> None:
     protected = data.draw(_protections(entries))
     failed, finite = {}, {}
-    for one in group(entries):
-        intact = [two.path for two in one.entries if two.is_sound and two.path not in protected.faults]
+    for one in series_of(entries):
+        intact = [two.path for two in one.entries if two.is_sound and two.path not in protected["faults"]]
         if data.draw(st.booleans()):
             failed[one.key] = "NaN"
             finite |= {one.key: data.draw(st.sampled_from(intact))} if intact else {}
-    listed = replace(protected, failed=failed, finite=finite)
+    listed = protected | {"failed": failed, "finite": finite}
     without = _gone(_planned(entries, told, protected))
     assert _gone(_planned(entries, told, listed)) == without
-    made = _planned(entries, told, replace(listed, removes_failed=True))
+    made = _planned(entries, told, listed | {"removes_failed": True})
     gone = _gone(made)
     assert not gone & set(finite.values())
-    assert not gone & protected.reasons.keys()
+    assert not gone & protected["reasons"].keys()
     for one in made.groups:
         if one.key not in failed:
             assert {entry.path for entry in one.remove} <= without
@@ -309,7 +303,7 @@ def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_pr
             ruled = {
                 kept.entry.path
                 for kept in one.keep
-                if kept.entry.is_sound and kept.entry.path not in protected.faults
+                if kept.entry.is_sound and kept.entry.path not in protected["faults"]
                 if set(kept.reasons) - always
             }
             assert not gone & ruled
@@ -326,7 +320,7 @@ def _nbytes(groups: Sequence[GroupPlan]) -> int:
 @given(_entries(), _POLICIES)
 def test_incomplete_ones_go_only_where_something_newer_is_intact(entries, told) -> None:
     made = _planned(entries, told | {"incomplete": "remove"})
-    order = {entry.path: place for one in group(entries) for place, entry in enumerate(one.entries)}
+    order = {entry.path: place for one in series_of(entries) for place, entry in enumerate(one.entries)}
     for one in made.groups:
         intact = [kept.entry for kept in one.keep if kept.entry.is_sound]
         for entry in (entry for entry in one.remove if entry.fault is not None):

@@ -10,13 +10,8 @@ from datetime import datetime, timezone
 import pytest
 
 from ckpttool import Policy, UsageError
-from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import group
-from ckpttool.series.retention.missing_metrics import lack_warnings
-from ckpttool.series.retention.plan import GroupPlan, Protections, plan
-from ckpttool.series.retention.policy import PathRule, Policies
-from tests.support.directories import incomplete
+from tests.support.directories import Entry, faulty_entry, file_of, incomplete
+from tests.support.retention import GroupPlan, lacks, plan_of, policies, series_of, series_plan
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=timezone.utc).timestamp()
 DAY = 86_400
@@ -31,9 +26,8 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def _plan(entries: list[Entry], *, protections: Protections | None = None, **told: object) -> GroupPlan:
-    (made,) = plan(group(entries), Policy(**told), protections or Protections(), now=NOW).groups
-    return made
+def _plan(entries: list[Entry], **rules: object) -> GroupPlan:
+    return series_plan(entries, Policy(**rules), now=NOW)
 
 
 def _kept(made: GroupPlan) -> dict[str, str]:
@@ -112,7 +106,7 @@ def test_loss_is_a_metric(entry) -> None:
 def test_a_metric_that_none_has_is_refused(entry) -> None:
     entries = [*_measured(entry, 0.5, 0.25), entry("n_epoch_1.pt", loss=1.0, metrics={"acc": 0.5})]
     with pytest.raises(UsageError) as refusal:
-        plan(group(entries), Policy(keep_best=1, metric="val_los", mode="min"), Protections())
+        plan_of(entries, Policy(keep_best=1, metric="val_los", mode="min"))
     assert str(refusal.value) == (
         "no checkpoint has a metric 'val_los' (there are acc, loss, val_loss; --metrics FILE reads a log)"
     )
@@ -122,7 +116,7 @@ def test_a_metric_that_none_has_is_refused(entry) -> None:
 
 def test_a_metric_that_another_series_has_is_no_mistake(entry) -> None:
     entries = [*_measured(entry, 0.5, 0.25, 0.75), entry("n_epoch_1.pt"), entry("n_epoch_2.pt")]
-    made = plan(group(entries), Policy(keep_best=1, metric="val_loss", mode="min"), Protections())
+    made = plan_of(entries, Policy(keep_best=1, metric="val_loss", mode="min"))
     assert [_kept(one) for one in made.groups] == [
         {"m_epoch_3.pt": "newest", "m_epoch_2.pt": "best 1 by val_loss (0.25)"},
         {"n_epoch_2.pt": "newest, no val_loss", "n_epoch_1.pt": "no val_loss"},
@@ -132,15 +126,15 @@ def test_a_metric_that_another_series_has_is_no_mistake(entry) -> None:
 def test_what_lacks_something_is_counted(entry) -> None:
     entries = _measured(entry, 0.5, None, math.nan, 0.25)
     policy = Policy(keep_best=1, metric="val_loss", mode="min", keep_every_steps=10, keep_daily=1)
-    assert list(lack_warnings([(one, policy) for one in group(entries)], NOW)) == [
+    assert lacks(entries, policy, NOW) == [
         "2 of 4 checkpoints have no val_loss; they are kept",
         "4 of 4 checkpoints have no step; they are kept",
         "4 of 4 checkpoints have no date that can be believed; they are kept",
     ]
-    (one,) = group(_measured(entry, 0.5, None))
-    told = list(lack_warnings([(one, Policy(keep_best=1, metric="val_loss", mode="min"))], NOW))
-    assert told == ["1 of 2 checkpoints has no val_loss; it is kept"]
-    assert not list(lack_warnings([(one, Policy(keep_last=1)), (one, None)], NOW))
+    entries = _measured(entry, 0.5, None)
+    said = lacks(entries, Policy(keep_best=1, metric="val_loss", mode="min"), NOW)
+    assert said == ["1 of 2 checkpoints has no val_loss; it is kept"]
+    assert not lacks(entries, Policy(keep_last=1), NOW) + lacks(entries, None, NOW)
 
 
 # Steps and epochs -----------------------------------------------------------------------------------
@@ -224,8 +218,7 @@ def test_a_clock_that_was_not_set_makes_nothing_old(entry) -> None:
 
 def test_a_date_that_no_calendar_has_is_none(entry) -> None:
     entries = [*_dated(entry, 3, 2, 1), entry("m_epoch_4.pt", saved_at=1e18)]
-    made = plan(group(entries), Policy(keep_daily=1), Protections())
-    assert _kept(made.groups[0]) == {
+    assert _kept(series_plan(entries, Policy(keep_daily=1))) == {
         "m_epoch_4.pt": "newest, dated 1000000000000000000 s after 1970",
         "m_epoch_3.pt": "daily 2026-05-09",
     }
@@ -252,9 +245,8 @@ def test_the_times_of_a_copy_are_no_dates(entry, told) -> None:
     made = _plan(copied, **told)
     assert not made.remove
     assert _kept(made)["m_epoch_1.pt"] == "no date (30 files within 3 s, as by a copy)"
-    (one,) = group(copied)
     said = "30 of 30 checkpoints have no date that can be believed; they are kept"
-    assert list(lack_warnings([(one, Policy(**told))], NOW)) == [said]
+    assert lacks(copied, Policy(**told), NOW) == [said]
     went_on = [entry(f"m_epoch_{30 + day}.pt", modified=start + day * DAY * 10**9) for day in (1, 2, 3)]
     assert [one.name for one in _plan([*copied, *went_on], **told).remove] == [
         "m_epoch_32.pt",
@@ -327,8 +319,11 @@ def test_the_size_alone_keeps_the_newest_that_fit(entry) -> None:
 
 def test_what_is_protected_stays_though_there_is_no_room(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3, 4, 5)]
-    protections = Protections({"run/m_epoch_1.pt": ["pinned"]}, faults={"run/m_epoch_2.pt": "damaged: crc"})
-    made = _plan(entries, max_size=400, protections=protections)
+    protections = {
+        "reasons": {"run/m_epoch_1.pt": ["pinned"]},
+        "faults": {"run/m_epoch_2.pt": "damaged: crc"},
+    }
+    made = series_plan(entries, Policy(max_size=400), **protections)
     assert _kept(made) == {
         "m_epoch_5.pt": "newest",
         "m_epoch_4.pt": "fits 400 bytes",
@@ -336,7 +331,7 @@ def test_what_is_protected_stays_though_there_is_no_room(entry) -> None:
         "m_epoch_1.pt": "pinned",
     }
     assert made.excess is None
-    made = _plan(entries, max_size=299, protections=protections)
+    made = series_plan(entries, Policy(max_size=299), **protections)
     assert sorted(_kept(made)) == ["m_epoch_1.pt", "m_epoch_2.pt", "m_epoch_5.pt"]
     assert str(made.excess) == "300 bytes stay of it, 1 byte more than --max-size 299 bytes"
     assert made.excess.is_inevitable
@@ -368,21 +363,21 @@ def _of_two_runs(entry, a: list[float], b: list[float]) -> list[Entry]:
     ]
 
 
-def _kept_of_all(entries: list[Entry], protections: Protections | None = None, **told: object):
-    made = plan(group(entries), Policy(**told), protections or Protections(), now=NOW)
+def _kept_of_all(entries: list[Entry], policy: Policy, **protections: object):
+    made = plan_of(entries, policy, now=NOW, **protections)
     return {kept.entry.name.removesuffix(".pt") for one in made.groups for kept in one.keep}, made.excess
 
 
 def test_the_oldest_of_all_series_go_first(entry) -> None:
     entries = _of_two_runs(entry, [9, 7, 1], [8, 6, 5])
     newest = {"a_epoch_3", "b_epoch_3"}
-    assert _kept_of_all(entries, max_total_size=600)[0] == {one.name[:-3] for one in entries}
-    assert _kept_of_all(entries, max_total_size=599) == (
+    assert _kept_of_all(entries, Policy(max_total_size=600))[0] == {one.name[:-3] for one in entries}
+    assert _kept_of_all(entries, Policy(max_total_size=599)) == (
         {one.name[:-3] for one in entries} - {"a_epoch_1"},
         (),
     )
-    assert _kept_of_all(entries, max_total_size=399)[0] == newest | {"b_epoch_2"}
-    kept, (excess,) = _kept_of_all(entries, max_total_size=199)
+    assert _kept_of_all(entries, Policy(max_total_size=399))[0] == newest | {"b_epoch_2"}
+    kept, (excess,) = _kept_of_all(entries, Policy(max_total_size=199))
     assert kept == newest
     assert str(excess) == "200 bytes stay in all, 1 byte more than --max-total-size 199 bytes"
     assert excess.is_inevitable
@@ -390,35 +385,36 @@ def test_the_oldest_of_all_series_go_first(entry) -> None:
 
 def test_a_run_that_is_long_over_keeps_its_newest_alone(entry) -> None:
     entries = _of_two_runs(entry, [99, 98, 97], [3, 2, 1])
-    assert _kept_of_all(entries, max_total_size=400)[0] == {f"b_epoch_{n}" for n in (1, 2, 3)} | {"a_epoch_3"}
+    kept, _ = _kept_of_all(entries, Policy(max_total_size=400))
+    assert kept == {"a_epoch_3", "b_epoch_1", "b_epoch_2", "b_epoch_3"}
 
 
 def test_what_is_protected_or_kept_by_rules_counts_in_the_total(entry) -> None:
     entries = _of_two_runs(entry, [9, 7, 1], [8, 6, 5])
-    pinned = Protections({"run/a_epoch_1.pt": ["pinned"]})
-    assert _kept_of_all(entries, pinned, max_total_size=400)[0] == {
+    pinned = {"run/a_epoch_1.pt": ["pinned"]}
+    assert _kept_of_all(entries, Policy(max_total_size=400), reasons=pinned)[0] == {
         *("a_epoch_1", "a_epoch_3", "b_epoch_2", "b_epoch_3")
     }
-    kept, (excess,) = _kept_of_all(entries, max_total_size=300, keep_names=("a*_1.pt",))
+    kept, (excess,) = _kept_of_all(entries, Policy(max_total_size=300, keep_names=("a*_1.pt",)))
     assert kept == {"a_epoch_1", "a_epoch_3", "b_epoch_2", "b_epoch_3"}
     assert (excess.nbytes, excess.is_inevitable) == (100, False)
 
 
 def test_a_series_that_is_left_alone_counts_in_the_total(entry) -> None:
     entries = _of_two_runs(entry, [9, 8], [3, 2])
-    key = group(entries)[0].key
-    kept, (excess,) = _kept_of_all(entries, Protections(skipped={key: "why"}), max_total_size=200)
+    skipped = {series_of(entries)[0].key: "why"}
+    kept, (excess,) = _kept_of_all(entries, Policy(max_total_size=200), skipped=skipped)
     assert kept == {"a_epoch_1", "a_epoch_2", "b_epoch_2"}
     assert (excess.nbytes, excess.is_inevitable) == (100, True)
 
 
 def test_both_limits_hold(entry) -> None:
     entries = _of_two_runs(entry, [9, 8, 7, 6], [5, 4, 3, 2])
-    assert _kept_of_all(entries, max_size=300, max_total_size=400) == (
+    assert _kept_of_all(entries, Policy(max_size=300, max_total_size=400)) == (
         {"a_epoch_4", "b_epoch_2", "b_epoch_3", "b_epoch_4"},
         (),
     )
-    assert _kept_of_all(entries, max_size=200, max_total_size=9999)[0] == {
+    assert _kept_of_all(entries, Policy(max_size=200, max_total_size=9999))[0] == {
         *("a_epoch_3", "a_epoch_4", "b_epoch_3", "b_epoch_4")
     }
 
@@ -426,27 +422,27 @@ def test_both_limits_hold(entry) -> None:
 def test_what_has_no_date_is_not_older_than_others(entry) -> None:
     entries = _of_two_runs(entry, [9, 1], [8, 7])
     entries[0] = entry("a_epoch_1.pt", saved_at=NOW + DAY)
-    kept, (excess,) = _kept_of_all(entries, max_total_size=100)
+    kept, (excess,) = _kept_of_all(entries, Policy(max_total_size=100))
     assert kept == {"a_epoch_1", "a_epoch_2", "b_epoch_2"}
     assert excess.is_inevitable
-    (told,) = lack_warnings([(one, Policy(max_total_size=1)) for one in group(entries)], NOW)
-    assert told == "1 of 4 checkpoints has no date that can be believed; it is kept"
+    assert lacks(entries, Policy(max_total_size=1), NOW) == [
+        "1 of 4 checkpoints has no date that can be believed; it is kept"
+    ]
 
 
 def test_a_rule_for_some_series_alone_decides_about_them_and_they_count(entry) -> None:
     entries = _of_two_runs(entry, [9, 8, 7], [3, 2, 1])
-    whole = PathRule("run/a_*", Policy(keep_names=("*",)))
-    made = plan(group(entries), Policies(Policy(max_total_size=400), (whole,)), Protections(), now=NOW)
+    whole = ("run/a_*", Policy(keep_names=("*",)))
+    made = plan_of(entries, policies(Policy(max_total_size=400), whole), now=NOW)
     assert [one.name for one in made.removals] == ["b_epoch_2.pt", "b_epoch_1.pt"]
     with pytest.raises(UsageError, match="--max-total-size is of all series"):
-        PathRule("run/a_*", Policy(max_total_size=400))
+        policies(None, ("run/a_*", Policy(max_total_size=400)))
 
 
 def test_bytes_with_two_names_count_once(entry) -> None:
-    file = [Fingerprint("shared", 1, 7, 100, 0, 3)]
+    shared = file_of("shared", 7, links=3)
     entries = [
-        entry(f"m_epoch_{epoch}.pt", contents=Contents((*file, Fingerprint("own", 1, 100 + epoch, 10, 0))))
-        for epoch in (1, 2, 3)
+        entry(f"m_epoch_{epoch}.pt", files=[shared, file_of("own", 100 + epoch, 10)]) for epoch in (1, 2, 3)
     ]
     assert not _plan(entries, max_size=130).remove
     assert [one.name for one in _plan(entries, max_size=129).remove] == ["m_epoch_1.pt"]
@@ -455,33 +451,28 @@ def test_bytes_with_two_names_count_once(entry) -> None:
 # Incomplete ones ------------------------------------------------------------------------------------
 
 
-def _cut(entry, epoch: int, modified: int = 0) -> Entry:
-    faults = {
-        "fault": incomplete("a shard is missing"),
-        "is_complete": False,
-        "signature": None,
-    }
-    return entry(f"m_epoch_{epoch}.pt", modified=modified, **faults)
+def _cut(epoch: int, modified: int = 0) -> Entry:
+    return faulty_entry(f"m_epoch_{epoch}.pt", incomplete("a shard is missing"), modified=modified)
 
 
 def test_incomplete_ones_go_where_something_newer_is_intact(entry) -> None:
-    entries = [_cut(entry, 1), entry("m_epoch_2.pt"), _cut(entry, 3), entry("m_epoch_4.pt"), _cut(entry, 5)]
-    protections = Protections({"run/m_epoch_3.pt": ["pinned"]})
-    made = _plan(entries, keep_last=5, incomplete="remove", protections=protections)
+    entries = [_cut(1), entry("m_epoch_2.pt"), _cut(3), entry("m_epoch_4.pt"), _cut(5)]
+    pinned = {"run/m_epoch_3.pt": ["pinned"]}
+    made = series_plan(entries, Policy(keep_last=5, incomplete="remove"), reasons=pinned)
     assert [one.name for one in made.remove] == ["m_epoch_1.pt"]
     assert not _plan(entries, keep_last=5).remove
 
 
 def test_an_incomplete_one_that_was_written_last_may_be_being_written(entry) -> None:
-    entries = [_cut(entry, 1, modified=100), *(entry(f"m_epoch_{epoch}.pt", modified=99) for epoch in (2, 3))]
+    entries = [_cut(1, modified=100), *(entry(f"m_epoch_{epoch}.pt", modified=99) for epoch in (2, 3))]
     assert not _plan(entries, keep_last=5, incomplete="remove").remove
 
 
 def test_the_only_ones_stay_though_they_are_incomplete(entry) -> None:
-    assert not _plan([_cut(entry, 1), _cut(entry, 2)], keep_last=1, incomplete="remove").remove
-    entries = [_cut(entry, 1), entry("m_epoch_2.pt")]
-    protections = Protections(faults={"run/m_epoch_2.pt": "damaged: checksum"})
-    assert not _plan(entries, keep_last=1, incomplete="remove", protections=protections).remove
+    assert not _plan([_cut(1), _cut(2)], keep_last=1, incomplete="remove").remove
+    entries = [_cut(1), entry("m_epoch_2.pt")]
+    damaged = {"run/m_epoch_2.pt": "damaged: checksum"}
+    assert not series_plan(entries, Policy(keep_last=1, incomplete="remove"), faults=damaged).remove
 
 
 # A restarted run ------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckpttool import Policy
-from ckpttool.series.members.order import group
-from ckpttool.series.retention.plan import Protections, plan
+from tests.support.retention import series_plan
 
 
 class Scenario(NamedTuple):
@@ -233,7 +232,7 @@ def test_scenario(entry, zone, name: str, source: str) -> None:
         else entry(f"m_step_{step}.pt", modified=int(_seconds(save)) * 10**9)
         for step, save in enumerate(told.saves, 1)
     ]
-    (made,) = plan(group(entries), Policy(**told.policy), Protections()).groups
+    made = series_plan(entries, Policy(**told.policy))
     saves = {one.path: save for one, save in zip(entries, told.saves, strict=True)}
     assert {saves[kept.entry.path]: kept.reasons for kept in made.keep} == told.kept, told.why
 
@@ -249,7 +248,7 @@ def test_a_year_of_a_save_a_day(entry, zone) -> None:
     days = [datetime.fromtimestamp(start + day * 86400) for day in range(365)]
     entries = [entry(f"m_epoch_{day}.pt", saved_at=when.timestamp()) for day, when in enumerate(days)]
     policy = Policy(keep_daily=7, keep_weekly=5, keep_monthly=12, keep_yearly=75)
-    (made,) = plan(group(entries), policy, Protections()).groups
+    made = series_plan(entries, policy)
     kept = sorted(f"{days[int(one.entry.epoch)]:%m-%d}" for one in made.keep)
     months = [
         "01-31",
@@ -285,5 +284,5 @@ STEPS = {
 def test_every_so_many(entry, name: str, count: str) -> None:
     each, counts, kept, why = STEPS[name]
     entries = [entry(f"m_{count}_{number}.pt") for number in counts]
-    (made,) = plan(group(entries), Policy(**{f"keep_every_{count}s": each}), Protections()).groups
+    made = series_plan(entries, Policy(**{f"keep_every_{count}s": each}))
     assert sorted(getattr(one.entry, count) for one in made.keep) == kept, why

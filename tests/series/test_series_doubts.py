@@ -6,9 +6,6 @@ import pytest
 
 from ckpttool import Policy
 from ckpttool.checkpoint import Granularity
-from ckpttool.formats.globs import Globs
-from ckpttool.series.members.order import group
-from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.members.series_doubts import (
     CONTRADICTED,
     METRICS_ALONE,
@@ -20,15 +17,14 @@ from ckpttool.series.members.series_doubts import (
     untrained_entries,
 )
 from ckpttool.series.retention.companions import doubts_of, metric_followers, reasons_to_stay
-from ckpttool.series.retention.missing_metrics import lack_warnings
-from ckpttool.series.retention.plan import Protections, plan
-from tests.support import directories
+from tests.support.directories import Entry, damaged
+from tests.support.retention import doubts_about, lacks, plan_of, series_of, series_plan
 
 HOUR = 3600 * 10**9
 
 
-def _made(entry, names: list[str], *, apart: int = HOUR, **told: object):
-    return group([entry(name, modified=count * apart, **told) for count, name in enumerate(names)])
+def _saves(entry, names: list[str], *, apart: int = HOUR, **known: object) -> list[Entry]:
+    return [entry(name, modified=count * apart, **known) for count, name in enumerate(names)]
 
 
 @pytest.mark.parametrize(
@@ -42,32 +38,30 @@ def _made(entry, names: list[str], *, apart: int = HOUR, **told: object):
     ],
 )
 def test_what_is_numbered_from_zero_and_written_at_once_could_be_parts(entry, names, why) -> None:
-    (one,) = _made(entry, names, apart=10**9)
-    assert doubt_of(one) == why
+    assert doubts_about(_saves(entry, names, apart=10**9)) == [why]
 
 
 def test_what_is_written_one_after_another_is_no_set_of_parts(entry) -> None:
-    (one,) = _made(entry, ["model_0.pt", "model_1.pt", "model_2.pt"])
-    assert doubt_of(one) is None
+    assert doubts_about(_saves(entry, ["model_0.pt", "model_1.pt", "model_2.pt"])) == [None]
 
 
 @pytest.mark.parametrize("stem", ["digit_", "dncnn_", "llama", "user_", "train_"])
 def test_a_number_after_another_word_may_count_models(entry, stem: str) -> None:
-    (one,) = _made(entry, [f"{stem}{number}.pt" for number in (10, 20, 30)])
-    assert doubt_of(one) == NOT_COUNTED
+    names = [f"{stem}{number}.pt" for number in (10, 20, 30)]
+    assert doubts_about(_saves(entry, names)) == [NOT_COUNTED]
 
 
 @pytest.mark.parametrize("stem", ["model_", "ckpt", "net.", "weights-", "snapshot_", "", "my_state_"])
 def test_a_number_after_a_plain_word_counts_saves(entry, stem: str) -> None:
-    (one,) = _made(entry, [f"{stem}{number}.pt" for number in (10, 20, 30)])
-    assert doubt_of(one) is None
+    names = [f"{stem}{number}.pt" for number in (10, 20, 30)]
+    assert doubts_about(_saves(entry, names)) == [None]
 
 
 def test_epochs_inside_that_grow_with_the_names_settle_it(entry) -> None:
     entries = [entry(f"vae_{number}.pt", inside=(number, None)) for number in range(3)]
-    assert [doubt_of(one) for one in group(entries)] == [None]
+    assert doubts_about(entries) == [None]
     entries = [entry(f"digit_{number}.pt", inside=(10, None)) for number in range(3)]
-    assert [doubt_of(one) for one in group(entries)] == [NOT_COUNTED]
+    assert doubts_about(entries) == [NOT_COUNTED]
 
 
 @pytest.mark.parametrize(
@@ -77,9 +71,9 @@ def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) 
     alike = [
         entry(names.format(number), inside=(10, None), modified=number * HOUR) for number in (1, 2, 4, 8)
     ]
-    assert all(doubt_of(one) for one in group(alike) if len(one.entries) > 1)
+    assert all(doubt_of(one) for one in series_of(alike) if len(one.entries) > 1)
     steps = [entry(names.format(number), inside=(None, 500), modified=number * HOUR) for number in (1, 2, 4)]
-    assert all(doubt_of(one) for one in group(steps) if len(one.entries) > 1)
+    assert all(doubt_of(one) for one in series_of(steps) if len(one.entries) > 1)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +94,9 @@ def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) 
 )
 def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str | None) -> None:
     saves = [entry(f"model_{at + 1}.pt", inside=told, modified=at * HOUR) for at, told in enumerate(inside)]
-    assert [doubt_of(one) for one in group(saves)] == [why]
+    assert doubts_about(saves) == [why]
     named = [entry(f"model_epoch_{at + 1}.pt", inside=told) for at, told in enumerate(inside)]
-    assert [doubt_of(one) for one in group(named)] == [None]
+    assert doubts_about(named) == [None]
 
 
 @pytest.mark.parametrize(
@@ -110,58 +104,56 @@ def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str |
     [((2021, 2022, 2023), YEARS), ((1990, 2100), YEARS), ((1989, 1990), None), ((2000, 2100, 2200), None)],
 )
 def test_what_is_numbered_like_years_may_be_years(entry, numbers: tuple[int, ...], why: str | None) -> None:
-    (one,) = _made(entry, [f"model_{number}.pt" for number in numbers])
-    assert doubt_of(one) == why
+    assert doubts_about(_saves(entry, [f"model_{number}.pt" for number in numbers])) == [why]
     counted = [entry(f"model_{number}.pt", inside=(None, number)) for number in numbers]
-    assert [doubt_of(one) for one in group(counted)] == [None]
+    assert doubts_about(counted) == [None]
     named = [entry(f"model_step_{number}.pt") for number in numbers]
-    assert [doubt_of(one) for one in group(named)] == [None]
+    assert doubts_about(named) == [None]
 
 
 @pytest.mark.parametrize("stem", ["model_acc_90.", "checkpoint.loss_3.", "model_0."])
 def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
-    (one,) = _made(entry, [f"{stem}{number}.pt" for number in (11, 12, 13)])
-    assert doubt_of(one) == METRICS_ALONE
+    names = [f"{stem}{number}.pt" for number in (11, 12, 13)]
+    assert doubts_about(_saves(entry, names)) == [METRICS_ALONE]
 
 
 def test_a_series_that_somebody_names_needs_an_order(entry) -> None:
     for names, why in ((["a_1.pt", "a_2.pt"], None), (["a_1.pt", "a_final.pt"], UNORDERED)):
-        (one,) = group(apply_series_globs([entry(name) for name in names], Globs(["a_*.pt"], "run")))
+        (one,) = series_of([entry(name) for name in names], declared=["a_*.pt"])
         assert doubt_of(one, ["a_*.pt"]) == why
     epochs = [entry(name, inside=(at, None)) for at, name in enumerate(("a_1.pt", "a_final.pt"))]
-    (one,) = group(apply_series_globs(epochs, Globs(["a_*.pt"], "run")))
+    (one,) = series_of(epochs, declared=["a_*.pt"])
     assert doubt_of(one, ["a_*.pt"]) is None
 
 
 def test_a_doubt_counts_where_something_would_go(entry) -> None:
-    groups = _made(entry, ["llama2.pt", "llama3.pt"])
-    protections = Protections(doubts={groups[0].key: NOT_COUNTED})
-    (left,) = plan(groups, Policy(keep_last=1), protections).groups
+    saves = _saves(entry, ["llama2.pt", "llama3.pt"])
+    doubts = {series_of(saves)[0].key: NOT_COUNTED}
+    left = series_plan(saves, Policy(keep_last=1), doubts=doubts)
     assert (left.skipped, left.remove, len(left.keep)) == (NOT_COUNTED, (), 2)
-    (kept,) = plan(groups, Policy(keep_last=2), protections).groups
-    assert kept.skipped is None
+    assert series_plan(saves, Policy(keep_last=2), doubts=doubts).skipped is None
 
 
 def test_what_was_not_trained_stays(entry) -> None:
     told = {"granularity": Granularity.LIGHTWEIGHT}
-    (one,) = _made(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], **told)
+    (one,) = series_of(_saves(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], **told))
     assert len(untrained_entries(one)) == 2
     counted = [entry(f"ckpt_{number}.pkl", inside=(number, None), **told) for number in (1, 2)]
-    assert [untrained_entries(one) for one in group(counted)] == [[]]
-    (one,) = _made(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], granularity=Granularity.PARTIAL)
+    assert [untrained_entries(one) for one in series_of(counted)] == [[]]
+    (one,) = series_of(_saves(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], granularity=Granularity.PARTIAL))
     assert untrained_entries(one) == []
 
 
 # What belongs together ------------------------------------------------------------------------------
 
 
-def _stays(entry, kinds: dict[str, list[int]], damaged: str) -> dict[str, list[str]]:
+def _stays(entry, kinds: dict[str, list[int]], broken: str) -> dict[str, list[str]]:
     entries = [
-        entry(name, signature=kind, **({"fault": directories.damaged("cut")} if name == damaged else {}))
+        entry(name, signature=kind, fault=damaged("cut") if name == broken else None)
         for kind, numbers in kinds.items()
         for name in (f"{kind}_{number}.pt" for number in numbers)
     ]
-    return reasons_to_stay(plan(group(entries), Policy(keep_last=1), Protections()))
+    return reasons_to_stay(plan_of(entries, Policy(keep_last=1)))
 
 
 def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, later: int = 0) -> set[str]:
@@ -173,7 +165,7 @@ def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, late
         for kind, told in kinds.items()
         for number in (1, 2, 3)
     ]
-    return {key.removeprefix("run/").removesuffix("_*.pt") for key in doubts_of(group(entries))}
+    return {key.removeprefix("run/").removesuffix("_*.pt") for key in doubts_of(series_of(entries))}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +184,7 @@ def test_what_is_saved_with_a_series_counts_its_saves(entry, apart: int, later: 
     del kinds["model"]
     assert _saved_together(entry, kinds, apart, later) == {"optim", "ema", "digit"}
     parts = [entry(f"{kind}_{number}.pt", signature=kind) for kind in ("model", "optim") for number in (0, 1)]
-    assert len(doubts_of(group(parts))) == 2
+    assert len(doubts_of(series_of(parts))) == 2
 
 
 def test_a_survivor_keeps_what_belongs_with_it(entry) -> None:
@@ -216,24 +208,22 @@ def test_what_has_no_metric_of_its_own_follows_what_it_belongs_with(entry) -> No
             "other": {"has_weights": True},
         }.items()
     ]
-    groups = group(entries)
+    groups = series_of(entries)
     policy = Policy(keep_best=1, metric="val_loss", mode="min")
     following = metric_followers([(one, policy) for one in groups])
     assert {path.split("_")[0] for path in following} == {"run/ema", "run/optim"}
     assert len(following) == 8
-    chosen = [(one, policy) for one in groups]
-    assert list(lack_warnings(chosen, None, following)) == [
+    assert lacks(entries, policy, followers=following) == [
         "4 of 8 checkpoints have no val_loss; they are kept"
     ]
     assert not metric_followers([(one, Policy(keep_last=1)) for one in groups])
-    groups = group(one for one in entries if not one.name.startswith("other"))
-    protections = Protections(followers=following)
-    kept = reasons_to_stay(plan(groups, policy, protections))
+    entries = [one for one in entries if not one.name.startswith("other")]
+    kept = reasons_to_stay(plan_of(entries, policy, followers=following))
     assert kept == {
         "run/ema_epoch_2.pt": ["belongs with model_epoch_2.pt"],
         "run/optim_epoch_2.pt": ["belongs with model_epoch_2.pt"],
     }
-    made = plan(groups, policy, Protections(kept, followers=following))
+    made = plan_of(entries, policy, reasons=kept, followers=following)
     left = {one.key: [two.entry.fields.epoch for two in one.keep] for one in made.groups}
     assert left == {
         "run/ema_epoch_*.pt": [4, 2],
@@ -254,11 +244,12 @@ def test_series_of_different_lengths_are_strangers(entry) -> None:
 )
 def test_two_numbers_that_grow_are_an_epoch_and_a_step(entry, form: str) -> None:
     names = [form.format(epoch, 700 * epoch) for epoch in (9, 10, 11)]
-    (one,) = group([entry(name, inside=(None, None), epoch=None, step=None) for name in names])
+    entries = [entry(name, inside=(None, None), epoch=None, step=None) for name in names]
+    (one,) = series_of(entries)
     assert [(two.name, two.epoch, two.step) for two in one.entries] == [
         (name, epoch, 700 * epoch) for name, epoch in zip(names, (9, 10, 11), strict=True)
     ]
-    assert doubt_of(one) is None
+    assert doubts_about(entries) == [None]
 
 
 @pytest.mark.parametrize(
@@ -270,4 +261,4 @@ def test_two_numbers_that_grow_are_an_epoch_and_a_step(entry, form: str) -> None
     ],
 )
 def test_other_pairs_of_numbers_are_none(entry, names: list[str]) -> None:
-    assert not any(one.key.count("*") > 1 for one in group([entry(name) for name in names]))
+    assert not any(one.key.count("*") > 1 for one in series_of([entry(name) for name in names]))

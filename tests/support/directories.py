@@ -1,15 +1,21 @@
-"""Checkpoints as members of a series, without files: entries, and what is wrong with them."""
+"""Checkpoints as members of a series: entries without files, what is wrong with them, and what lies where."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.look import look_at
 from ckpttool.series.reasons import Code, Reason, fault
+from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from tests.support.opening import checkpoint_at
 
 
 def damaged(detail: str) -> Reason:
@@ -24,12 +30,56 @@ def unreadable(detail: str) -> Reason:
     return fault(Code.UNREADABLE, detail)
 
 
-def make_entry(name: str, *, modified: int = 0, inode: int | None = None, **told: Any) -> Entry:
-    """Return an entry of a sound checkpoint of one file in ``run/``, with the epoch and step of its name."""
+def file_of(
+    name: str, inode: int | None = None, size: int = 100, *, modified: int = 0, links: int = 1
+) -> Fingerprint:
+    """Return what is known of a file; those of one inode are one file."""
+    number = crc32(os.fsencode(name)) if inode is None else inode
+    return Fingerprint(name, 1, number, size, modified, links)
+
+
+def make_entry(
+    name: str,
+    *members: str,
+    directory: str = "run",
+    files: Sequence[Fingerprint] = (),
+    modified: int = 0,
+    **known: Any,
+) -> Entry:
+    """Return an entry of a sound checkpoint in a directory, with the epoch and step of its name.
+
+    It is one file of its name, or those of ``members``, each of 100 bytes, unless ``files`` says what it is.
+    """
     fields = parse_name(name)
-    file = Fingerprint(name, 1, hash(name) & 0xFFFF if inode is None else inode, 100, modified)
-    unit = Unit(os.path.join("run", name), (name,), None)
-    given: dict[str, Any] = {"signature": "s", "inside": (fields.epoch, fields.step)}
-    given |= {"epoch": fields.epoch, "step": fields.step}
-    given |= {"path": unit.path, "unit": unit, "format": "pytorch", "fields": fields}
-    return Entry(**(given | {"contents": Contents((file,))} | told))
+    members = members or (name,)
+    files = files or [file_of(member, modified=modified) for member in members]
+    unit = Unit(os.path.join(directory, name), members, None)
+    usual: dict[str, Any] = {"signature": "s", "inside": (fields.epoch, fields.step)}
+    usual |= {"epoch": fields.epoch, "step": fields.step}
+    usual |= {"path": unit.path, "unit": unit, "format": "pytorch", "fields": fields}
+    return Entry(**(usual | {"contents": Contents(tuple(files))} | known))
+
+
+def directory_entry(name: str, *files: str, **known: Any) -> Entry:
+    """Return an entry of a checkpoint that is a directory, in which some files lie."""
+    inside = tuple(file_of(f"{name}/{file}") for file in files)
+    return make_entry(name, contents=Contents(inside, (name,)), **known)
+
+
+def faulty_entry(name: str, fault: Reason, **known: Any) -> Entry:
+    """Return an entry of a checkpoint that can't be opened whole."""
+    return make_entry(name, **{"fault": fault, "is_complete": False, "signature": None, **known})
+
+
+def entry_at(path: Path) -> Entry:
+    """Return what is known of the checkpoint at a path, without reading its values."""
+    unit = checkpoint_at(path)
+    assert unit is not None
+    entry = look_at(unit)
+    assert entry is not None
+    return entry
+
+
+def survey(directory: str | os.PathLike[str], *, recursive: bool = True, **scope: Any) -> Survey:
+    """Return the checkpoints of a directory in their series, and what could not be looked at."""
+    return survey_directory(directory, Scope(recursive=recursive, **scope))

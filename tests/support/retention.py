@@ -1,0 +1,92 @@
+"""What a policy makes of checkpoints: of entries without files, and of a directory that stays as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ckpttool import Policy, Request, prune
+from ckpttool.formats.globs import Globs
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group, GroupBy, group
+from ckpttool.series.members.runs import apply_series_globs
+from ckpttool.series.members.series_doubts import doubt_of
+from ckpttool.series.pruning.explanation import Explanation, explain
+from ckpttool.series.pruning.planning import PrunePlan, make_plan
+from ckpttool.series.pruning.prune import Pruned
+from ckpttool.series.retention.missing_metrics import lack_warnings
+from ckpttool.series.retention.plan import GroupPlan, Protections, RetentionPlan, plan
+from ckpttool.series.retention.policy import PathRule, Policies
+
+
+def series_of(
+    entries: Iterable[Entry], by: GroupBy | None = None, declared: Sequence[str] = ()
+) -> tuple[Group, ...]:
+    """Return the series that checkpoints of ``run/`` are, each from the oldest on; globs may declare some."""
+    return group(apply_series_globs(list(entries), Globs(declared, "run")), by)
+
+
+def doubts_about(entries: Iterable[Entry], by: GroupBy | None = None) -> list[str | None]:
+    """Return of each series that checkpoints are why it may be none."""
+    return [doubt_of(series) for series in group(entries, by)]
+
+
+def policies(
+    default: Policy | None, *rules: tuple[Any, ...], directory: str | os.PathLike[str] = "."
+) -> Policies:
+    """Return a policy, and others for the paths that match a glob: pairs of these, or with an origin."""
+    return Policies(default, tuple(PathRule(*rule) for rule in rules), str(directory))
+
+
+def plan_of(
+    entries: Iterable[Entry], policy: Policy | Policies, *, now: float | None = None, **protections: Any
+) -> RetentionPlan:
+    """Return what becomes of checkpoints; ``protections`` say what is stronger than every rule."""
+    return plan(group(entries), policy, Protections(**protections), now=now)
+
+
+def series_plan(entries: Iterable[Entry], policy: Policy, **known: Any) -> GroupPlan:
+    """Return what becomes of checkpoints that are one series."""
+    (planned,) = plan_of(entries, policy, **known).groups
+    return planned
+
+
+def lacks(
+    entries: Iterable[Entry],
+    policy: Policy | None,
+    now: float | None = None,
+    followers: Collection[str] = (),
+) -> list[str]:
+    """Return what is said of checkpoints that lack what a policy goes by."""
+    return list(lack_warnings([(series, policy) for series in group(entries)], now, followers))
+
+
+def why(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any) -> Explanation:
+    """Return why a checkpoint of ``run/`` stays or goes."""
+    groups, protected = group(entries), Protections(**protections)
+    planned = PrunePlan(plan(groups, policy, protected), groups=groups, protections=protected)
+    explanation = explain(planned, f"run/{name}")
+    assert explanation.stays == (explanation.entry not in planned.plan.removals)
+    return explanation
+
+
+def why_in(directory: str | os.PathLike[str], path: str | os.PathLike[str], **request: Any) -> Explanation:
+    """Return why a checkpoint of a directory stays or goes."""
+    planned = make_plan(Request(directory=os.fspath(directory), **request))
+    return explain(planned, os.fspath(path))
+
+
+def dry_run(directory: str | os.PathLike[str], **request: Any) -> Pruned:
+    """Return what a prune of a directory would do."""
+    return prune(Request(directory=os.fspath(directory), **request), dry_run=True)
+
+
+def removed_names(pruned: Pruned) -> list[str]:
+    """Return the names of what goes, sorted."""
+    return sorted(entry.name for entry in pruned.plan.removals)
+
+
+def kept_reasons(pruned: Pruned) -> dict[str, tuple[str, ...]]:
+    """Return why each checkpoint that stays does, by its name."""
+    return {kept.entry.name: kept.reasons for series in pruned.plan.groups for kept in series.keep}
