@@ -6,17 +6,13 @@ import io
 import pickle
 import zipfile
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ckpttool import (
-    CheckpointError,
     DamagedCheckpoint,
     LimitExceeded,
     NotACheckpoint,
@@ -25,20 +21,9 @@ from ckpttool import (
     verify,
 )
 from ckpttool.ops.verdict import Safety
-from ckpttool.wire.npy import itemsize, read_npy_header
-from ckpttool.wire.source import Buffer
+from tests.support.numpy_files import header, npy
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "numpy"
-
-
-def npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
-    text = header.encode("utf-8") + b"\n"
-    width = 2 if version == 1 else 4
-    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(width, "little") + text + data
-
-
-def header(descr: str, shape: str, order: str = "False") -> str:
-    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
 
 
 def opened_codes(path: Path) -> set[str]:
@@ -76,10 +61,11 @@ def test_all_versions_of_the_header(version: int, tmp_path: Path) -> None:
         "'\\\\8'",
     ],
 )
-def test_headers_that_are_none(text: str) -> None:
-    source = Buffer("a.npy", npy(text))
+def test_headers_that_are_none(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy(text))
     with pytest.raises(DamagedCheckpoint) as caught:
-        read_npy_header(source, 0, source.size)
+        open_checkpoint(path)
     assert caught.value.code == "npy-header"
 
 
@@ -158,21 +144,6 @@ def test_text_and_structures_are_described() -> None:
 
 def test_two_bytes_without_a_type_are_said_to_be_so() -> None:
     assert opened_codes(FILES / "bfloat16.npy") == {"opaque-type"}
-
-
-@pytest.mark.parametrize(
-    ("descr", "nbytes"),
-    [("<U3", 12), ("|S3", 3), ("<M8[ns]", 8), ([("a", "<f4"), ("b", "<i2", (2, 3))], 16), ("|V7", 7)],
-)
-def test_bytes_of_an_element(descr: object, nbytes: int) -> None:
-    assert itemsize(descr) == nbytes
-
-
-@given(st.text("{}[]()',: descrfotanhp_<4|O0123456789TrueFalse\\\n", max_size=120))
-def test_any_header_is_read_or_refused(text: str) -> None:
-    source = Buffer("a.npy", npy(text, bytes(64)))
-    with suppress(CheckpointError):
-        read_npy_header(source, 0, source.size)
 
 
 def test_an_archive_without_arrays(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 import numpy as np
 
 from ckpttool import CheckpointError, UsageError, Verification, verify
-from ckpttool.cli import run
 from ckpttool.ops.verdict import Safety
 from tests.security.mutations import mutated
+from tests.support.commands import run_redirected
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "files"
 PASSED_OVER = {"hostile", "series", "metrics", "hdf5-hostile", "keras-unsafe", "lfs", "twins"}
@@ -230,19 +230,14 @@ class Fuzzer:
         found: list[Verification] = []
         yield from attempt("ckpttool.verify", lambda: found.append(verify(target)))
         for command in commands if number % 64 == 0 else ():
-            yield from attempt(str(command[0]), partial(run_command, command))
+            yield from attempt(str(command[0]), partial(run_redirected, *command))
         if found and found[0].safety is Safety.SAFE:
             for unknown in sorted(calls_in(file) - self.honest):
                 if found[0].format != "torchscript" or not unknown.startswith(OF_ITS_CODE):
                     yield f"called safe, and CPython calls {unknown!r}"
 
 
-def run_command(arguments: tuple[object, ...]) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        run([str(argument) for argument in arguments])
-
-
-def attempt(name: str, action: Callable[[], None]) -> Iterator[str]:
+def attempt(name: str, action: Callable[[], object]) -> Iterator[str]:
     """Do something; yield where it failed within itself, and that it took too much memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,10 +20,9 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import Verification, open_checkpoint, verify
-from ckpttool.formats.savedmodel.graph import MAX_GRAPHS
-from ckpttool.series.files import MAX_LEVELS, contents
+from ckpttool import Verification, list_checkpoints, open_checkpoint, verify
 from tests.support.commands import Run
+from tests.support.numpy_files import header, npy
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory of a process")
 
@@ -61,11 +61,6 @@ def zipped(path: Path, records: dict[str, bytes], method: int = ZIP_DEFLATED) ->
     return path
 
 
-def npy(descr: str, shape: tuple[int, ...], *, fortran: bool = False) -> bytes:
-    header = repr({"descr": descr, "fortran_order": fortran, "shape": shape}).encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00\x76\x00" + header
-
-
 def pickled_views(elements: int, views: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]) -> bytes:
     """Return a state dict of tensors with offset, shape and strides in one storage of float32."""
 
@@ -90,15 +85,14 @@ def pickled_views(elements: int, views: Sequence[tuple[int, tuple[int, ...], tup
 def test_structure_that_is_inflated_has_a_budget_for_the_whole_file(tmp_path: Path) -> None:
     config = b'{"a":[' + b'{"b":0},' * 1_000_000 + b"{}]}"
     layers = b'{"layers":[' + b'{"class_name":"Dense","config":{}},' * 200_000 + b"{}]}"
-    fields = b"{'descr': [" + b"('a','<f4')," * 80_000 + b"], 'fortran_order': False, 'shape': (0,), }"
-    header = b"\x93NUMPY\x02\x00" + struct.pack("<I", len(fields)) + fields
+    fields = npy(header("[" + "('a','<f4')," * 80_000 + "]", "(0,)"), version=2)
     torch = {"a/data.pkl": b"\x80\2}.", "a/version": b"3\n"}
     code = torch | {"a/constants.pkl": b"\x80\2).", "a/code/__torch__.py": b"a=1\n" * 5_000_000}
     paths = [
         zipped(tmp_path / "config.keras", {"metadata.json": b"{}", "config.json": config}),
         zipped(tmp_path / "layers.keras", {"metadata.json": b"{}", "config.json": layers}),
         zipped(tmp_path / "code.pt", code),
-        zipped(tmp_path / "fields.npz", {f"{at}.npy": header for at in range(12)}),
+        zipped(tmp_path / "fields.npz", {f"{at}.npy": fields for at in range(12)}),
         zipped(
             tmp_path / "pickles.pth",
             torch | {f"a/x{at}": b"\x80\2](" + b"N" * 1_000_000 + b"e." for at in range(12)},
@@ -114,7 +108,9 @@ def test_structure_that_is_inflated_has_a_budget_for_the_whole_file(tmp_path: Pa
 
 @needs_proc
 def test_many_records_keep_few_streams(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "many.npz", {f"{at}.npy": npy("<f4", (9,)) + bytes(36) for at in range(4000)})
+    path = zipped(
+        tmp_path / "many.npz", {f"{at}.npy": npy(header("'<f4'", "(9,)"), bytes(36)) for at in range(4000)}
+    )
     told, mib, _ = measured([path])
     assert told == {"many.npz": ["weights-zero"]}
     assert mib < 100
@@ -172,7 +168,7 @@ def test_empty_meta_graphs(tmp_path: Path) -> None:
         (finding,) = (finding for finding in findings if finding.check == "structure")
         assert finding.code == "limit-exceeded"
         assert {finding.code for finding in findings if finding.check == "safety"} == {"not-scanned"}
-        assert f"more than {MAX_GRAPHS:,} meta graphs" in finding.message
+        assert "more than 1,000 meta graphs" in finding.message
 
 
 # HDF5 -----------------------------------------------------------------------------------------------
@@ -266,8 +262,8 @@ def test_trees_of_many_levels(levels: int, tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize("levels", [1000, 100_000])
 def test_json_and_groups_of_many_levels(levels: int, tmp_path: Path, run: Run) -> None:
     nested = b"[" * levels + b"]" * levels
-    header = b'{"__metadata__":{"a":' + nested + b"}}"
-    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    text = b'{"__metadata__":{"a":' + nested + b"}}"
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
     index = tmp_path / "model.safetensors.index.json"
     index.write_bytes(b'{"metadata":{"a":' + nested + b'},"weight_map":{}}')
     weights = io.BytesIO()
@@ -328,12 +324,13 @@ def test_directories_of_many_levels(root: Path, run: Run) -> None:
             assert "too long" in told.err + told.out
 
 
-def test_files_of_a_checkpoint_lie_at_some_depth_only(tmp_path: Path) -> None:
-    deep = tmp_path / "model"
-    for _ in range(MAX_LEVELS - 2):
-        deep /= "d"
+def test_files_of_a_checkpoint_lie_at_some_depth_only(files: Path, tmp_path: Path) -> None:
+    deep = shutil.copytree(files / "savedmodel" / "plain", tmp_path / "model") / "/".join("d" * 98)
     deep.mkdir(parents=True)
-    assert len(contents(tmp_path, ["model"]).directories) == MAX_LEVELS - 1
-    (deep / "d" / "d").mkdir(parents=True)
-    with pytest.raises(OSError, match="nested over 100 deep"):
-        contents(tmp_path, ["model"])
+    assert [one.state for one in list_checkpoints(tmp_path).checkpoints] == ["readable"]
+    (deep / "d").mkdir()
+    listing = list_checkpoints(tmp_path)
+    assert [one.state for one in listing.checkpoints] == ["unreadable"]
+    assert [problem.message for problem in listing.problems] == [
+        "unreadable: directories nested over 100 deep in a checkpoint"
+    ]
