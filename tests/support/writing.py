@@ -12,8 +12,8 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer
+from tests.support.containers import stage
 
 OPTIONS = WriteOptions()
 
@@ -50,11 +50,8 @@ def content_of(checkpoint: Checkpoint) -> Content:
 def write(writer: Writer, content: Content, target: Path, options: WriteOptions = OPTIONS) -> Path:
     """Write what is not refused."""
     assert [*writer.refusals(content, options)] == []
-    with StagedOutput(target, writer.shape if options.shard_size is None else "directory") as staged:
-        writer.write(content, staged, options)
-        staged.settle()
-        staged.commit()
-    return target
+    shape = writer.shape if options.shard_size is None else "directory"
+    return stage(target, lambda staged: writer.write(content, staged, options), shape)
 
 
 def require_same(target: Path, content: Content) -> None:

@@ -15,13 +15,9 @@ from ckpttool.wire.directories import Exchanged, OpenDirectory
 from ckpttool.wire.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
 
+pytestmark = pytest.mark.usefixtures("no_disk")
+
 NEW, OLD = b"new", b"old"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing wait for a disk."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def found(place: Path) -> dict[str, bytes]:

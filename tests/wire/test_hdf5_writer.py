@@ -14,26 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
-from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.dtypes import BY_NAME
 from ckpttool.wire.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
+from tests.support.containers import stage
+from tests.support.writing import tensor
 
 NUMPY = sorted(name for name in HELD if hasattr(np, name))
 OPAQUE = sorted(HELD - {*NUMPY, "complex32"})
 
 
-def tensor(array: np.ndarray[Any, Any], dtype: DType | None = None) -> Tensor:
-    values = InMemory(np.ascontiguousarray(array).tobytes())
-    return Tensor(("one",), dtype or BY_NAME[array.dtype.name], array.shape, values=values)
-
-
 def written(path: Path, plan: Plan) -> Path:
-    with StagedOutput(path) as staged:
-        draw(plan).stream(staged.create())
-        staged.settle()
-        staged.commit()
-    return path
+    return stage(path, lambda staged: draw(plan).stream(staged.create()))
 
 
 def pattern(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
@@ -52,7 +45,7 @@ def test_h5py_reads_each_type_of_numpy(dtype: str, tmp_path: Path) -> None:
         ("rows", "some"): pattern(dtype, 2, 3, 4),
         ("large",): pattern(dtype, 70_001),
     }
-    path = written(tmp_path / "x.h5", Plan(tensors={key: tensor(one) for key, one in arrays.items()}))
+    path = written(tmp_path / "x.h5", Plan(tensors={key: tensor("one", one) for key, one in arrays.items()}))
     with h5py.File(path) as file:
         for key, array in arrays.items():
             found = file["/".join(key)]
@@ -76,7 +69,7 @@ def test_bfloat16_lies_as_h5py_and_keras_write_it(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "own.h5", "w") as file:
         file["one"] = array
     with (
-        h5py.File(written(tmp_path / "x.h5", Plan(tensors={("one",): tensor(array)}))) as file,
+        h5py.File(written(tmp_path / "x.h5", Plan(tensors={("one",): tensor("one", array)}))) as file,
         h5py.File(tmp_path / "own.h5") as own,
     ):
         assert file["one"].id.get_type().equal(own["one"].id.get_type())
@@ -95,7 +88,7 @@ def test_groups_attributes_links_and_texts(tmp_path: Path) -> None:
     attributes = {"name": "ä" * 70_000, "list": ["a", "bé"], "none": [], "count": 3, "rate": 0.5, "on": True}
     plan = Plan(
         groups={(): {"root": "r"}, ("a", "empty"): attributes},
-        tensors={("a", "one"): tensor(np.arange(3))},
+        tensors={("a", "one"): tensor("one", np.arange(3))},
         links={("b", "same"): ("a", "one")},
         texts={("text",): b"x" * 200_000, ("nothing",): b""},
         attributes={("a", "one"): {"said": "yes"}},
@@ -114,7 +107,7 @@ def test_groups_attributes_links_and_texts(tmp_path: Path) -> None:
 
 
 def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
-    tensors = {(f"t{at}",): tensor(np.full(20_000 * at, at)) for at in range(5)}
+    tensors = {(f"t{at}",): tensor("one", np.full(20_000 * at, at)) for at in range(5)}
     with StagedOutput(tmp_path / "x") as staged:
         sink = staged.create()
         sink.write(b"before")
@@ -135,7 +128,7 @@ def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
 
 def test_elements_take_no_memory_while_a_file_is_drawn() -> None:
     huge = Tensor(("huge",), BY_NAME["float32"], (1 << 40,), values=InMemory(b""))
-    drawing = draw(Plan(tensors={("huge",): huge, ("small",): tensor(np.arange(3))}))
+    drawing = draw(Plan(tensors={("huge",): huge, ("small",): tensor("one", np.arange(3))}))
     pieces = [*drawing.pieces()]
     assert drawing.size > huge.nbytes
     assert sum(len(one) for one in pieces if isinstance(one, bytes)) < 1 << 20

@@ -22,8 +22,9 @@ from ckpttool.wire import interpreter as under_test
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.wire.pickle_nodes import Call, Global, Payload, Pickle
-from ckpttool.wire.pickle_safety import judge, read_pickle, read_pickles
+from ckpttool.wire.pickle_safety import judge, read_pickle
 from ckpttool.wire.source import Buffer
+from tests.support.containers import pickles_in
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 NEVER_USED = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
@@ -200,8 +201,7 @@ def test_what_was_seen_is_told_by_the_error() -> None:
 
 
 def test_pickles_behind_the_first_are_judged() -> None:
-    data = pickle.dumps([1]) + pickle.dumps(Trap()) + b"cos\nsystem\n"
-    judged = read_pickles(Buffer("some.pkl", data), 0, len(data))
+    judged = pickles_in(pickle.dumps([1]) + pickle.dumps(Trap()) + b"cos\nsystem\n")
     assert (len(judged.pickles), judged.trailing) == (2, len(b"cos\nsystem\n"))
     assert "loading it would import os.system" in {finding.message for finding in judged.safety}
 

@@ -66,13 +66,6 @@ def source(tmp_path: Path) -> Iterator[Source]:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew(3)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def sink(tmp_path: Path, crew: Crew) -> Iterator[Sink]:
     made = Sink(str(tmp_path / "target"), crew, lambda nbytes: None)
     yield made

@@ -21,13 +21,9 @@ from ckpttool.wire.crc import combined_crc32, crc32c, mask_crc, unmask_crc
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table, begins_with_empty_key
 from tests.support.commands import Run
+from tests.support.containers import entries_of_table
 
 WORDS = {f"key-{number:03}".encode(): bytes([number % 256]) * (number % 40) for number in range(60)}
-
-
-def read(path: Path) -> dict[bytes, bytes]:
-    with Source(path) as source:
-        return {entry.key: bytes(entry.value) for entry in Table(source).entries()}
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -53,7 +49,7 @@ def test_keys_of_several_blocks(raw: ModuleType, tmp_path: Path) -> None:
     names = list(WORDS)
     halves = [{name: WORDS[name] for name in half} for half in (names[:25], names[25:])]
     path = written(tmp_path / "t", raw.table(*halves))
-    assert read(path) == WORDS
+    assert entries_of_table(path) == WORDS
     with Source(path) as source:
         table = Table(source)
         for name, value in WORDS.items():
@@ -66,7 +62,7 @@ def test_keys_of_several_blocks(raw: ModuleType, tmp_path: Path) -> None:
 
 def test_keys_that_share_a_start(raw: ModuleType, tmp_path: Path) -> None:
     entries = raw.entry(b"model/a", b"1") + bytes([6, 1, 1]) + b"b2" + bytes([3, 1, 0]) + b"x"
-    assert read(written(tmp_path / "t", raw.table(raw.block(entries)))) == {
+    assert entries_of_table(written(tmp_path / "t", raw.table(raw.block(entries)))) == {
         b"model/a": b"1",
         b"model/b": b"2",
         b"modx": b"",
@@ -75,7 +71,7 @@ def test_keys_that_share_a_start(raw: ModuleType, tmp_path: Path) -> None:
 
 def test_what_the_framework_wrote(files: Path) -> None:
     for path in sorted(files.glob("tensorflow/*/*.index")):
-        assert b"" in read(path), path
+        assert b"" in entries_of_table(path), path
 
 
 def compressed(raw: ModuleType, path: Path) -> bytes:
@@ -100,7 +96,7 @@ def compressed(raw: ModuleType, path: Path) -> bytes:
 def test_snappy(raw: ModuleType, files: Path, tmp_path: Path) -> None:
     for path in sorted(files.glob("tensorflow/*/*.index")):
         packed = written(tmp_path / "t", compressed(raw, path))
-        assert read(packed) == read(path), path
+        assert entries_of_table(packed) == entries_of_table(path), path
         assert begins_with_empty_key(packed.read_bytes()[:16]), path
 
 
@@ -160,10 +156,10 @@ def test_a_compressed_index_without_its_data_is_no_damage_of_the_index(
 def test_snappy_that_is_no_snappy(raw: ModuleType, tmp_path: Path) -> None:
     path = written(tmp_path / "t", _typed(raw, b"\xff" * 9, 1))
     with pytest.raises(DamagedCheckpoint):
-        read(path)
+        entries_of_table(path)
     written(path, _typed(raw, raw.varint(1 << 40) + b"bomb", 1))
     with pytest.raises(LimitExceeded):
-        read(path)
+        entries_of_table(path)
 
 
 def _typed(raw: ModuleType, contents: bytes, kind: int) -> bytes:
@@ -180,7 +176,7 @@ def _typed(raw: ModuleType, contents: bytes, kind: int) -> bytes:
 
 def test_an_unknown_compression(raw: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpoint, match="compression type 7"):
-        read(written(tmp_path / "t", _typed(raw, b"", 7)))
+        entries_of_table(written(tmp_path / "t", _typed(raw, b"", 7)))
 
 
 @pytest.mark.parametrize(
@@ -201,12 +197,12 @@ def test_a_block_that_contradicts_itself(
     raw: ModuleType, tmp_path: Path, entries: bytes, restarts: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(DamagedCheckpoint, match=said):
-        read(written(tmp_path / "t", raw.table(raw.block(entries, restarts))))
+        entries_of_table(written(tmp_path / "t", raw.table(raw.block(entries, restarts))))
 
 
 def test_more_restarts_than_bytes(raw: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpoint, match="restart points"):
-        read(written(tmp_path / "t", raw.table(struct.pack("<II", 0, 1 << 30))))
+        entries_of_table(written(tmp_path / "t", raw.table(struct.pack("<II", 0, 1 << 30))))
 
 
 def test_every_bit_counts(raw: ModuleType, tmp_path: Path) -> None:
@@ -218,18 +214,18 @@ def test_every_bit_counts(raw: ModuleType, tmp_path: Path) -> None:
             broken = bytearray(data)
             broken[at] ^= 1 << bit
             with pytest.raises(CheckpointError):
-                read(written(tmp_path / "t", bytes(broken)))
+                entries_of_table(written(tmp_path / "t", bytes(broken)))
 
 
 def test_every_cut(raw: ModuleType, tmp_path: Path) -> None:
     data = raw.table(WORDS)
     for nbytes in range(len(data)):
         with pytest.raises(CheckpointError):
-            read(written(tmp_path / "t", data[:nbytes]))
+            entries_of_table(written(tmp_path / "t", data[:nbytes]))
 
 
 def test_what_lies_in_front_or_between(raw: ModuleType, tmp_path: Path) -> None:
     data = raw.table(WORDS)
     for broken in (b"garbage" + data, data + data, data + b"\0", data[:-48] + b"\0" + data[-48:]):
         with pytest.raises(DamagedCheckpoint):
-            read(written(tmp_path / "t", broken))
+            entries_of_table(written(tmp_path / "t", broken))

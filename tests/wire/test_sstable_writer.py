@@ -14,22 +14,17 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, Table
 from ckpttool.wire.sstable_writer import TableWriter
 from ckpttool.wire.staged_output import StagedOutput
+from tests.support.containers import entries_of_table, stage
 
 
 def write(path: Path, entries: dict[bytes, bytes]) -> Path:
-    with StagedOutput(path) as staged:
+    def fill(staged: StagedOutput) -> None:
         table = TableWriter(staged.create())
         for key, value in entries.items():
             table.add(key, value)
         table.finish()
-        staged.settle()
-        staged.commit()
-    return path
 
-
-def read(path: Path) -> dict[bytes, bytes]:
-    with Source(path) as source:
-        return {entry.key: bytes(entry.value) for entry in Table(source).entries()}
+    return stage(path, fill)
 
 
 def test_one_entry_byte_by_byte(raw: ModuleType, tmp_path: Path) -> None:
@@ -46,7 +41,7 @@ def test_one_entry_byte_by_byte(raw: ModuleType, tmp_path: Path) -> None:
 def test_keys_tell_what_is_new(tmp_path: Path) -> None:
     entries = {f"a/long/common/prefix/{at:03}".encode(): b"" for at in range(40)}
     path = write(tmp_path / "t", entries)
-    assert read(path) == entries
+    assert entries_of_table(path) == entries
     assert (
         path.read_bytes().count(b"a/long/common/prefix/") == 3 + 1
     )  # at each restart point, and in the index
@@ -58,11 +53,11 @@ def test_several_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     path = write(tmp_path / "t", entries)
     with Source(path) as source:
         assert len(Table(source).blocks) > 20
-    assert read(path) == entries
+    assert entries_of_table(path) == entries
 
 
 def test_no_entries(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "t", {})) == {}
+    assert entries_of_table(write(tmp_path / "t", {})) == {}
 
 
 @pytest.mark.parametrize("keys", [(b"b", b"a"), (b"a", b"a"), (b"", b"")])
@@ -86,4 +81,4 @@ def test_anything_comes_back(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sstable_writer, "BLOCK_BYTES", block)
         path = write(tmp_path_factory.mktemp("any") / "t", ordered)
-    assert read(path) == ordered
+    assert entries_of_table(path) == ordered

@@ -23,10 +23,13 @@ from ckpttool import AccessDenied, CheckpointError, NotFound, Tensor, UsageError
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire import staged_output, staging_area
 from ckpttool.wire.directories import OpenDirectory
-from ckpttool.wire.readable import Contiguous, InMemory
+from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
 from tests.support.faults import in_child, is_killed_at
+from tests.support.writing import byte_tensor
+
+pytestmark = pytest.mark.usefixtures("no_disk")
 
 State = dict[str, tuple[str, bytes | str, int]]
 Content = dict[str, bytes]
@@ -39,16 +42,6 @@ def clear(directory: str) -> list[str]:
     """Clear a directory of what kills left."""
     with OpenDirectory(directory) as opened:
         return staging_area.recover_areas(opened)
-
-
-def _at_once(descriptor: int) -> None:
-    """Stand in for a synchronisation that takes time: what lies in the system's cache survives a kill."""
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing wait for a disk."""
-    monkeypatch.setattr(os, "fsync", _at_once)
 
 
 @pytest.fixture
@@ -947,7 +940,7 @@ def test_names_that_are_no_text(place: Path) -> None:
 
 def test_what_is_discarded_twice(place: Path) -> None:
     target = StagedOutput(place / "ckpt")
-    target.create().put(Tensor(("small",), BY_NAME["uint8"], (3,), values=InMemory(b"abc")))
+    target.create().put(byte_tensor("small", b"abc"))
     target.discard()
     target.discard()
     assert state(place) == {}

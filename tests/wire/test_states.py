@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.source import Buffer
 from tests.security.assembler import Build, Call, Code, Name, PersistentId, call, pickled, spelled
+from tests.support.containers import pickles_in
 
 POINTER = b"A" * 8
 PLAIN_ARRAY = call("numpy._core.multiarray", "_reconstruct", Name("numpy", "ndarray"), (0,), b"b")
@@ -42,7 +41,7 @@ def scalar(kind: Any) -> Call:
 
 def safety_messages(data: bytes) -> list[str]:
     """Return what the judge says of a pickle."""
-    return [finding.message for finding in read_pickles(Buffer("pickle", data), 0, len(data)).safety]
+    return [finding.message for finding in pickles_in(data).safety]
 
 
 def changed_later() -> Code:

@@ -19,9 +19,8 @@ from ckpttool.report import has_errors
 from ckpttool.wire import trust as under_test
 from ckpttool.wire.calls import judge
 from ckpttool.wire.pickle_nodes import Call, Global, Mapped
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import CALLED_ONLY, UNVETTED, Trust, kind_of, modern, trust
+from tests.support.containers import pickles_in
 
 NAMES = Path(under_test.__file__).with_name("names")
 NOT_PLAIN = {Trust.DANGEROUS, Trust.KNOWN}
@@ -537,8 +536,7 @@ def test_what_asks_the_environment_is_made_and_neither_called_nor_kept(module: s
 )
 def test_what_nobody_knows_is_handed_nothing_that_runs(argument: bytes) -> None:
     data = b"\x80\4cmy.module\nfunction\n" + argument + b"X\1\0\0\0x\x86R."
-    found = read_pickles(Buffer("some.pkl", data), 0, len(data)).safety
-    assert has_errors(found)
+    assert has_errors(pickles_in(data).safety)
 
 
 def partial_of(*state: Any) -> object:
@@ -580,8 +578,7 @@ class Called:
 )
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_partial_is_no_way_to_call_what_is_not_on_the_list(value: object, protocol: int) -> None:
-    data = pickle.dumps(value, protocol)
-    assert has_errors(read_pickles(Buffer("some.pkl", data), 0, len(data)).safety)
+    assert has_errors(pickles_in(pickle.dumps(value, protocol)).safety)
 
 
 def test_modules_are_made_and_not_called() -> None:
@@ -846,8 +843,7 @@ def spelled(owner: bytes, name: bytes, arguments: bytes = b")") -> bytes:
 
 
 def test_a_class_in_a_class_is_found_by_getattr_where_its_dotted_name_is_listed() -> None:
-    data = spelled(SHARDED, b"ProcessGroupState")
-    found = read_pickles(Buffer("", data), 0, len(data))
+    found = pickles_in(spelled(SHARDED, b"ProcessGroupState"))
     assert found.safety == ()
     made = found.pickles[0].root
     assert isinstance(made, Call)
@@ -868,5 +864,4 @@ def test_a_class_in_a_class_is_found_by_getattr_where_its_dotted_name_is_listed(
     ],
 )
 def test_getattr_finds_nothing_else(data: bytes) -> None:
-    found = read_pickles(Buffer("", data), 0, len(data))
-    assert has_errors(found.safety), found.safety
+    assert has_errors(pickles_in(data).safety)

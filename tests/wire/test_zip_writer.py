@@ -6,7 +6,7 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from ckpttool import Tensor, Truncated
 from ckpttool.dtypes import UINT8
-from ckpttool.wire.readable import Contiguous, InMemory
+from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.wire.source import Source
 from ckpttool.wire.zip_reader import Archive
 from ckpttool.wire.zip_writer import NumpyZip, TorchZip, ZipWriter
+from tests.support.writing import byte_tensor
 
 torch = pytest.importorskip("torch")
 
@@ -33,17 +34,6 @@ class Hollow(Sink):
 
     def _copy(self, tensor: Tensor, written: Written) -> None:
         written.elements_checksum = 0
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew(2)
-    yield made
-    made.close()
-
-
-def tensor(data: bytes) -> Tensor:
-    return Tensor(("t",), UINT8, (len(data),), values=InMemory(data))
 
 
 def hole(nbytes: int) -> Tensor:
@@ -77,7 +67,7 @@ def written(
     archive = kind(sink)
     for name, data in records.items():
         if as_tensors:
-            archive.put(name, tensor(data))
+            archive.put(name, byte_tensor("t", data))
         else:
             archive.add(name, data)
     archive.finish()
@@ -143,7 +133,7 @@ def test_records_beyond_32_bits_are_where_pytorch_puts_them(tmp_path: Path, crew
     sink = Hollow(str(tmp_path / "ours.pt"), crew, lambda nbytes: None)
     archive = TorchZip(sink)
     for name, size in sizes.items():
-        archive.put(f"theirs/{name}", hole(size) if size > 1000 else tensor(bytes(size)))
+        archive.put(f"theirs/{name}", hole(size) if size > 1000 else byte_tensor("t", bytes(size)))
     with zipfile.ZipFile(theirs) as read:
         infos = read.infolist()
         for info in infos[len(sizes) :]:
@@ -175,7 +165,7 @@ def test_a_head_counts_for_size_and_checksum(tmp_path: Path, crew: Crew) -> None
         path = tmp_path / f"{kind.__name__}-{nbytes}"
         sink = Sink(str(path), crew, lambda nbytes: None)
         archive = kind(sink)
-        archive.put("r/a", tensor(bytes(range(200)) * (nbytes // 200) + b"x"), b"before")
+        archive.put("r/a", byte_tensor("t", bytes(range(200)) * (nbytes // 200) + b"x"), b"before")
         archive.finish()
         archive.seal()
         sink.close()
@@ -219,8 +209,8 @@ def test_zips_behind_each_other_count_from_their_own_start(tmp_path: Path, crew:
     archives = []
     for _ in range(2):
         archives.append(TorchZip(sink))
-        archives[-1].put("archive/a", tensor(bytes(70_000)))
-        archives[-1].put("archive/b", tensor(b"b"))
+        archives[-1].put("archive/a", byte_tensor("t", bytes(70_000)))
+        archives[-1].put("archive/b", byte_tensor("t", b"b"))
         archives[-1].finish()
     for archive in archives:
         archive.seal()

@@ -1,0 +1,31 @@
+"""Containers of bytes, as their readers and writers meet them: pickles, tables, staged targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ckpttool.wire.pickle_safety import PickleSequence, read_pickles
+from ckpttool.wire.source import Buffer, Source
+from ckpttool.wire.sstable import Table
+from ckpttool.wire.staged_output import OutputShape, StagedOutput
+
+
+def pickles_in(data: bytes) -> PickleSequence:
+    """Return what some bytes hold as pickles, and what loading them could run."""
+    return read_pickles(Buffer("some.pkl", data), 0, len(data))
+
+
+def entries_of_table(path: Path) -> dict[bytes, bytes]:
+    """Return what a table in a file holds."""
+    with Source(path) as source:
+        return {entry.key: bytes(entry.value) for entry in Table(source).entries()}
+
+
+def stage(target: Path, fill: Callable[[StagedOutput], object], shape: OutputShape = "file") -> Path:
+    """Have a target filled beside its place, and put it there."""
+    with StagedOutput(target, shape) as staged:
+        fill(staged)
+        staged.settle()
+        staged.commit()
+    return target
