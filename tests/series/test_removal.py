@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,18 +26,18 @@ from ckpttool import (
     list_checkpoints,
     prune,
 )
-from ckpttool.series.changing import journal, removal
-from ckpttool.series.changing.journal import JOURNAL, stages
-from ckpttool.series.changing.lock import LOCK, lock_directory
-from ckpttool.series.changing.stage import RETRIES, RemovalStage
-from ckpttool.series.pruning import prune as pruning
-from ckpttool.series.pruning.prune import Pruned
+from ckpttool.series.changing import removal
+from ckpttool.series.changing.journal import Journal, PointerText
+from ckpttool.series.changing.stage import RETRIES
+from tests.support.changes import held_by_another
+from tests.support.faults import fill_disk, is_killed_at
 
 KEEP = 2
+JOURNAL, LOCK = "journal.json", ".ckpttool.lock"
 
 
-def _prune(directory: Path, keep: int = KEEP, **told: object) -> Pruned:
-    return prune(Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"), **told)
+def _prune(directory: Path, keep: int = KEEP, **options: Any):
+    return prune(Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"), **options)
 
 
 def _digests(directory: Path) -> dict[str, str]:
@@ -126,9 +127,7 @@ def test_two_names_of_one_file_in_the_series(series: Path) -> None:
 
 KILL = """
 import os, shutil, sys
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.prune import prune
-from ckpttool.series.retention.policy import Policy
+from ckpttool import Policy, Request, prune
 from tests.support.faults import is_killed_at
 
 source, target, keep = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -237,10 +236,7 @@ def test_a_full_disk_gets_room_from_what_goes(
 
 
 def test_a_full_disk_takes_only_what_is_unchanged(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal, "write_in", refuse)
+    fill_disk(monkeypatch)
     path = series / "model_epoch_3.pth"
     result = _prune(series, confirm=_meanwhile(lambda: path.write_bytes(b"new")))
     assert path.read_bytes() == b"new"
@@ -253,16 +249,8 @@ def test_a_full_disk_gets_room_from_directories(
 ) -> None:
     """Nothing can be written until a file of the first that goes is gone."""
     directory: Path = request.getfixturevalue(kind)
-    kept, before, written = _kept(directory), _digests(directory), []
-
-    def write_in(*arguments: object) -> None:
-        if _digests(directory) == before:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written.append(arguments)
-        write(*arguments)
-
-    write = journal.write_in
-    monkeypatch.setattr(journal, "write_in", write_in)
+    kept, before = _kept(directory), _digests(directory)
+    written = fill_disk(monkeypatch, has_room=lambda: _digests(directory) != before)
     result = _prune(directory)
     assert (result.problems, _digests(directory), len(written)) == ((), kept, 1)
     assert result.freed_bytes == sum(entry.nbytes for entry in result.plan.removals)
@@ -272,10 +260,7 @@ def test_a_full_disk_gets_room_from_directories(
 def test_a_directory_that_changed_stays_on_a_full_disk(
     trainer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal, "write_in", refuse)
+    fill_disk(monkeypatch)
     first = _prune(trainer, dry_run=True).plan.removals[0].path
     result = _prune(trainer, confirm=_meanwhile(lambda: Path(first, "notes.txt").write_text("mine")))
     assert list(result.failed) == [first]
@@ -333,7 +318,7 @@ def test_what_stays_busy_is_told_and_settled_later(trainer: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", silly_rename)
         result = _prune(trainer)
-    [stage] = stages(str(trainer))
+    (stage,) = _leftovers(trainer)
     rest = [f"the rest lies in {trainer / stage / str(number)}" for number in range(2)]
     assert [one.message for one in result.problems] == [
         f"partly removed: directory not empty; {where}" for where in rest
@@ -473,7 +458,7 @@ def test_a_survivor_that_vanished_keeps_the_series(series: Path) -> None:
 
 def test_one_prune_at_a_time(series: Path) -> None:
     with (
-        lock_directory(str(series)),
+        held_by_another(series),
         pytest.raises(AccessDenied, match="another ckpttool is changing this directory"),
     ):
         _prune(series)
@@ -495,7 +480,7 @@ def test_locks_that_a_kill_left_below_go_unless_they_are_held(series: Path) -> N
     request = Request(directory=str(series), policy=Policy(keep_last=20), recursive=True)
     prune(request, dry_run=True)
     assert (series / "a" / LOCK).exists()  # nothing on disk is changed
-    with lock_directory(str(series / "b")):
+    with held_by_another(series / "b"):
         assert not prune(request).problems
         assert [name for name in ("a", "b") if (series / name / LOCK).exists()] == ["b"]
     (series / "b" / LOCK).write_text("")
@@ -516,7 +501,7 @@ def test_a_file_system_without_locks(series: Path, monkeypatch: pytest.MonkeyPat
 def test_a_lock_can_be_locked_by_whoever_reads_it(series: Path) -> None:
     mask = os.umask(0o077)
     try:
-        with lock_directory(str(series)):
+        with held_by_another(series):
             assert (series / LOCK).stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(mask)
@@ -527,7 +512,7 @@ def test_what_is_no_lock_of_ours_is_made_readable_to_nobody(series: Path, tmp_pa
     secret.write_text("")
     secret.chmod(0o600)
     (series / LOCK).hardlink_to(secret)
-    with lock_directory(str(series)):
+    with held_by_another(series):
         assert secret.stat().st_mode & 0o777 == 0o600
 
 
@@ -551,7 +536,7 @@ def test_a_lock_that_another_user_left_is_used(series: Path, monkeypatch: pytest
 
 
 def test_a_lock_that_another_user_holds(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lock_directory(str(series)):
+    with held_by_another(series):
         _unwritable(monkeypatch, series / LOCK, readable=True)
         with pytest.raises(AccessDenied, match="another ckpttool is changing this directory"):
             _prune(series)
@@ -600,32 +585,23 @@ def test_a_directory_that_can_not_be_written(series: Path, monkeypatch: pytest.M
 # What an interrupted prune left ---------------------------------------------------------------------
 
 
-def _interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let a prune stop, as if killed, once all is set aside; return its stage."""
-
-    class Killed(BaseException):
-        pass
-
-    def die(*arguments: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemovalStage, "unlink", die)
-        with pytest.raises(Killed):
-            _prune(directory)
-    (name,) = stages(str(directory))
-    return directory / name
+def _interrupted(directory: Path) -> Path:
+    """Let a prune be killed once all is set aside; return its stage."""
+    assert is_killed_at(1, lambda: _prune(directory), ["unlink"])
+    (directory / LOCK).unlink()
+    (stage,) = directory.glob(".ckpttool-*")
+    return stage
 
 
-def test_it_is_finished(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = _interrupted(series, monkeypatch)
+def test_it_is_finished(series: Path) -> None:
+    stage = _interrupted(series)
     result = _prune(series)
     assert (len(result.finished), result.put_back, stage.exists()) == (8, (), False)
 
 
-def test_it_is_undone_where_the_survivors_have_gone(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_undone_where_the_survivors_have_gone(series: Path) -> None:
     before = _digests(series)
-    _interrupted(series, monkeypatch)
+    _interrupted(series)
     for epoch in (9, 10):
         (series / f"model_epoch_{epoch}.pth").unlink()
     result = _prune(series, keep=8)
@@ -636,20 +612,20 @@ def test_it_is_undone_where_the_survivors_have_gone(series: Path, monkeypatch: p
     )
 
 
-def test_what_was_written_in_its_place_meanwhile_stays(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _interrupted(series, monkeypatch)
+def test_what_was_written_in_its_place_meanwhile_stays(series: Path) -> None:
+    _interrupted(series)
     shutil.copy(series / "model_epoch_10.pth", series / "model_epoch_1.pth")
     (series / "model_epoch_9.pth").unlink()
     result = _prune(series, keep=8)
     assert (series / "model_epoch_1.pth").read_bytes() == (series / "model_epoch_10.pth").read_bytes()
     assert "its place is taken by another file" in result.problems[0].message
-    assert len(stages(str(series))) == 1  # the old one isn't lost either
+    assert len(list(series.glob(".ckpttool-*"))) == 1  # the old one isn't lost either
 
 
-def test_a_journal_that_leads_out_is_refused(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_leads_out_is_refused(series: Path) -> None:
     victim = series.parent / "victim"
     victim.write_text("precious")
-    stage = _interrupted(series, monkeypatch)
+    stage = _interrupted(series)
     document = json.loads((stage / JOURNAL).read_text())
     document["removals"][0]["members"] = ["../victim"]
     (stage / JOURNAL).write_text(json.dumps(document))
@@ -660,8 +636,8 @@ def test_a_journal_that_leads_out_is_refused(series: Path, monkeypatch: pytest.M
     assert _digests(series.parent) == before
 
 
-def test_a_file_that_no_journal_tells_of_is_not_ours(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = _interrupted(series, monkeypatch)
+def test_a_file_that_no_journal_tells_of_is_not_ours(series: Path) -> None:
+    stage = _interrupted(series)
     (stage / "0" / "notes.txt").write_text("precious")
     result = _prune(series)
     assert (stage / "0" / "notes.txt").read_text() == "precious"
@@ -677,10 +653,8 @@ def test_a_stage_without_a_journal_that_holds_something(series: Path) -> None:
     assert len(_digests(series)) == 10
 
 
-def test_a_journal_below_is_settled_by_a_recursive_prune(
-    series: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = _interrupted(series, monkeypatch)
+def test_a_journal_below_is_settled_by_a_recursive_prune(series: Path) -> None:
+    stage = _interrupted(series)
     result = prune(Request(directory=str(series.parent), policy=Policy(keep_last=KEEP), recursive=True))
     assert (len(result.finished), stage.exists()) == (8, False)
 
@@ -688,14 +662,12 @@ def test_a_journal_below_is_settled_by_a_recursive_prune(
 def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) -> None:
     shutil.copytree(series, tmp_path / "run2")
     request = Request(directory=str(tmp_path), policy=Policy(keep_last=KEEP), recursive=True)
-    result = pruning.prune(request)
+    result = prune(request)
     assert len(result.plan.removals) == 16
     assert len(list(tmp_path.rglob("*"))) == 2 + 2 * KEEP
 
 
 def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
-    from ckpttool.series.changing.journal import Journal, PointerText
-
     (series / "checkpoint").write_text("old")
     assert removal.remove(str(series), Journal((), (PointerText("checkpoint", "new"),))).failed == {}
     assert (series / "checkpoint").read_text() == "new"

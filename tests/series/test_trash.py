@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from contextlib import suppress
@@ -10,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied, Policy, Request, list_checkpoints, prune, undo
-from ckpttool.series.changing import journal
-from ckpttool.series.undoing.trash import empty
-from ckpttool.wire.directories import OpenDirectory
-from ckpttool.wire.staging_area import recover_areas
-from tests.support.changes import file_bytes, prune_to_trash
+from ckpttool import AccessDenied, Policy, Request, convert, list_checkpoints, prune, undo
+from tests.support.changes import empty_trash, file_bytes, prune_to_trash
+from tests.support.faults import fill_disk
 
 TRASH = ".ckpttool-trash"
 
@@ -43,8 +39,8 @@ def test_nobody_looks_into_it(short: Path, run) -> None:
     prune_to_trash(short)
     assert len(list_checkpoints(short, recursive=True).checkpoints) == 2
     assert run("list", "-r", short).out.count("model_epoch") <= run("list", short).out.count("model_epoch")
-    with OpenDirectory(str(short)) as opened:
-        assert recover_areas(opened) == []  # what clears what kills left of conversions leaves it
+    converted = convert(short / "model_epoch_10.pth", short / "model.safetensors")
+    assert converted.warnings == ()  # a conversion clears what killed ones left, and leaves it
     assert len(undo(str(short)).restored) == 2
 
 
@@ -64,11 +60,8 @@ def test_a_fluid_roots_lies_beside_it(files: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_in_a_line(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     before = file_bytes(short)
-    monkeypatch.setattr(journal, "write_in", refuse)
+    fill_disk(monkeypatch)
     with pytest.raises(AccessDenied, match="no space left on device for the journal; nothing was moved"):
         prune_to_trash(short)
     assert file_bytes(short) == before
@@ -98,10 +91,10 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
 
 def test_emptied_is_what_records_list(trainer: Path) -> None:
     nbytes = prune_to_trash(trainer).trashed_bytes
-    planned = empty(str(trainer), dry_run=True)
+    planned = empty_trash(trainer, dry_run=True)
     assert (len(planned.removed), planned.freed_bytes) == (2, nbytes)
     assert (trainer / TRASH).exists()
-    done = empty(str(trainer))
+    done = empty_trash(trainer)
     assert (done.removed, done.freed_bytes, done.problems) == (planned.removed, nbytes, ())
     assert not (trainer / TRASH).exists()
     assert undo(str(trainer)).identity is None
@@ -109,10 +102,10 @@ def test_emptied_is_what_records_list(trainer: Path) -> None:
 
 def test_only_what_is_older(short: Path) -> None:
     done = prune_to_trash(short)
-    assert empty(str(short), older_than=3600).removed == ()
+    assert empty_trash(short, older_than=3600).removed == ()
     old = short / TRASH / str(done.trash)
     assert old.exists()
-    assert len(empty(str(short), older_than=0).removed) == 2
+    assert len(empty_trash(short, older_than=0).removed) == 2
 
 
 def test_what_no_record_lists_is_told_and_left(trainer: Path) -> None:
@@ -122,12 +115,12 @@ def test_what_no_record_lists_is_told_and_left(trainer: Path) -> None:
     notes.write_text("precious")
     (place / "mine.pt").write_text("precious")
     (trainer / TRASH / "other").mkdir()
-    planned, emptied = empty(str(trainer), dry_run=True), empty(str(trainer))
+    planned, emptied = empty_trash(trainer, dry_run=True), empty_trash(trainer)
     for found in (planned, emptied):
         assert {one.path for one in found.problems} == {str(notes), str(place / "mine.pt")}
     assert (notes.read_text(), (place / "mine.pt").read_text()) == ("precious", "precious")
     assert sorted(path.name for path in place.rglob("*") if path.is_file()) == ["mine.pt", "notes.txt"]
-    assert len(empty(str(trainer)).problems) == 2
+    assert len(empty_trash(trainer).problems) == 2
 
 
 def test_what_has_changed_in_it_is_left_whole(sharded: Path) -> None:
@@ -136,7 +129,7 @@ def test_what_has_changed_in_it_is_left_whole(sharded: Path) -> None:
     changed = next(place.glob("*-00002-*"))
     changed.write_bytes(b"another")
     before = file_bytes(place)
-    emptied = empty(str(sharded))
+    emptied = empty_trash(sharded)
     assert (emptied.removed, len(emptied.problems)) == ((), 1)
     assert "has changed since it was put there" in emptied.problems[0].message
     assert file_bytes(place) == before
@@ -147,7 +140,7 @@ def test_a_record_that_can_not_be_understood_keeps_all(short: Path) -> None:
     record = short / TRASH / str(done.trash) / "record.json"
     record.write_text(record.read_text().replace("0/model_epoch_7.pth", "0/../../model_epoch_10.pth"))
     before = file_bytes(short)
-    emptied = empty(str(short))
+    emptied = empty_trash(short)
     assert "a record that isn't one of ours" in emptied.problems[0].message
     assert file_bytes(short) == before
 
@@ -162,7 +155,7 @@ def test_a_kill_while_it_is_emptied(sharded: Path, tmp_path: Path, fault) -> Non
         shutil.copytree(copy, sharded, copy_function=os.link)
         fault.at(number, SystemExit())
         with suppress(SystemExit):
-            empty(str(sharded))
+            empty_trash(sharded)
         fault.none()
         if number % 8 == 1 and (sharded / TRASH / str(identity) / "record.json").exists():
             undone = undo(str(sharded))
@@ -170,7 +163,7 @@ def test_a_kill_while_it_is_emptied(sharded: Path, tmp_path: Path, fault) -> Non
             assert all("vanished" in one or "changed" in one for one in problems)
             assert not list_checkpoints(sharded).problems
         else:
-            assert not empty(str(sharded)).problems
+            assert not empty_trash(sharded).problems
             assert file_bytes(sharded) == kept
         shutil.rmtree(sharded)
         os.rename(copy, sharded)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from ckpttool.series.undoing.trash import TRASH, empty
-from tests.support.changes import file_bytes, prune_to_trash
+from tests.support.changes import empty_trash, file_bytes, prune_to_trash
+
+TRASH = ".ckpttool-trash"
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_a_root_that_got_another_name_has_its_trash(root: Path) -> None:
     old = root.rename(root.with_name("old"))
     shutil.copytree(old, root, copy_function=shutil.copy2)
     kept = file_bytes(root)
-    for done in (undo(str(root)), empty(str(root))):
+    for done in (undo(str(root)), empty_trash(root)):
         (problem,) = done.problems
         assert "belongs to a directory that was" in problem.message
         assert f"that is {old} now" in problem.message
@@ -50,18 +51,18 @@ def test_a_trash_whose_root_is_gone_is_nobody_elses(root: Path) -> None:
     kept = file_bytes(root.parent)
     (problem,) = undo(str(root)).problems
     assert "by hand" in problem.message
-    assert not empty(str(root)).removed
+    assert not empty_trash(root).removed
     assert file_bytes(root.parent) == kept
 
 
 def test_a_root_that_got_another_name_empties_its_trash(root: Path) -> None:
     prune_to_trash(root)
     old = root.rename(root.with_name("old"))
-    assert len(empty(str(old), dry_run=True).removed) == 3
+    assert len(empty_trash(old, dry_run=True).removed) == 3
     assert [one.path for one in undo(str(root.parent), recursive=True, dry_run=True).restored] == [
         str(old / f"checkpoint_{number}") for number in range(3)
     ]
-    assert len(empty(str(old)).removed) == 3
+    assert len(empty_trash(old).removed) == 3
     assert os.listdir(root.parent) == ["old"]
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from ckpttool import AccessDenied, undo
 from ckpttool.formats.tensorflow.state import parse_state
-from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import Rewrite
 from ckpttool.series.changing.state_file import merged_state
-from tests.support.changes import file_bytes, prune_to_trash
+from tests.support.changes import file_bytes, held_by_another, prune_to_trash
 
 
 @pytest.fixture
@@ -127,7 +126,7 @@ def test_a_tree_is_taken_back_as_one_command(short: Path, tmp_path: Path) -> Non
 def test_who_works_there_is_waited_for_by_nobody(short: Path) -> None:
     prune_to_trash(short)
     with (
-        lock_directory(str(short)),
+        held_by_another(short),
         pytest.raises(AccessDenied, match="another ckpttool is changing this directory"),
     ):
         undo(str(short))

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from ckpttool.series.undoing.trash import empty
 from tests.series.renamings import content, renamed
-from tests.support.changes import prune_to_trash
+from tests.support.changes import empty_trash, prune_to_trash
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_a_copied_trash_is_emptied(sharded: Path, tmp_path: Path) -> None:
     prune_to_trash(sharded)
     other = tmp_path / "other"
     subprocess.run(["cp", "-a", sharded, other], check=True)
-    done = empty(str(other))
+    done = empty_trash(other)
     assert (done.problems, len(done.removed), done.left_bytes) == ((), 2, 0)
     assert done.freed_bytes > 0
     assert not (other / ".ckpttool-trash").exists()
@@ -136,7 +135,7 @@ def test_a_trash_from_an_archive_that_holds_whole_seconds(
     for path in other.rglob("*.pth"):
         os.utime(path, ns=(0, path.stat().st_mtime_ns // 10**9 * 10**9))
     if is_emptied:
-        assert len(empty(str(other)).removed) == 2
+        assert len(empty_trash(other).removed) == 2
     else:
         assert len(undo(str(other)).restored) == 2
         assert content(other) == before
@@ -155,7 +154,7 @@ def test_a_copy_with_other_times_is_left_and_its_bytes_told(short: Path, tmp_pat
     prune_to_trash(short)
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", short, other], check=True)
-    done = empty(str(other))
+    done = empty_trash(other)
     assert (done.removed, len(done.problems), len(done.warnings)) == ((), 2, 1)
     assert "copied without the times" in done.warnings[0]
     assert "copied without the times" in undo(str(other), dry_run=True).warnings[0]

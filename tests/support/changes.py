@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,23 @@ from ckpttool import Policy, Request, prune
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.pruning.prune import Pruned
+from ckpttool.series.undoing.trash import EmptiedTrash, empty
 
 
 def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:
     """Put all but the newest few into the trash."""
     request = Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **options)
     return prune(request, trash=True)
+
+
+def empty_trash(directory: Path, **options: Any) -> EmptiedTrash:
+    """Remove for good what lies in the trash of a directory."""
+    return empty(str(directory), **options)
+
+
+def held_by_another(directory: Path) -> AbstractContextManager[None]:
+    """Hold a directory, as another command does while it changes it."""
+    return lock_directory(str(directory))
 
 
 def recover(directory: Path) -> Recovery:

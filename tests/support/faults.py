@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -37,6 +38,20 @@ def hit_call(
     for name in calls:
         patch(os, name, wrap(name, getattr(os, name)))
     return lambda: made
+
+
+def fill_disk(patch: pytest.MonkeyPatch, has_room: Callable[[], bool] = lambda: False) -> list[object]:
+    """Refuse what is written to a file until there is room; return what was written nevertheless."""
+    write, written = os.write, []
+
+    def written_or_refused(descriptor: int, data: Any) -> int:
+        if not has_room():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(bytes(data))
+        return write(descriptor, data)
+
+    patch.setattr(os, "write", written_or_refused)
+    return written
 
 
 def kill() -> None:
