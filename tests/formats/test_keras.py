@@ -16,6 +16,7 @@ import pytest
 from ckpttool import Verification, open_checkpoint, verify
 from ckpttool.ops.verdict import Safety, Status
 from ckpttool.tensor import Role
+from tests.support.commands import Run
 from tests.support.opening import checkpoints_in
 
 Config = dict[str, object]
@@ -383,7 +384,7 @@ def test_an_index_that_leads_out(shards: Path) -> None:
 # Series ---------------------------------------------------------------------------------------------
 
 
-def test_a_series_of_the_callback(files: Path, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+def test_a_series_of_the_callback(files: Path, tmp_path: Path, run: Run) -> None:
     losses = {1: 0.9, 2: 0.5, 3: 0.7, 10: 0.6}
     for epoch, loss in losses.items():
         shutil.copyfile(files / "keras" / "bfloat16.keras", tmp_path / f"model.{epoch:02d}-{loss:.2f}.keras")
@@ -415,7 +416,7 @@ def test_a_series_of_the_callback(files: Path, tmp_path: Path, run) -> None:  # 
         "cp-{epoch}.weights.h5",
     ],
 )
-def test_names_of_the_callback_order_by_epoch(files: Path, tmp_path: Path, run, template: str) -> None:  # type: ignore[no-untyped-def]
+def test_names_of_the_callback_order_by_epoch(files: Path, tmp_path: Path, run: Run, template: str) -> None:
     """As Keras formats its `filepath`; the files' times go the other way round, as after a copy."""
     source = files / "keras" / ("bfloat16.keras" if "keras" in template else "bfloat16.weights.h5")
     for epoch, loss in ((11, 0.1), (10, 0.2), (9, 0.3), (2, 0.4)):
@@ -428,7 +429,7 @@ def test_names_of_the_callback_order_by_epoch(files: Path, tmp_path: Path, run, 
     assert left == {template.format(epoch=epoch, loss=loss) for epoch, loss in ((11, 0.1), (10, 0.2))}
 
 
-def test_a_series_of_weights(files: Path, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+def test_a_series_of_weights(files: Path, tmp_path: Path, run: Run) -> None:
     for epoch in (1, 2, 3):
         shutil.copyfile(files / "keras" / "bfloat16.weights.h5", tmp_path / f"cp-{epoch:04d}.weights.h5")
     assert run("prune", "--keep", "1", tmp_path).status == 0

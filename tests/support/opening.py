@@ -1,4 +1,4 @@
-"""Which checkpoints lie at a path, of how many files each is, and which format a path is of."""
+"""Which checkpoints lie at a path, and which format recognises it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,15 @@ def format_class_of(path: str | os.PathLike[str]) -> str | None:
     Raises:
         AmbiguousFormat: Several do.
     """
-    with Probe(os.fspath(path)) as probe:
+    with Probe(path) as probe:
         format = formats.detect(probe)
     return None if format is None else type(format).__name__
+
+
+def kinds_of(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the kinds of content that a path's first bytes allow, and for which formats are asked."""
+    with Probe(path) as probe:
+        return probe.kinds
 
 
 def offer_formats(patch: pytest.MonkeyPatch, *offered: Format) -> None:

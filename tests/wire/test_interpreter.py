@@ -7,17 +7,16 @@ import pickle
 import pickletools
 import struct
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats.content import flattening
-from ckpttool.formats.content.flattening import flatten
+from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, open_checkpoint
 from ckpttool.wire import interpreter as under_test
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
@@ -38,6 +37,14 @@ def interpreted(data: bytes) -> Pickle:
 
 def root(data: bytes) -> Any:
     return interpreted(data).root
+
+
+def plain_form(data: bytes, place: Path) -> Mapping[str, object]:
+    """Return what a file with a pickle tells of it."""
+    path = place / "some.pkl"
+    path.write_bytes(data)
+    with open_checkpoint(path) as opened:
+        return opened.metadata
 
 
 # What honest pickles hold ---------------------------------------------------------------------------
@@ -113,15 +120,13 @@ def test_shared_and_recursive_objects_stay_so() -> None:
 
 
 @pytest.mark.parametrize("key", [b"}", b"(}t"])
-def test_objects_may_be_given_values_by_keys_that_no_dictionary_has(key: bytes) -> None:
-    given_by_key = root(b"cmine\nThing\n)R" + key + b"Ns.")
-    assert list(flatten(given_by_key, lambda node: None, "").plain) == ["<class>", "<pairs>"]
+def test_objects_may_be_given_values_by_keys_that_no_dictionary_has(key: bytes, tmp_path: Path) -> None:
+    assert list(plain_form(b"cmine\nThing\n)R" + key + b"Ns.", tmp_path)) == ["<class>", "<pairs>"]
 
 
-def test_tuples_that_share_parts_are_no_keys_to_hash() -> None:
-    shared = root(b"cmine\nThing\n)R" + b")" + b"2\x86" * 60 + b"Ns.")
+def test_tuples_that_share_parts_are_no_keys_to_hash(tmp_path: Path) -> None:
     with pytest.raises(LimitExceeded, match="repetitions of shared objects"):
-        flatten(shared, lambda node: None, "")
+        plain_form(b"cmine\nThing\n)R" + b")" + b"2\x86" * 60 + b"Ns.", tmp_path)
 
 
 def test_integers_as_text() -> None:
@@ -443,31 +448,23 @@ def test_keys_that_python_cannot_hash(key: bytes) -> None:
     assert isinstance(refusal(b"}" + key + b"Ns."), DamagedCheckpoint)
 
 
-def test_laughs_are_bounded_when_flattened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flattening, "MAX_REPEATS", 10_000)
-    laughs = root(b"]" + b"q\0](h\0h\0e" * 60 + b".")
-    with pytest.raises(LimitExceeded):
-        flatten(laughs, lambda node: None, "some.pkl")
+def test_laughs_are_bounded(tmp_path: Path) -> None:
+    with pytest.raises(LimitExceeded, match="repetitions of shared objects"):
+        plain_form(b"]" + b"q\0](h\0h\0e" * 60 + b".", tmp_path)
 
 
-def test_nesting_is_no_recursion() -> None:
-    deep = root(b"]" * 100_000 + b"a" * 99_999 + b".")
-    with pytest.raises(LimitExceeded):
-        flatten(deep, lambda node: None, "some.pkl")
+def test_nesting_is_no_recursion(tmp_path: Path) -> None:
+    with pytest.raises(LimitExceeded, match="nested more than 500 deep"):
+        plain_form(b"]" * 100_000 + b"a" * 99_999 + b".", tmp_path)
 
 
-def test_a_cycle_is_told() -> None:
-    found = flatten(root(pickle.dumps(recursive())), lambda node: None, "some.pkl")
-    assert found.plain == {"self": "<a cycle>"}
-
-
-def recursive() -> dict[str, object]:
+def test_a_cycle_is_told(tmp_path: Path) -> None:
     value: dict[str, object] = {}
     value["self"] = value
-    return value
+    assert plain_form(pickle.dumps(value), tmp_path) == {"self": "<a cycle>"}
 
 
-def test_huge_integers_are_described() -> None:
+def test_huge_integers_are_described(tmp_path: Path) -> None:
     huge = b"\x8b" + struct.pack("<i", 5000) + b"\x7f" * 5000
     for pickled in (huge, b"}" + huge + b"Ns", b"\x8f(" + huge + b"\x90", b"ca\nb\n" + huge + b"\x85R"):
-        assert repr(flatten(root(pickled + b"."), lambda node: None, "some.pkl").plain)
+        assert "<integer of 39,999 bits" in repr(plain_form(b"\x80\2" + pickled + b".", tmp_path))
