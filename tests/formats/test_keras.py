@@ -13,17 +13,14 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 import h5py
 import pytest
 
-from ckpttool import Verification, open_checkpoint, verify
+from ckpttool import open_checkpoint, verify
 from ckpttool.ops.verdict import Safety, Status
 from ckpttool.tensor import Role
+from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.opening import checkpoints_in
 
 Config = dict[str, object]
-
-
-def codes(verification: Verification) -> set[str]:
-    return {finding.code for finding in verification.findings}
 
 
 def rezipped(source: Path, target: Path, method: int = ZIP_STORED, **replaced: bytes) -> Path:

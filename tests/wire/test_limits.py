@@ -20,7 +20,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import Verification, list_checkpoints, open_checkpoint, verify
+from ckpttool import list_checkpoints, open_checkpoint, verify
+from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.numpy_files import header, npy
 
@@ -39,10 +40,6 @@ WORKER.stop()
 child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 print(json.dumps([told, int(status.partition("VmHWM:")[2].split()[0]) >> 10, child >> 10]))
 """
-
-
-def codes(report: Verification) -> set[str]:
-    return {finding.code for finding in report.findings}
 
 
 def measured(paths: Sequence[Path]) -> tuple[dict[str, list[str]], int, int]:
