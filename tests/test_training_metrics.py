@@ -8,18 +8,8 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.discovery import unit_at
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.look import look_at
 from ckpttool.training import is_metric, training_state
-
-
-def entry_of(path: Path) -> Entry:
-    unit = unit_at(str(path))
-    assert unit is not None
-    found = look_at(unit)
-    assert found is not None
-    return found
+from tests.support.directories import entry_at
 
 
 @pytest.mark.parametrize(
@@ -38,7 +28,7 @@ def entry_of(path: Path) -> Entry:
 def test_score_is_that_of_the_file_that_it_was_kept_for(
     files: Path, name: str, metrics: dict[str, float], logged_as: int
 ) -> None:
-    found = entry_of(files / "metrics" / "lightning" / name)
+    found = entry_at(files / "metrics" / "lightning" / name)
     assert (dict(found.metrics), found.logged_as, found.loss) == (metrics, logged_as, None)
 
 
@@ -127,7 +117,7 @@ def test_zero_dimensional_numbers_of_torch_and_numpy(tmp_path: Path) -> None:
     }
     weights = {"fc.weight": torch.zeros(2, 2)}
     torch.save({"model": weights, "epoch": torch.tensor(4), "metrics": metrics}, tmp_path / "m.pth")
-    found = entry_of(tmp_path / "m.pth")
+    found = entry_at(tmp_path / "m.pth")
     assert (found.epoch, dict(found.metrics)) == (4, {"val_loss": 0.25, "f1": 0.5, "acc": 0.75, "n": 0.5})
 
 
@@ -146,7 +136,7 @@ def test_loss_of_a_series_is_the_training_loss_alone(
 ) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"model": {"fc.weight": torch.zeros(2)}} | tree, tmp_path / name)
-    assert entry_of(tmp_path / name).loss == loss
+    assert entry_at(tmp_path / name).loss == loss
 
 
 @pytest.mark.parametrize(("key", "expected"), [("val_loss", True), ("loss_scale", False), (3, False)])

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from ckpttool import undo, verify
-from ckpttool.formats.discovery import discover, unit_at
-from ckpttool.formats.tensorflow.state import CheckpointState, parse_state, state_text
 from tests.series.renamings import content, is_valid, names, renamed, seal
+from tests.support.opening import checkpoint_at, checkpoints_in
+from tests.support.state_files import CheckpointState, read_state, write_state
 
 # What follows ---------------------------------------------------------------------------------------
 
@@ -177,24 +177,16 @@ def managed(files: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "managed"))
 
 
-def state_of(directory: Path) -> CheckpointState:
-    state = parse_state((directory / "checkpoint").read_text())
-    assert state is not None
-    return state
-
-
 @pytest.mark.parametrize("kind", ["relative", "absolute", "stale"])
 def test_state_files_follow(managed: Path, kind: str) -> None:
-    was = state_of(managed)
+    was = read_state(managed)
     front = {"relative": "", "absolute": f"{managed}/", "stale": "/gone/run/"}[kind]
     paths = tuple(front + path for path in was.paths)
-    (managed / "checkpoint").write_text(
-        state_text(CheckpointState(front + was.latest, paths, was.timestamps, was.preserved))
-    )
+    write_state(managed, CheckpointState(front + was.latest, paths, was.timestamps, was.preserved))
     before = content(managed)
     done = renamed(managed, "{run}-n{number:04d}")
     assert done.problems == ()
-    state = state_of(managed)
+    state = read_state(managed)
     told = front if kind != "stale" else ""
     assert state.paths == tuple(f"{told}ckpt-n{int(path.rpartition('-')[2]):04d}" for path in was.paths)
     assert (state.latest, state.timestamps, state.preserved) == (
@@ -298,11 +290,11 @@ def test_every_format_stays_valid_and_comes_back(files: Path, tmp_path: Path, ki
     ignored = shutil.ignore_patterns("*.expected.json")
     run = Path(shutil.copytree(files / kind, tmp_path / kind, ignore=ignored))
     before = content(run)
-    units = [unit for unit in discover(str(run)) if verify(unit, only=["structure", "checksum"]).is_valid]
+    units = [unit for unit in checkpoints_in(run) if verify(unit, only=["structure", "checksum"]).is_valid]
     done = renamed(run, "r-{name}-q", recursive=True)
     assert len(done.renames) == len(units) > 0
     for _, new in done.renames:
-        unit = unit_at(new)
+        unit = checkpoint_at(new)
         assert unit is not None and verify(unit, only=["structure", "checksum"]).is_valid, new
     assert undo(str(run), recursive=True).problems == ()
     assert content(run) == before

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.formats.interface import Unit
-from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.members.entry import Entry
 from ckpttool.series.renaming.name_warnings import name_doubts
 from ckpttool.series.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
 from ckpttool.series.renaming.steps import next_wave, remaining_step, steps
 from ckpttool.series.renaming.template import parse_template
+from tests.support.directories import Entry, make_entry
 
 Make = Callable[..., Entry]
 
@@ -40,27 +38,20 @@ def refusals(plan: RenamePlan) -> dict[str, str]:
     return {os.path.basename(one.path): one.message for one in plan.refused}
 
 
-def several(make: Make, name: str, *members: str, **fields: object) -> Entry:
-    """Return an entry of several files."""
-    one = make(name, **fields)
-    files = tuple(Fingerprint(member, 1, number, 10, 0) for number, member in enumerate(members))
-    return replace(one, unit=Unit(one.unit.path, members, None), contents=Contents(files))
-
-
 def test_suffixes_and_members_stay(entry: Make) -> None:
     whole = [
         entry("model_epoch_3.pth"),
         entry("model_epoch_4.pth.tar"),
         entry("cp_epoch_5.weights.h5"),
-        several(entry, "ckpt-7", "ckpt-7.index", "ckpt-7.data-00000-of-00002", "ckpt-7.data-00001-of-00002",
+        entry("ckpt-7", "ckpt-7.index", "ckpt-7.data-00000-of-00002", "ckpt-7.data-00001-of-00002",
                 epoch=7),
-        several(entry, "old-8-?????-of-00002", "old-8-00000-of-00002", "old-8-00001-of-00002", epoch=8),
-        several(entry, "a.epoch_9.safetensors.index.json", "a.epoch_9.safetensors.index.json",
+        entry("old-8-?????-of-00002", "old-8-00000-of-00002", "old-8-00001-of-00002", epoch=8),
+        entry("a.epoch_9.safetensors.index.json", "a.epoch_9.safetensors.index.json",
                 "a.epoch_9-00001-of-00002.safetensors", "a.epoch_9-00002-of-00002.safetensors"),
-        several(entry, "m_epoch_2.safetensors.index.fp16.json", "m_epoch_2.safetensors.index.fp16.json",
+        entry("m_epoch_2.safetensors.index.fp16.json", "m_epoch_2.safetensors.index.fp16.json",
                 "m_epoch_2.fp16-00001-of-00002.safetensors"),
-        several(entry, "k_epoch_6.weights.json", "k_epoch_6.weights.json", "k_epoch_6_00000.weights.h5"),
-        several(entry, "p_epoch_1.pth", "p_epoch_1.pth", "p_epoch_1.pth.sha256",
+        entry("k_epoch_6.weights.json", "k_epoch_6.weights.json", "k_epoch_6_00000.weights.h5"),
+        entry("p_epoch_1.pth", "p_epoch_1.pth", "p_epoch_1.pth.sha256",
                 "p_epoch_1.pth.digests.json"),
     ]  # fmt: skip
     plan = planned(whole, "e{epoch:02d}")
@@ -151,7 +142,7 @@ def test_reserved_names(entry: Make, name: str, template: str, reason: str) -> N
 
 
 def test_every_member_fits_into_a_name(entry: Make) -> None:
-    prefix = several(entry, "c-7", "c-7.index", "c-7.data-00000-of-00001", epoch=7)
+    prefix = entry("c-7", "c-7.index", "c-7.data-00000-of-00001", epoch=7)
     assert "256 bytes" in refusals(planned([prefix], "{epoch:0236d}"))["c-7"]
     assert not planned([prefix], "{epoch:0235d}").refused
     long = entry("ü" * 120 + "_epoch_3.pth", epoch=3)
@@ -179,7 +170,7 @@ def test_what_stands_there_is_never_replaced(entry: Make) -> None:
     plan = planned([accents], "caf\u00e9{epoch}", standing=["cafe\u03013.pth"])
     assert "in case alone" in refusals(plan)[accents.name]
     assert "would belong to it" in refusals(planned([one], "e{epoch}", standing=["e3.pth.sha256"]))[one.name]
-    prefix = several(entry, "c-7", "c-7.index", "c-7.data-00000-of-00001", epoch=7)
+    prefix = entry("c-7", "c-7.index", "c-7.data-00000-of-00001", epoch=7)
     stray = planned([prefix], "e{epoch}", standing=["e7.data-00001-of-00002"])
     assert "would belong to it" in refusals(stray)["c-7"]
     kept = planned([one, entry("e3.pth")], "e{epoch}", left={"run/e3.pth": "damaged: x"})
@@ -256,8 +247,7 @@ def _follow(plan: RenamePlan, there: set[str], most: int = 4) -> None:
 
 
 def _after(entry: Entry, to: dict[str, str]) -> Entry:
-    unit = Unit(os.path.join("run", to[entry.name]), tuple(to[name] for name in entry.unit.members), None)
-    return replace(entry, unit=unit)
+    return replace(entry, unit=make_entry(to[entry.name], *(to[name] for name in entry.unit.members)).unit)
 
 
 def test_chains_and_cycles(entry: Make) -> None:
@@ -291,7 +281,7 @@ def test_a_long_name_goes_aside_by_a_short_one(entry: Make) -> None:
 
 def test_stems(entry: Make) -> None:
     assert unit_stem(entry("a.b.pth")) == "a.b"
-    assert unit_stem(several(entry, "n.pdmodel", "n.pdmodel", "n.pdiparams", format="paddle")) == "n"
+    assert unit_stem(entry("n.pdmodel", "n.pdmodel", "n.pdiparams", format="paddle")) == "n"
 
 
 def doubts_of(entries: Sequence[Entry], template: str) -> str:

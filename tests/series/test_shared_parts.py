@@ -12,11 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
-from ckpttool.formats.discovery import Walk, discover, unit_at
-from ckpttool.formats.interface import Unit
 from ckpttool.series.members import needs
-from ckpttool.series.pruning import prune as pruning
-from ckpttool.series.surveying.survey import survey_directory
+from tests.support.directories import before_it_is_looked_at, survey
+from tests.support.opening import checkpoints_in
+from tests.support.retention import kept_reasons
 
 
 def _shard(path: Path, name: str, value: float) -> None:
@@ -70,7 +69,7 @@ STEP_300 = {"base.safetensors", "step_300-b.safetensors", "step_300.safetensors.
 
 
 def test_sets_that_share_a_shard_are_all_found(run: Path) -> None:
-    units = {os.path.basename(unit.path): unit for unit in discover(run)}
+    units = {os.path.basename(unit.path): unit for unit in checkpoints_in(run)}
     assert sorted(units) == [f"step_{step}.safetensors.index.json" for step in (100, 200, 300)]
     unit = units["step_200.safetensors.index.json"]
     assert set(unit.members) == {"step_200.safetensors.index.json", "step_200-b.safetensors"}
@@ -131,8 +130,7 @@ def test_shards_below_of_one_index_alone_keep_it(tmp_path: Path) -> None:
         _index(tmp_path / f"step_{step}.safetensors.index.json", {"w": f"shards/{step}.safetensors"})
     done = prune(_request(tmp_path, recursive=True))
     assert done.plan.removals == ()
-    reasons = {kept.entry.name: kept.reasons for one in done.plan.groups for kept in one.keep}
-    assert reasons["step_1.safetensors.index.json"] == ("has parts elsewhere",)
+    assert kept_reasons(done)["step_1.safetensors.index.json"] == ("has parts elsewhere",)
 
 
 def test_a_link_to_an_index_is_a_pointer(run: Path) -> None:
@@ -173,7 +171,7 @@ def test_two_keras_indexes(tmp_path: Path) -> None:
     for epoch in (1, 2):
         weight_map = {"/layers/a/vars": "a.weights.h5", "/layers/b/vars": [f"b_{epoch}.weights.h5"]}
         _index(tmp_path / f"epoch_{epoch}.weights.json", weight_map)
-    shared = {os.path.basename(unit.path): unit.shared for unit in discover(tmp_path)}
+    shared = {os.path.basename(unit.path): unit.shared for unit in checkpoints_in(tmp_path)}
     assert shared == {f"epoch_{epoch}.weights.json": ("a.weights.h5",) for epoch in (1, 2)}
 
 
@@ -197,11 +195,11 @@ def test_an_index_that_is_written_after_the_plan(run: Path, trash: bool) -> None
 def test_a_plan_that_overlooks_what_a_survivor_needs(
     run: Path, trash: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "named_beside", lambda directory, going: {})
+    monkeypatch.setattr("ckpttool.series.pruning.prune.named_beside", lambda directory, going: {})
     real = needs.needed_paths
 
-    def needing_all(unit: Unit, *told: object, **more: object) -> tuple[str, ...]:
-        return (*real(unit, *told, **more), str(run / "step_100-b.safetensors"))  # type: ignore[arg-type]
+    def needing_all(*told: object, **more: object) -> tuple[str, ...]:
+        return (*real(*told, **more), str(run / "step_100-b.safetensors"))  # type: ignore[arg-type]
 
     monkeypatch.setattr("ckpttool.series.members.look.needed_paths", needing_all)
     monkeypatch.setattr("ckpttool.series.pointers.protection._follow_needs", lambda *told: None)
@@ -251,13 +249,9 @@ def test_places_name_each_link_on_the_way(tmp_path: Path) -> None:
 def test_what_vanishes_while_it_is_looked_at_is_no_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _shard(run / "single.safetensors", "w", 0)
 
-    def vanishing(path: str) -> Unit | None:
-        if path.endswith("single.safetensors"):
-            os.unlink(path)
-        return unit_at(path)
-
-    monkeypatch.setattr("ckpttool.formats.discovery.unit_at", vanishing)
-    told: list[object] = []
-    assert len(list(discover(run, Walk(on_error=told.append)))) == 3
-    assert told == []
-    assert survey_directory(run).errors == ()
+    single = run / "single.safetensors"
+    before_it_is_looked_at(monkeypatch, single, lambda: single.unlink(missing_ok=True))
+    errors: list[object] = []
+    assert len(checkpoints_in(run, on_error=errors.append)) == 3
+    assert errors == []
+    assert survey(run).errors == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ckpttool import Policy, RenameRequest, Request, UsageError, latest, pin, prune, rename, undo
-from ckpttool.series.pruning.planning import PrunePlan, make_plan
-from ckpttool.series.surveying.survey import Scope, survey_directory
+from tests.support.directories import survey
+from tests.support.retention import Pruned, dry_run, kept_reasons, removed_names
 
 FORMS = (
     "step_{}",
@@ -57,16 +57,8 @@ def saved(run: Path, steps: Iterable[int], names: Iterable[str], form: str = "st
     return run
 
 
-def planned(directory: Path, keep: int = 1, **told: object) -> PrunePlan:
-    return make_plan(Request(directory=str(directory), policy=Policy(keep_last=keep), **told))
-
-
-def removed(found: PrunePlan) -> list[str]:
-    return sorted(entry.name for entry in found.plan.removals)
-
-
-def kept(found: PrunePlan) -> Mapping[str, tuple[str, ...]]:
-    return {one.entry.name: one.reasons for made in found.plan.groups for one in made.keep}
+def planned(directory: Path, keep: int = 1, **request: object) -> Pruned:
+    return dry_run(directory, policy=Policy(keep_last=keep), **request)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +72,11 @@ def kept(found: PrunePlan) -> Mapping[str, tuple[str, ...]]:
 )
 def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
     run = saved(tmp_path / "run", (8, 9, 10), names, form)
-    (one,) = survey_directory(run, Scope()).groups
+    (one,) = survey(run, recursive=False).groups
     assert [entry.name for entry in one.entries] == [form.format(step) for step in (8, 9, 10)]
     for by in (None, "parent", "prefix", "format", "none"):
         for recursive in (False, True):
-            gone = removed(planned(run, group_by=by, recursive=recursive))
+            gone = removed_names(planned(run, group_by=by, recursive=recursive))
             assert gone == sorted(form.format(step) for step in (8, 9))
     assert latest(run).entry.path == str(run / form.format(10))
     prune(Request(directory=str(run), policy=Policy(keep_last=1)))
@@ -98,8 +90,8 @@ def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, 
 )
 def test_what_may_be_a_trials_directory_is_none(tmp_path: Path, name: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt",), name)
-    assert not survey_directory(run, Scope()).entries
-    assert removed(planned(run, recursive=True)) == []
+    assert not survey(run, recursive=False).entries
+    assert removed_names(planned(run, recursive=True)) == []
 
 
 def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
@@ -110,7 +102,7 @@ def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
         found = planned(tmp_path, recursive=True, group_by=by)
         assert len(found.plan.groups) == 2
         assert not found.problems
-        assert removed(found) == [
+        assert removed_names(found) == [
             "checkpoint_000000",
             "checkpoint_000000",
             "checkpoint_000001",
@@ -132,7 +124,7 @@ def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
 )
 def test_a_run_is_no_save(tmp_path: Path, names: tuple[str, ...]) -> None:
     saved(tmp_path, (1, 2), names, "iter_{}")
-    found = survey_directory(tmp_path, Scope(recursive=True))
+    found = survey(tmp_path)
     assert sorted(entry.path for entry in found.entries) == sorted(
         str(tmp_path / f"iter_{number}" / (name if name.startswith("epoch") else os.path.dirname(name)))
         for number in (1, 2)
@@ -146,21 +138,21 @@ def test_what_could_be_a_run_is_left_alone_whole(tmp_path: Path, names: tuple[st
     saved(tmp_path, (1, 2), names, "iter_{}")
     for told in ({}, {"recursive": True}, {"recursive": True, "group_by": "none"}):
         found = planned(tmp_path, **told)
-        assert removed(found) == []
+        assert removed_names(found) == []
         (problem,) = found.problems
         assert (
             f"left alone: {names[-1]} in iter_1 counts saves of its own: could be different runs"
             in problem.message
         )
         assert "--series 'iter_*'" in problem.message
-    assert removed(planned(tmp_path, series=["iter_*"])) == ["iter_1"]
+    assert removed_names(planned(tmp_path, series=["iter_*"])) == ["iter_1"]
 
 
 def test_data_that_count_make_no_run_of_it(tmp_path: Path) -> None:
     run = saved(tmp_path, (100, 200), ("model.pt", "samples_step_1.npy", "samples_step_2.npy"))
     for told in ({"recursive": True}, {"recursive": True, "group_by": "none"}):
         found = planned(run, **told)
-        assert removed(found) == []
+        assert removed_names(found) == []
         assert "samples_step_1.npy in step_100 counts saves of its own" in found.problems[0].message
 
 
@@ -179,7 +171,7 @@ def test_data_that_count_make_no_run_of_it(tmp_path: Path) -> None:
 def test_what_belongs_to_the_save_counts_nothing(tmp_path: Path, names: tuple[str, ...]) -> None:
     for step in (5, 6):
         saved(tmp_path, (step,), [name.format(step) for name in names], "step_{}")
-    assert removed(planned(tmp_path)) == ["step_5"]
+    assert removed_names(planned(tmp_path)) == ["step_5"]
     assert not planned(tmp_path).problems
 
 
@@ -192,18 +184,18 @@ def test_what_belongs_to_the_save_counts_nothing(tmp_path: Path, names: tuple[st
 def test_what_names_it_or_a_file_in_it_protects_all_of_it(tmp_path: Path, target: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
     (run / "best.json").write_text(f'{{"best": "{target}", "loss": 0.1}}')
-    assert kept(planned(run)) == {"step_3": ("newest", "last 1"), "step_1": ("best.json",)}
+    assert kept_reasons(planned(run)) == {"step_3": ("newest", "last 1"), "step_1": ("best.json",)}
     (run / "best.json").rename(run / "latest")
     (run / "latest").write_text(target)
-    assert "latest" in kept(planned(run))["step_1"]
+    assert "latest" in kept_reasons(planned(run))["step_1"]
 
 
 @pytest.mark.parametrize("target", ["step_1", "step_1/model.pt", "step_1/deep", "step_1/deep/optim.pt"])
 def test_a_link_to_it_or_into_it_protects_all_of_it(tmp_path: Path, target: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
     (run / "best").symlink_to(target)
-    assert kept(planned(run))["step_1"] == ("symlink best",)
-    assert removed(planned(run, recursive=True)) == ["step_2"]
+    assert kept_reasons(planned(run))["step_1"] == ("symlink best",)
+    assert removed_names(planned(run, recursive=True)) == ["step_2"]
 
 
 @pytest.mark.parametrize(
@@ -212,15 +204,15 @@ def test_a_link_to_it_or_into_it_protects_all_of_it(tmp_path: Path, target: str)
 def test_a_pin_of_it_or_of_a_file_in_it_protects_all_of_it(tmp_path: Path, path: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt", "deep/notes.txt"))
     pin([run / path])
-    assert kept(planned(run))["step_1"] == ("pinned",)
+    assert kept_reasons(planned(run))["step_1"] == ("pinned",)
 
 
 @pytest.mark.parametrize("glob", ["step_1", "a.txt", "step_1/deep/a.txt"])
 def test_a_glob_of_names_keeps_it_by_any_file_in_it(tmp_path: Path, glob: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
     write(run / "step_1" / "deep" / "a.txt")
-    found = make_plan(Request(directory=str(run), policy=Policy(keep_last=1, keep_names=(glob,))))
-    assert kept(found)["step_1"] == (f"name {glob}",)
+    found = dry_run(run, policy=Policy(keep_last=1, keep_names=(glob,)))
+    assert kept_reasons(found)["step_1"] == (f"name {glob}",)
     assert not any("matched nothing" in warning for warning in found.warnings)
 
 
@@ -230,15 +222,15 @@ def test_pins_and_a_trash_in_it_keep_it(tmp_path: Path, own: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), PAIR)
     (run / "step_1" / own).parent.mkdir(parents=True, exist_ok=True)
     (run / "step_1" / own).write_text('pinned = ["model.pt"]')
-    assert kept(planned(run))["step_1"] == (f"{own.partition('/')[0]} lies in it",)
+    assert kept_reasons(planned(run))["step_1"] == (f"{own.partition('/')[0]} lies in it",)
 
 
 @pytest.mark.parametrize("form", ["iter_{:07d}", "global_step_{}"])
 def test_the_tracker_of_megatron_and_verl_protects_all_ranks(tmp_path: Path, form: str) -> None:
     run = saved(tmp_path / "run", (100, 200, 300), MEGATRON, form)
     (run / "latest_checkpointed_iteration.txt").write_text("200\n")
-    assert kept(planned(run))[form.format(200)] == ("latest_checkpointed_iteration.txt",)
-    assert removed(planned(run)) == [form.format(100)]
+    assert kept_reasons(planned(run))[form.format(200)] == ("latest_checkpointed_iteration.txt",)
+    assert removed_names(planned(run)) == [form.format(100)]
     done = rename(RenameRequest(directory=str(run), template="step_{step}"))
     assert not done.renames
     assert all("by this name alone" in one.message for one in done.planned.plan.left)
@@ -248,8 +240,8 @@ def test_what_passes_a_part_of_it_over_keeps_all_of_it(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), PAIR)
     write(run / "step_1" / "a.txt")
     found = planned(run, exclude=["a.txt"])
-    assert kept(found)["step_1"] == ("--exclude a.txt",)
-    assert removed(found) == ["step_2"]
+    assert kept_reasons(found)["step_1"] == ("--exclude a.txt",)
+    assert removed_names(found) == ["step_2"]
     assert not found.warnings
     assert latest(run, exclude=["optim.pt"]).entry.name == "step_3"
 
@@ -261,7 +253,7 @@ def test_a_damaged_part_makes_all_of_it_damaged(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), MEGATRON, "iter_{}")
     os.truncate(run / "iter_3" / MEGATRON[1], 30)
     found = planned(run)
-    assert removed(found) == ["iter_1"]
+    assert removed_names(found) == ["iter_1"]
     assert [problem.path for problem in found.problems] == [str(run / "iter_3")]
     assert latest(run).entry.path == str(run / "iter_2")
 
@@ -270,7 +262,7 @@ def test_a_missing_rank_makes_it_incomplete(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), (*MEGATRON, "mp_rank_02/model_optim_rng.pt"), "iter_{}")
     shutil.rmtree(run / "iter_3" / "mp_rank_01")
     found = planned(run)
-    assert removed(found) == ["iter_1"]
+    assert removed_names(found) == ["iter_1"]
     assert "mp_rank_01/model_optim_rng.pt: there is no such file" in found.problems[0].message
 
 
@@ -289,7 +281,7 @@ def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> No
     rename(RenameRequest(directory=str(run), template=template, recursive=True))
     assert _names(run) == {f"run-e0001-s{step:08d}/{name}" for step in (1, 2) for name in MEGATRON}
     assert (run / "best.json").read_text() == '{"best": "run-e0001-s00000001/mp_rank_00/model_optim_rng.pt"}'
-    assert [entry.step for entry in survey_directory(run, Scope()).entries] == [1, 2]
+    assert [entry.step for entry in survey(run, recursive=False).entries] == [1, 2]
     undo(run)
     assert _names(run) == before
 

@@ -24,6 +24,7 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.pointers.readers import READERS, names_in
+from tests.support.state_files import read_state, write_state
 
 
 @pytest.fixture
@@ -32,12 +33,6 @@ def managed(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     return Path("run")
-
-
-def state_of(directory: Path) -> CheckpointState:
-    state = parse_state((directory / "checkpoint").read_text())
-    assert state is not None
-    return state
 
 
 def names(directory: Path) -> set[str]:
@@ -49,7 +44,7 @@ def names(directory: Path) -> set[str]:
 
 def test_what_the_framework_wrote_comes_back(managed: Path) -> None:
     text = (managed / "checkpoint").read_text()
-    state = state_of(managed)
+    state = read_state(managed)
     assert (state.latest, len(state.paths), len(state.timestamps)) == ("ckpt-10", 10, 10)
     assert state_text(state) == text
 
@@ -100,7 +95,7 @@ def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> 
         for shard in range(2):
             (tmp_path / f"m-{step}-{shard:05d}-of-00002").write_bytes(b"")
     paths = ("m-1-?????-of-00002", "m-2-?????-of-00002")
-    (tmp_path / "checkpoint").write_text(state_text(CheckpointState(paths[1], paths)))
+    write_state(tmp_path, CheckpointState(paths[1], paths))
     rewrite = state_without(str(tmp_path), {"m-1-00000-of-00002", "m-1-00001-of-00002"})
     assert rewrite is not None
     assert parse_state(rewrite.text) == CheckpointState(paths[1], paths[1:])
@@ -140,24 +135,23 @@ def test_a_directory_with_one_checkpoint_is_still_a_directory(run, managed: Path
 
 def test_prune_rewrites_the_state_file(run, managed: Path) -> None:
     os.chmod(managed / "checkpoint", 0o640)
-    before = state_of(managed)
+    before = read_state(managed)
     status, _, _ = run("prune", managed, "--keep", "3")
     assert status == 0
     assert names(managed) == {"ckpt-8", "ckpt-9", "ckpt-10"}
     assert sorted(os.listdir(managed))[0] == "checkpoint"
-    after = state_of(managed)
+    after = read_state(managed)
     assert after == CheckpointState("ckpt-10", before.paths[-3:], before.timestamps[-3:], before.preserved)
     assert stat.S_IMODE((managed / "checkpoint").stat().st_mode) == 0o640
 
 
 def test_the_latest_that_the_file_names_stays(run, managed: Path) -> None:
-    state = state_of(managed)
-    text = state_text(CheckpointState("ckpt-2", state.paths, state.timestamps))
-    (managed / "checkpoint").write_text(text)
+    state = read_state(managed)
+    write_state(managed, CheckpointState("ckpt-2", state.paths, state.timestamps))
     assert run("prune", managed, "--keep", "2").status == 0
     assert names(managed) == {"ckpt-2", "ckpt-9", "ckpt-10"}
-    assert state_of(managed).paths == ("ckpt-2", "ckpt-9", "ckpt-10")
-    assert state_of(managed).latest == "ckpt-2"
+    assert read_state(managed).paths == ("ckpt-2", "ckpt-9", "ckpt-10")
+    assert read_state(managed).latest == "ckpt-2"
 
 
 def test_a_dry_run_changes_nothing(run, managed: Path) -> None:
@@ -168,31 +162,31 @@ def test_a_dry_run_changes_nothing(run, managed: Path) -> None:
 
 
 def test_stale_absolute_paths_of_a_run_that_was_moved(run, managed: Path) -> None:
-    state = state_of(managed)
+    state = read_state(managed)
     stale = tuple(f"/gone/run/{path}" for path in state.paths)
-    (managed / "checkpoint").write_text(state_text(CheckpointState(stale[-1], stale, state.timestamps)))
+    write_state(managed, CheckpointState(stale[-1], stale, state.timestamps))
     assert run("prune", managed, "--keep", "3").status == 0
-    assert state_of(managed) == CheckpointState(
+    assert read_state(managed) == CheckpointState(
         "ckpt-10", ("ckpt-8", "ckpt-9", "ckpt-10"), state.timestamps[-3:]
     )
 
 
 def test_dangling_entries_are_dropped(run, managed: Path) -> None:
-    state = state_of(managed)
+    state = read_state(managed)
     paths = ("ckpt-77", *state.paths, "/elsewhere/other-3", "../outside")
-    (managed / "checkpoint").write_text(state_text(CheckpointState("ckpt-10", paths)))
+    write_state(managed, CheckpointState("ckpt-10", paths))
     assert run("prune", managed, "--keep", "9").status == 0
-    assert state_of(managed) == CheckpointState("ckpt-10", state.paths[1:])
+    assert read_state(managed) == CheckpointState("ckpt-10", state.paths[1:])
 
 
 def test_checkpoints_elsewhere_stay_in_the_list(run, managed: Path, tmp_path: Path) -> None:
     """A copy of a run may still speak of the original, which is there."""
     shutil.copytree(managed, tmp_path / "original")
-    state = state_of(managed)
+    state = read_state(managed)
     real = tuple(str(tmp_path / "original" / path) for path in state.paths)
-    (managed / "checkpoint").write_text(state_text(CheckpointState(real[-1], (*real, *state.paths))))
+    write_state(managed, CheckpointState(real[-1], (*real, *state.paths)))
     assert run("prune", managed, "--keep", "3").status == 0
-    assert state_of(managed).paths == (*real, "ckpt-8", "ckpt-9", "ckpt-10")
+    assert read_state(managed).paths == (*real, "ckpt-8", "ckpt-9", "ckpt-10")
     assert len(names(tmp_path / "original")) == 10
 
 
@@ -239,10 +233,10 @@ def test_a_kill_between_the_steps_leaves_a_state_that_works(
         status = run("prune", managed, "--keep", "3").status
         fault.none()
         assert "ckpt-10.index" in os.listdir(managed)
-        assert state_of(managed).latest == "ckpt-10"
+        assert read_state(managed).latest == "ckpt-10"
         assert run("prune", managed, "--keep", "3").status == 0
         assert names(managed) == {"ckpt-8", "ckpt-9", "ckpt-10"}
-        assert set(state_of(managed).paths) == {"ckpt-8", "ckpt-9", "ckpt-10"}
+        assert set(read_state(managed).paths) == {"ckpt-8", "ckpt-9", "ckpt-10"}
         if status == 0:
             break
 
@@ -251,7 +245,7 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
     elsewhere = managed.parent / "elsewhere"
     shutil.copytree(managed, elsewhere)
     state = CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "ckpt-9", "../elsewhere/ckpt-10"))
-    (managed / "checkpoint").write_text(state_text(state))
+    write_state(managed, state)
     rewrite = state_without(str(managed), {"ckpt-9"})
     assert rewrite is not None
     left = parse_state(rewrite.text)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, undo
-from ckpttool.formats.tensorflow.state import parse_state
 from ckpttool.series.changing.moves import Rewrite
 from ckpttool.series.changing.state_file import merged_state
 from tests.support.changes import file_bytes, held_by_another, prune_to_trash
+from tests.support.state_files import read_state
 
 
 @pytest.fixture
@@ -52,20 +52,13 @@ def test_a_state_file_is_merged_with_what_came_since(managed: Path) -> None:
     lines.insert(4, 'all_model_checkpoint_paths: "ckpt-11"\n')
     lines.insert(-1, "all_model_checkpoint_timestamps: 99.5\n")
     (managed / "checkpoint").write_text("".join(lines))
-    was = {str(number): at for number, at in zip(range(1, 11), times(managed / "checkpoint"), strict=False)}
-    assert was
+    assert read_state(managed).timestamps
     done = undo(str(managed))
     assert done.problems == ()
-    state = parse_state((managed / "checkpoint").read_text())
-    assert state is not None
+    state = read_state(managed)
     assert state.paths == tuple(f"ckpt-{number}" for number in range(1, 12))
     assert (state.latest, len(state.timestamps), state.timestamps[-1]) == ("ckpt-11", 11, "99.5")
     assert list(map(float, state.timestamps[:-1])) == sorted(map(float, state.timestamps[:-1]))
-
-
-def times(path: Path) -> tuple[str, ...]:
-    state = parse_state(path.read_text())
-    return state.timestamps if state is not None else ()
 
 
 def state_file(latest: str, *paths: str, timed: bool = True) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from ckpttool.formats import discovery
-from ckpttool.series.surveying import survey as surveying
-from ckpttool.series.surveying.survey import survey_directory
+from tests.support.directories import before_it_is_looked_at, before_it_is_looked_into, survey
 
 
 @pytest.fixture
@@ -22,29 +18,15 @@ def legacy(files: Path, short: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "room", "count"),
-    [("short", discovery, 4), ("legacy", surveying, 5)],
-    ids=["in a directory", "in a checkpoint"],
+    ("place", "count"), [("short", 4), ("legacy", 5)], ids=["in a directory", "in a checkpoint"]
 )
 def test_a_directory_that_goes_before_it_is_opened(
-    request: pytest.FixtureRequest,
-    short: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    room: ModuleType,
-    count: int,
+    request: pytest.FixtureRequest, short: Path, monkeypatch: pytest.MonkeyPatch, place: str, count: int
 ) -> None:
     temporary = request.getfixturevalue(place) / "ckpt-9_temp"
     temporary.mkdir()
-    unit_at = room.unit_at
-
-    def vanishing(path: str) -> object:
-        if path == str(temporary):
-            os.rmdir(path)
-        return unit_at(path)
-
-    monkeypatch.setattr(room, "unit_at", vanishing)
-    found = survey_directory(str(short))
+    before_it_is_looked_at(monkeypatch, temporary, temporary.rmdir)
+    found = survey(short)
     assert not temporary.exists()
     assert (found.errors, len(found.entries)) == ((), count)
 
@@ -52,14 +34,7 @@ def test_a_directory_that_goes_before_it_is_opened(
 def test_a_checkpoint_that_goes_before_it_is_looked_into(
     legacy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scan = surveying.scan
-
-    def vanishing(path: str) -> object:
-        if path == str(legacy):
-            shutil.rmtree(path)
-        return scan(path)
-
-    monkeypatch.setattr(surveying, "scan", vanishing)
-    found = survey_directory(str(legacy.parent))
+    before_it_is_looked_into(monkeypatch, legacy, lambda: shutil.rmtree(legacy))
+    found = survey(legacy.parent)
     assert not legacy.exists()
     assert (found.errors, len(found.entries)) == ((), 4)

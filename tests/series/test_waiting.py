@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpttool import latest
 from ckpttool.series.resuming import latest as resuming
 from ckpttool.series.resuming import writers
-from ckpttool.series.resuming.latest import Latest
+from tests.support.commands import run_here
 
 START = 1_700_000_000.0
 LONG_AGO = START - 7200
@@ -77,9 +79,9 @@ def write(clock: Time, path: Path, content: bytes) -> Callable[[], None]:
     return step
 
 
-def asked(run: Path, clock: Time, seconds: float = 60, **more: object) -> tuple[Latest, list[str]]:
+def asked(run: Path, clock: Time, seconds: float = 60, **more: Any):
     said: list[str] = []
-    return latest(run, wait=seconds, tell=said.append, clock=clock, **more), said  # type: ignore[arg-type]
+    return latest(run, wait=seconds, tell=said.append, clock=clock, **more), said
 
 
 def test_nothing_is_waited_for_where_nobody_writes(run: Path, clock: Time, tmp_path: Path) -> None:
@@ -287,11 +289,9 @@ def test_the_command_says_what_it_waited_for(
     path = run / "model_epoch_10.pth"
     write(clock, path, new[:900])()
     clock.at(2, write(clock, path, new))
-    monkeypatch.setattr(resuming.latest, "__kwdefaults__", resuming.latest.__kwdefaults__ | {"clock": clock})
+    monkeypatch.setattr(latest, "__kwdefaults__", latest.__kwdefaults__ | {"clock": clock})
     capsys = request.getfixturevalue("capsys")
-    from ckpttool.cli import run as run_command
-
-    assert run_command(["latest", str(run), "--wait", "1m", "--json"]) == 0
+    assert run_here("latest", run, "--wait", "1m", "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["waited_for"] == [str(path)]
     assert json.loads(out)["path"] == str(path)
@@ -300,7 +300,7 @@ def test_the_command_says_what_it_waited_for(
     assert lines[-1] == f"ckpttool: waited {clock.now:.1f} s for {path}"
     clock.now = 0
     write(clock, run / "model_epoch_11.pth", b"")()
-    assert run_command(["latest", str(run), "--wait", "3", "-q"]) == 0
+    assert run_here("latest", run, "--wait", "3", "-q") == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -308,9 +308,7 @@ def test_ctrl_c_ends_the_wait(run: Path, new: bytes, monkeypatch: pytest.MonkeyP
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    from ckpttool.cli import run as run_command
-
     (run / "model_epoch_10.pth").write_bytes(new[:900])
-    monkeypatch.setattr(writers.time, "sleep", interrupt)
-    assert run_command(["latest", str(run), "--wait", "60"]) == 130
+    monkeypatch.setattr(time, "sleep", interrupt)
+    assert run_here("latest", run, "--wait", "60") == 130
     assert capsys.readouterr().out == ""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from zlib import crc32
 
+import pytest
+
+from ckpttool.formats import discovery
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.look import look_at
 from ckpttool.series.reasons import Code, Reason, fault
+from ckpttool.series.surveying import survey as surveying
 from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
 from tests.support.opening import checkpoint_at
 
@@ -83,3 +88,27 @@ def entry_at(path: Path) -> Entry:
 def survey(directory: str | os.PathLike[str], *, recursive: bool = True, **scope: Any) -> Survey:
     """Return the checkpoints of a directory in their series, and what could not be looked at."""
     return survey_directory(directory, Scope(recursive=recursive, **scope))
+
+
+def before_it_is_looked_at(patch: pytest.MonkeyPatch, path: Path, action: Callable[[], object]) -> None:
+    """Let something happen once a path was listed, and before it is known what lies there."""
+    for room in (discovery, surveying):  # in a directory, and in a checkpoint that may hold others
+        _before(patch, room, "unit_at", path, action)
+
+
+def before_it_is_looked_into(patch: pytest.MonkeyPatch, path: Path, action: Callable[[], object]) -> None:
+    """Let something happen before it is looked what lies in a checkpoint that is a directory."""
+    _before(patch, surveying, "scan", path, action)
+
+
+def _before(
+    patch: pytest.MonkeyPatch, room: ModuleType, name: str, path: Path, action: Callable[[], object]
+) -> None:
+    real = getattr(room, name)
+
+    def call(called_with: str) -> object:
+        if called_with == str(path):
+            action()
+        return real(called_with)
+
+    patch.setattr(room, name, call)
