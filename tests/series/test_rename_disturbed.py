@@ -7,15 +7,12 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
-from ckpttool.series.changing.recovery import recover_directory
-from ckpttool.series.files import contents
-from ckpttool.series.renaming import pointer_updates
 from tests.series.renamings import TEMPLATE, content, names, renamed
+from tests.support.changes import observed, recover
 from tests.support.faults import Fault
 
 # What is left alone ---------------------------------------------------------------------------------
@@ -108,17 +105,15 @@ def test_what_another_holds_a_link_to_keeps_its_name(trainer: Path) -> None:
 
 def test_a_list_of_digests_that_cannot_be_read_is_told(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps old names then, as where a server has lost the file that a directory still lists."""
-    (short / "SHA256SUMS").mkdir()
-    listed = pointer_updates.names_in
+    (short / "SHA256SUMS").write_text("")
+    real = os.open
 
-    def fail() -> None:
-        raise OSError(errno.ESTALE, "Stale file handle")
+    def lost(path: str, *arguments: int, **where: int) -> int:
+        if os.path.basename(path) == "SHA256SUMS":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, *arguments, **where)
 
-    def names_in(directory: str) -> dict[str, object]:
-        lost = SimpleNamespace(is_file=lambda **_: True, stat=fail)
-        return {name: lost if name == "SHA256SUMS" else file for name, file in listed(directory).items()}
-
-    monkeypatch.setattr(pointer_updates, "names_in", names_in)
+    monkeypatch.setattr(os, "open", lost)
     warnings = renamed(short, dry_run=True).planned.warnings
     start = f"{short / 'SHA256SUMS'}: it can't be changed, and may have old names: "
     assert [one for one in warnings if one.startswith(start)]
@@ -229,7 +224,7 @@ def test_a_fault_at_any_call_loses_nothing(
             is_done = False
         fault.none()
         assert _sums(run) == whole, number
-        recover_directory(str(run))
+        recover(run)
         assert _sums(run) == whole, number
         stem = "model-e0010.pth" if (run / "model-e0010.pth").exists() else "model_epoch_10.pth"
         assert os.readlink(run / "last") == stem, number
@@ -278,25 +273,21 @@ def test_what_changed_since_stays(short: Path) -> None:
     done = rename(RenameRequest(directory=str(short), template=TEMPLATE), confirm=confirm)
     assert path.exists()
     assert any("changed since" in one.message for one in done.problems)
-    assert contents(str(short), [path.name]).files
 
 
 def test_a_pointer_elsewhere_that_changed_is_told(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.renaming import rename as module
+    runs = tmp_path / "runs"
+    shutil.copytree(files / "series", runs / "a")
+    (runs / "latest").write_text("a/model_epoch_10.pth\n")
 
-    shutil.copytree(files / "series", tmp_path / "runs" / "a")
-    (tmp_path / "runs" / "latest").write_text("a/model_epoch_10.pth\n")
-    real = module.apply_moves
+    def meddle() -> None:
+        if (runs / "a" / "model-e0010.pth").exists():  # where the stage of the pointer was made
+            (runs / "latest").write_text("a/model_epoch_9.pth\n")
 
-    def meddled(directory: str, moves: object) -> object:
-        if directory == str(tmp_path / "runs"):
-            (tmp_path / "runs" / "latest").write_text("a/model_epoch_9.pth\n")
-        return real(directory, moves)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "apply_moves", meddled)
-    done = renamed(tmp_path / "runs", recursive=True)
+    monkeypatch.setattr(os, "mkdir", observed(os.mkdir, meddle))
+    done = renamed(runs, recursive=True)
     assert len(done.renames) == 10
     assert done.problems[0].message.startswith("what names checkpoints here has old names")
 
