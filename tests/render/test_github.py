@@ -6,16 +6,17 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from ckpttool import AccessDenied, Finding, Verification
 from ckpttool.ops.verdict import Status
-from ckpttool.render.github import workflow_commands
-from ckpttool.render.terminal import printable
 from ckpttool.report import error, note, warning
+from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]
+workflow_commands = partial(report_of, "github")
 _COMMAND = re.compile(r"::(error|warning|notice) (?:file=([^:,\r\n]*),)?title=([^:,\r\n]*)::([^\r\n]*)")
 
 
@@ -24,7 +25,7 @@ def values(finding: Finding) -> Finding:
 
 
 def test_no_checkpoint() -> None:
-    assert workflow_commands([]) == "::notice title=ckpttool verify::0 checkpoints"
+    assert workflow_commands() == "::notice title=ckpttool verify::0 checkpoints"
 
 
 def test_one_of_each_verdict(several: list[Verification]) -> None:
@@ -84,8 +85,8 @@ def test_hostile_names(verified: Verified, hostile: str) -> None:
         matched = _COMMAND.fullmatch(line)
         assert matched is not None
         assert line.isprintable()
-        assert undone(matched[2]) == printable(os.path.normpath(hostile))
-    assert undone(first).endswith(f"::{printable(hostile)}: {printable(hostile)} [{printable(hostile)}]")
+        assert undone(matched[2]) == escaped(os.path.normpath(hostile))
+    assert undone(first).endswith(f"::{escaped(hostile)}: {escaped(hostile)} [{escaped(hostile)}]")
     assert last == "::notice title=ckpttool verify::1 checkpoint: 1 invalid; 1 not read"
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import Checkpoint, Inspection, Tensor, TrainingState, Verification
+from ckpttool import Finding, Inspection, Tensor, TrainingState, Verification
 from ckpttool.checkpoint import FileEntry
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.inspect import ValueStatistics
 from ckpttool.ops.verdict import Check, Safety, Status
-from ckpttool.render.json import dumps, finite, inspect_document, verify_document
 from ckpttool.report import error, note, warning
 from ckpttool.tensor import Extent, Role
+from tests.support import results
+from tests.support.rendering import inspect_json, json_text, verify_json
 
 INFINITY = float("inf")
 PLAIN = st.recursive(
@@ -33,8 +33,9 @@ def refuse(constant: str) -> None:
 @given(st.dictionaries(st.text(), PLAIN, max_size=4))
 @settings(max_examples=200)
 def test_document_is_json_and_says_the_same(document: dict[str, Any]) -> None:
-    text = dumps(document)
-    assert json.loads(text, parse_constant=refuse) == finite(document)
+    text = json_text(document)
+    told = json.loads(json.dumps(document), parse_constant=str)
+    assert json.loads(text, parse_constant=refuse) == told
     assert "\n" not in text
     text.encode("utf-8")
 
@@ -44,20 +45,20 @@ def test_document_is_json_and_says_the_same(document: dict[str, Any]) -> None:
     [(float("nan"), "NaN"), (INFINITY, "Infinity"), (-INFINITY, "-Infinity"), (0.1, 0.1), (-0.0, -0.0)],
 )
 def test_numbers_that_json_lacks_are_strings(number: float, told: object) -> None:
-    assert json.loads(dumps({"a": [{"b": (number, 1)}]})) == {"a": [{"b": [told, 1]}]}
+    assert json.loads(json_text({"a": [{"b": (number, 1)}]})) == {"a": [{"b": [told, 1]}]}
 
 
 @pytest.mark.parametrize(
     "name", ["\x1b[31m", "\x9b2J", "a\u202eb", "\ud800", "\udcff.pth", "\x7f", "\u2028", "日本"]
 )
 def test_names_come_through_and_do_no_harm_on_a_terminal(name: str) -> None:
-    text = dumps({"name": name, name: 1})
+    text = json_text({"name": name, name: 1})
     assert json.loads(text) == {"name": name, name: 1}
     text.encode("utf-8")
     assert all(character.isprintable() for character in text)
 
 
-def inspection(**more: Any) -> Inspection:
+def inspection(safety: tuple[Finding, ...] = (), **known: Any) -> Inspection:
     tensor = Tensor(
         ("model", 0, "w"),
         BY_NAME["bfloat16"],
@@ -67,24 +68,20 @@ def inspection(**more: Any) -> Inspection:
         key="w/.ATTRIBUTES",
         shares_with="model.0.v",
     )
-    checkpoint = Checkpoint(
-        path="m.pth",
-        format="pytorch",
-        variant="zip",
-        tensors=(tensor,),
+    return results.inspection(
+        tensor,
         files=(FileEntry("m.pth", 1234),),
-        spans=lambda: iter(()),
         metadata=lambda: {"loss": float("nan"), "epoch": 3},
         training=lambda: TrainingState(epoch=3, origin={"epoch": "key epoch"}),
         findings=(warning("odd", "it is odd", "data/0"),),
-        safety=more.pop("safety", ()),
+        safety=safety,
         complete=False,
+        **known,
     )
-    return Inspection(checkpoint, (tensor,), **more)
 
 
 def test_inspect_document_whole() -> None:
-    assert json.loads(dumps(inspect_document([inspection()]))) == {
+    assert inspect_json(inspection()) == {
         "schema": "ckpttool.inspect/1",
         "checkpoints": [
             {
@@ -134,8 +131,8 @@ def test_inspect_document_whole() -> None:
 
 
 def test_inspect_document_with_statistics() -> None:
-    found = inspection(statistics={"model.0.w": ValueStatistics(6, 1, 2, 3, -1.0, INFINITY, 0.5, None)})
-    ((told,),) = [json.loads(dumps(inspect_document([found])))["checkpoints"]]
+    found = inspection(statistics={"model.0.w": (6, 1, 2, 3, -1.0, INFINITY, 0.5, None)})
+    (told,) = inspect_json(found)["checkpoints"]
     assert told["tensors"][0]["stats"] == {
         "min": -1.0,
         "max": "Infinity",
@@ -157,7 +154,7 @@ def test_inspect_document_with_statistics() -> None:
     ],
 )
 def test_inspect_says_what_loading_could_run(findings: tuple[Any, ...], word: str) -> None:
-    (told,) = inspect_document([inspection(safety=findings)])["checkpoints"]
+    (told,) = inspect_json(inspection(safety=findings))["checkpoints"]
     assert told["safety"] == word
 
 
@@ -171,7 +168,7 @@ def verification(status: Status = Status.PASSED, safety: Safety = Safety.SAFE) -
 
 
 def test_verify_document_whole() -> None:
-    assert json.loads(dumps(verify_document([verification(Status.FAILED)]))) == {
+    assert verify_json(verification(Status.FAILED)) == {
         "schema": "ckpttool.verify/1",
         "verdict": "invalid",
         "checkpoints": [
@@ -195,12 +192,12 @@ def test_verify_document_whole() -> None:
 
 def test_verdict_is_about_integrity_and_of_all() -> None:
     unsafe = verification(safety=Safety.UNSAFE)
-    assert verify_document([unsafe])["verdict"] == "valid"
-    assert verify_document([unsafe, verification(Status.FAILED)])["verdict"] == "invalid"
-    assert verify_document([])["verdict"] == "valid"
+    assert verify_json(unsafe)["verdict"] == "valid"
+    assert verify_json(unsafe, verification(Status.FAILED))["verdict"] == "invalid"
+    assert verify_json()["verdict"] == "valid"
 
 
 def test_keys_stand_in_the_order_of_the_contract() -> None:
-    document = verify_document([verification()])
+    document = verify_json(verification())
     assert list(document) == ["schema", "verdict", "checkpoints"]
-    assert next(iter(inspect_document([]))) == "schema"
+    assert next(iter(inspect_json())) == "schema"

@@ -2,78 +2,65 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import Any
 
 from ckpttool import Difference
-from ckpttool.comparing.compare import Side
-from ckpttool.comparing.statistics import Statistics, Tolerance
-from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Facts, ValueChange
-from ckpttool.ops.drift import Drift, DriftStep, Point
-from ckpttool.render.json import diff_document, drift_document, dumps
-from ckpttool.tensor import Role
-
-F32, F64 = BY_NAME["float32"], BY_NAME["float64"]
-A = Described("a.pth", "pytorch", "zip", "pytorch", 4000, 5, 22)
-B = Described("b", "safetensors", None, None, 3000, 4, 22)
-FOUND = Statistics(
-    size=20,
-    count=2,
-    non_finite=1,
-    max_abs=0.25,
-    mean_abs=0.0125,
-    max_rel=float("inf"),
-    l2=0.5,
-    cosine=0.75,
-    norm_a=2.0,
-    norm_b=2.5,
-    where=(3, 1),
-    at_a=-0.25,
-    at_b=0.0,
+from tests.support.rendering import diff_json
+from tests.support.results import (
+    MISSING,
+    NO_DISTANCE,
+    change,
+    difference,
+    drift,
+    reshaped,
+    retyped,
+    side,
+    step,
 )
 
-
-def facts(name: str, shape: tuple[int, ...] = (10, 2), dtype: Any = F32) -> Facts:
-    return Facts(name, Role.WEIGHTS, dtype, shape, 80)
-
-
-DIFFERENCE = Difference(
-    a=A,
-    b=B,
-    compared=4,
-    unchanged=1,
-    changed=(
-        Change(a=facts("w"), b=facts("module.w"), kind="values", how="convention", statistics=FOUND),
-        Change(a=facts("s"), b=facts("s", (2, 10)), kind="shape"),
-        Change(a=facts("d"), b=facts("d", dtype=F64), kind="dtype"),
-    ),
-    added=(facts("new"),),
-    removed=(facts("old"),),
-    renamed=(("fc.weight", "head.weight"),),
-    values=(
-        ValueChange("epoch", 9, 10),
-        ValueChange("lr", ABSENT, None),
-        ValueChange("x", float("nan"), ABSENT),
-    ),
-    reported=(ValueChange("format", "pytorch zip", "safetensors"),),
-    rules={"a rule": 3},
-    notes=("a note",),
-    broken=(Broken("q", Side.B, "it ends too early"),),
-    not_compared=("the code",),
-    compared_nbytes=240,
-    tolerance=Tolerance(rtol=0.001),
-)
+FOUND: dict[str, Any] = {
+    "size": 20,
+    "count": 2,
+    "non_finite": 1,
+    "max_abs": 0.25,
+    "mean_abs": 0.0125,
+    "max_rel": float("inf"),
+    "l2": 0.5,
+    "cosine": 0.75,
+    "norm_a": 2.0,
+    "norm_b": 2.5,
+    "where": (3, 1),
+    "at_a": -0.25,
+    "at_b": 0.0,
+}
 
 
-def parsed(document: dict[str, Any]) -> Any:
-    """Return a document as a script reads it."""
-    return json.loads(dumps(document))
+def found(**measured: Any) -> Difference:
+    """Return a difference in everything; ``measured`` is said of the values of its first tensor."""
+    return difference(
+        change("w", "module.w", how="convention", **FOUND | measured),
+        reshaped("s", (10, 2), (2, 10)),
+        retyped("d", "float64"),
+        a=side(nbytes=4000, tensors=5, parameters=22),
+        b=side("b", format="safetensors"),
+        compared=4,
+        unchanged=1,
+        added=("new",),
+        removed=("old",),
+        renamed=(("fc.weight", "head.weight"),),
+        values=(("epoch", 9, 10), ("lr", MISSING, None), ("x", float("nan"), MISSING)),
+        reported=(("format", "pytorch zip", "safetensors"),),
+        rules={"a rule": 3},
+        notes=("a note",),
+        broken=(("q", "b", "it ends too early"),),
+        not_compared=("the code",),
+        compared_nbytes=240,
+        tolerance={"rtol": 0.001},
+    )
 
 
 def test_keys_of_the_contract() -> None:
-    document = parsed(diff_document(DIFFERENCE))
+    document = diff_json(found())
     assert next(iter(document)) == "schema"
     wanted = {
         "schema": "ckpttool.diff/1",
@@ -100,7 +87,7 @@ def test_keys_of_the_contract() -> None:
 
 
 def test_what_else_it_says() -> None:
-    document = parsed(diff_document(DIFFERENCE))
+    document = diff_json(found())
     assert document["compared"] == 4
     assert document["reported"] == [{"path": "format", "a": "pytorch zip", "b": "safetensors"}]
     assert document["rules"] == {"a rule": 3}
@@ -132,36 +119,29 @@ def test_what_else_it_says() -> None:
 
 
 def test_numbers_where_shapes_differ_are_null_and_where_types_do_are_zero() -> None:
-    _, shape, dtype = parsed(diff_document(DIFFERENCE))["changed"]
+    _, shape, dtype = diff_json(found())["changed"]
     assert (shape["kind"], shape["max_abs"]) == ("shape", None)
     assert (shape["count"], shape["l2"], shape["where"]) == (None, None, None)
     assert (dtype["kind"], dtype["max_abs"], dtype["count"], dtype["l2"]) == ("dtype", 0, 0, 0)
 
 
 def test_strings_have_no_numbers() -> None:
-    nan = float("nan")
-    nothing = dict.fromkeys(("max_abs", "mean_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"), nan)
-    found = dataclasses.replace(FOUND, non_finite=0, at_a="ab", at_b="c", **nothing)
-    changed = (Change(a=facts("w"), b=facts("w"), kind="values", statistics=found),)
-    (told_of,) = parsed(diff_document(dataclasses.replace(DIFFERENCE, changed=changed)))["changed"]
+    told_of, *_ = diff_json(found(**NO_DISTANCE, non_finite=0, at_a="ab", at_b="c"))["changed"]
     numbers = ("max_abs", "mean_abs", "max_rel", "l2", "cosine", "relative", "norms")
     assert {told_of[name] for name in numbers} == {None}
     assert (told_of["count"], told_of["size"], told_of["at"]) == (2, 20, ["ab", "c"])
 
 
 def test_complex_elements_are_their_parts() -> None:
-    found = dataclasses.replace(FOUND, at_a=1 + 2j, at_b=complex("nan"))
-    changed = (Change(a=facts("w"), b=facts("w"), kind="values", statistics=found),)
-    document = parsed(diff_document(dataclasses.replace(DIFFERENCE, changed=changed)))
+    document = diff_json(found(at_a=1 + 2j, at_b=complex("nan")))
     assert document["changed"][0]["at"] == [[1.0, 2.0], ["NaN", 0.0]]
 
 
 def test_series() -> None:
-    drift = Drift(
-        (Point("a.pth", 1, None, 0.5, 2.0), Point("b", 2, 7, float("nan"), None)),
-        (DriftStep(DIFFERENCE, 0.5, 0.25, None, 0.25, "w"),),
+    series = drift(
+        [("a.pth", 1, None, 0.5, 2.0), ("b", 2, 7, float("nan"))], step(found(), 0.5, 0.25, None, 0.25, "w")
     )
-    document = parsed(drift_document(drift))
+    document = diff_json(series)
     assert list(document) == ["schema", "equal", "checkpoints", "steps"]
     assert document["schema"] == "ckpttool.diff/1"
     assert document["equal"] is False
@@ -169,8 +149,6 @@ def test_series() -> None:
         {"path": "a.pth", "epoch": 1, "step": None, "loss": 0.5, "norm": 2.0},
         {"path": "b", "epoch": 2, "step": 7, "loss": "NaN", "norm": None},
     ]
-    (step,) = document["steps"]
+    (told,) = document["steps"]
     numbers = {"l2": 0.5, "relative": 0.25, "cosine": None, "max_abs": 0.25, "largest": "w"}
-    assert step == numbers | {
-        key: value for key, value in parsed(diff_document(DIFFERENCE)).items() if key != "schema"
-    }
+    assert told == numbers | {key: value for key, value in diff_json(found()).items() if key != "schema"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,11 +14,11 @@ import xmlschema
 
 from ckpttool import AccessDenied, Verification
 from ckpttool.ops.verdict import Status
-from ckpttool.render.junit import MAX_FINDINGS, junit
-from ckpttool.render.terminal import printable
 from ckpttool.report import error, note
+from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]
+junit = partial(report_of, "junit")
 SCHEMA = Path(__file__).parents[1] / "schemas" / "junit-10.xsd"
 
 
@@ -27,7 +28,7 @@ def schema() -> xmlschema.XMLSchema:
 
 
 def test_no_checkpoint() -> None:
-    assert junit([]) == (
+    assert junit() == (
         '<?xml version="1.0" encoding="utf-8"?>\n'
         '<testsuites name="ckpttool verify" tests="0" failures="0" errors="0" time="0.000" />\n'
     )
@@ -107,9 +108,7 @@ def test_warnings_of_what_passed_stand_aside(several: list[Verification]) -> Non
 
 
 def test_many_findings_are_cut_and_counted(verified: Verified) -> None:
-    found = [
-        replace(error("missing-key", "not there", f"k{at}"), check="load") for at in range(MAX_FINDINGS + 7)
-    ]
+    found = [replace(error("missing-key", "not there", f"k{at}"), check="load") for at in range(107)]
     (failure,) = cases(junit([verified("m.pth", *found, load=Status.FAILED)]))["load"]
     assert failure.text is not None
     assert failure.text.split("\n")[-2:] == [
@@ -124,7 +123,7 @@ def test_hostile_names(verified: Verified, hostile: str, schema: xmlschema.XMLSc
     schema.validate(text)
     assert all(line.isprintable() for line in text.split("\n"))
     (failure,) = cases(text)["values"]
-    assert failure.text == f"error nan [{printable(hostile)}]: {printable(hostile)}"
+    assert failure.text == f"error nan [{escaped(hostile)}]: {escaped(hostile)}"
     text.encode("utf-8")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.render.terminal import printable
+from tests.support.rendering import escaped
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 """All that a Python string can hold, lone surrogates included."""
@@ -35,13 +35,13 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))
     ],
 )
 def test_what_is_shown(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert escaped(text) == shown
 
 
 @given(ANY_TEXT)
 @settings(max_examples=500)
 def test_no_control_survives(text: str) -> None:
-    shown = printable(text)
+    shown = escaped(text)
     assert not {unicodedata.category(character) for character in shown} & {
         "Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp",
     }  # fmt: skip
@@ -52,11 +52,11 @@ def test_no_control_survives(text: str) -> None:
 @given(ANY_TEXT)
 @settings(max_examples=200)
 def test_what_is_fit_stays_as_it_is(text: str) -> None:
-    shown = printable(text)
-    assert printable(shown) == shown
+    shown = escaped(text)
+    assert escaped(shown) == shown
 
 
 def test_every_character_by_itself() -> None:
     for code in range(0x110000):
-        shown = printable(chr(code))
+        shown = escaped(chr(code))
         assert shown == chr(code) or (shown.isascii() and shown.startswith("\\")), hex(code)

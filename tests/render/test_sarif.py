@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -14,12 +15,12 @@ import jsonschema
 import pytest
 
 from ckpttool import AccessDenied, Verification
-from ckpttool.render import sarif as module
-from ckpttool.render.sarif import SCHEMA, sarif
-from ckpttool.render.terminal import printable
 from ckpttool.report import error, note
+from tests.support.rendering import escaped, limit_results, report_of
 
 Verified = Callable[..., Verification]
+sarif = partial(report_of, "sarif")
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 PUBLISHED = Path(__file__).parents[1] / "schemas" / "sarif-schema-2.1.0.json"
 
 
@@ -143,7 +144,7 @@ def test_links_come_from_the_package(
 
 
 def test_version_is_the_installed_one() -> None:
-    assert run_of(sarif([]))["tool"]["driver"]["version"] == version("ckpttool")
+    assert run_of(sarif())["tool"]["driver"]["version"] == version("ckpttool")
 
 
 def test_what_was_not_read_fails_the_run(schema: jsonschema.Draft7Validator) -> None:
@@ -209,7 +210,7 @@ def test_fingerprints_outlive_counts_and_tell_alike_findings_apart(verified: Ver
 def test_too_many_results_lose_the_least(
     verified: Verified, schema: jsonschema.Draft7Validator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_RESULTS", 2)
+    limit_results(monkeypatch, 2)
     found = [note("old", "old"), replace(error("nan", "1 NaN"), ignored="known"), error("nan", "2 NaN")]
     text = sarif([verified("m.pth", *found)])
     schema.validate(json.loads(text))
@@ -229,7 +230,7 @@ def test_hostile_names(verified: Verified, hostile: str, schema: jsonschema.Draf
     schema.validate(json.loads(text))
     assert text.rstrip("\n").isprintable()
     (one,) = run_of(text)["results"]
-    assert one["message"]["text"] == f"{printable(hostile)} [{printable(hostile)}]"
+    assert one["message"]["text"] == f"{escaped(hostile)} [{escaped(hostile)}]"
     text.encode("utf-8")
 
 

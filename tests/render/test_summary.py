@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from html import unescape
 
 from markdown_it import MarkdownIt
 
 from ckpttool import AccessDenied, Verification
 from ckpttool.ops.verdict import Safety, Status
-from ckpttool.render.summary import MAX_FINDINGS, summary
-from ckpttool.render.terminal import printable
 from ckpttool.report import error
+from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]
+summary = partial(report_of, "summary")
 GITHUB_TAKES = 1 << 20
 TAGS = {"h3", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code", "details", "summary"}
 
 
 def test_no_checkpoint() -> None:
-    assert summary([]) == "### ckpttool verify – 0 checkpoints\n"
+    assert summary() == "### ckpttool verify – 0 checkpoints\n"
 
 
 def test_all_is_well(verified: Verified) -> None:
@@ -84,7 +85,7 @@ def test_unknown_safety_is_not_plainly_valid(verified: Verified) -> None:
 
 
 def test_many_findings_are_cut_and_counted(verified: Verified) -> None:
-    found = [replace(error("nan", "1 NaN", f"k{at}"), check="values") for at in range(MAX_FINDINGS + 7)]
+    found = [replace(error("nan", "1 NaN", f"k{at}"), check="values") for at in range(27)]
     lines = summary([verified("m.pth", *found, values=Status.FAILED)]).split("\n")
     assert lines[-5:] == [
         "- error `nan` <code>k19</code>: 1 NaN",
@@ -103,11 +104,11 @@ def test_hostile_names_are_nothing_but_text(verified: Verified, hostile: str) ->
     page = MarkdownIt("commonmark").enable("table").render(text)
     shown = re.findall(r"<code>(.*?)</code>", page)
     assert [unescape(one) for one in shown] == [
-        printable(hostile),  # the one not read
-        printable(hostile),  # its row
-        printable(hostile),  # the title of its details
+        escaped(hostile),  # the one not read
+        escaped(hostile),  # its row
+        escaped(hostile),  # the title of its details
         "nan",
-        printable(hostile),  # the place
+        escaped(hostile),  # the place
     ]
     assert set(re.findall(r"<(\w+)", page)) <= TAGS
     assert page.count("<td") == 5

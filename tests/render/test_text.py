@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Checkpoint, Finding, Inspection, Tensor, TrainingState, Verification
+from ckpttool import Finding, Tensor, TrainingState, Verification
 from ckpttool.checkpoint import FileEntry, Producer
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.inspect import ValueStatistics
 from ckpttool.ops.verdict import Check, Safety, Status
-from ckpttool.render.text import file_size, inspect_text, number, verify_text
 from ckpttool.report import error, note, warning
 from ckpttool.tensor import Role
+from tests.support.rendering import lines_of, text_of
+from tests.support.results import inspection
 
 F32, I64 = BY_NAME["float32"], BY_NAME["int64"]
 GUIDE = (
@@ -23,20 +23,6 @@ GUIDE = (
     Tensor(("model_state_dict", "head.weight"), F32, (2, 10), Role.WEIGHTS, shares_with="fc"),
     Tensor(("optimizer", "state", 0, "step"), I64, (), Role.OPTIMIZER),
 )
-
-
-def inspection(*tensors: Tensor, **more: Any) -> Inspection:
-    statistics = more.pop("statistics", None)
-    checkpoint = Checkpoint(
-        path=more.pop("path", "m.pth"),
-        format="pytorch",
-        variant=more.pop("variant", "zip"),
-        tensors=tensors,
-        files=more.pop("files", (FileEntry("m.pth", 3953),)),
-        spans=lambda: iter(()),
-        **more,
-    )
-    return Inspection(checkpoint, tensors, statistics)
 
 
 def verification(*findings: Finding, **more: Any) -> Verification:
@@ -48,10 +34,6 @@ def verification(*findings: Finding, **more: Any) -> Verification:
     checks.append(Check("safety", Status.FAILED if safety is Safety.UNSAFE else Status.PASSED, "nothing"))
     path = more.pop("path", "m.pth")
     return Verification(path, "pytorch", "zip", safety, tuple(checks), findings, 3953, **more)
-
-
-def lines(text: str) -> list[str]:
-    return text.split("\n")
 
 
 # inspect --------------------------------------------------------------------------------------------
@@ -72,7 +54,7 @@ def test_checkpoint_of_a_model() -> None:
             "metrics.val_loss": "key val_loss",
         },
     )
-    assert lines(inspect_text(inspection(*GUIDE, training=lambda: training))) == [
+    assert lines_of(inspection(*GUIDE, training=lambda: training)) == [
         "m.pth: pytorch (zip)",
         "  size           4.0 kB",
         "  holds          full: 4 tensors (3 weights, 1 optimizer)",
@@ -95,7 +77,7 @@ def test_checkpoint_of_a_model() -> None:
 
 
 def test_checkpoint_without_tensors() -> None:
-    assert lines(inspect_text(inspection(variant=None, complete=False))) == [
+    assert lines_of(inspection(variant=None, complete=False)) == [
         "m.pth: pytorch, INCOMPLETE",
         "  size           4.0 kB",
         "  holds          lightweight: no tensors",
@@ -103,18 +85,12 @@ def test_checkpoint_without_tensors() -> None:
 
 
 def test_one_tensor_is_one() -> None:
-    assert "  holds          partial: 1 tensor (1 weights)" in lines(inspect_text(inspection(GUIDE[0])))
+    assert "  holds          partial: 1 tensor (1 weights)" in lines_of(inspection(GUIDE[0]))
 
 
 def test_several_files_and_their_producer() -> None:
-    told = lines(
-        inspect_text(
-            inspection(
-                files=(FileEntry("a", 1), FileEntry("b", 2_000_000)),
-                producer=Producer("transformers", "4.57"),
-            )
-        )
-    )
+    files = (FileEntry("a", 1), FileEntry("b", 2_000_000))
+    told = lines_of(inspection(files=files, producer=Producer("transformers", "4.57")))
     assert told[1:3] == ["  size           2.0 MB in 2 files", "  written by     Transformers 4.57"]
 
 
@@ -122,7 +98,7 @@ def test_findings_stand_below() -> None:
     found = inspection(
         findings=(error("zip-gap", "bytes lie there", "data/0"),), safety=(warning("unknown-class", "x"),)
     )
-    assert lines(inspect_text(found))[-3:] == [
+    assert lines_of(found)[-3:] == [
         "",
         "  error zip-gap [data/0]: bytes lie there",
         "  warning unknown-class: x",
@@ -133,9 +109,9 @@ def test_statistics_stand_beside() -> None:
     found = inspection(
         GUIDE[0],
         GUIDE[3],
-        statistics={"model_state_dict.fc.weight": ValueStatistics(20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)},
+        statistics={"model_state_dict.fc.weight": (20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)},
     )
-    told = [line.split() for line in lines(inspect_text(found, width=120)) if "weight" in line]
+    told = [line.split() for line in lines_of(found, width=120) if "weight" in line]
     assert told[-1] == ["weight", "float32", "2×10", "80", "B", "-0.25", "1.5", "0.125", "0.5", "4", "1", "0"]
 
 
@@ -143,34 +119,34 @@ def test_statistics_stand_beside() -> None:
 def test_statistics_fit_a_narrow_terminal(width: int) -> None:
     name = "encoder.layers.11.attention.self.a_very_long_name_of_a_module.weight"
     tensors = (Tensor((name,), F32, (1024, 1024)), Tensor(("b",), F32, (2,)))
-    numbers = ValueStatistics(1 << 20, 0, 0, 1234, -0.00012345, 123456.0, -1.2345e-7, 0.0012345)
-    told = inspect_text(inspection(*tensors, statistics={name: numbers}), width=width).split("\n\n")[1]
-    rows = [line for line in lines(told) if "weight" in line]
+    numbers = (1 << 20, 0, 0, 1234, -0.00012345, 123456.0, -1.2345e-7, 0.0012345)
+    told = text_of(inspection(*tensors, statistics={name: numbers}), width=width).split("\n\n")[1]
+    rows = [line for line in told.splitlines() if "weight" in line]
     assert len(rows) == 1
     shown = ("-0.0001234", "1.235e+05", "-1.235e-07", "0.001234")
     assert all(one in rows[0] for one in shown[: 4 if width >= 80 else 2]), rows
-    assert all(len(line) <= width for line in lines(told))
-    assert ("zeros" in lines(told)[0]) == (width >= 100)
+    assert all(len(line) <= width for line in told.splitlines())
+    assert ("zeros" in told.splitlines()[0]) == (width >= 100)
     assert ("too narrow for: size, type" in told) == (width <= 80)
 
 
 @pytest.mark.parametrize(("count", "last"), [(40, "w39"), (41, "… and 1 more (--all shows them)")])
 def test_table_is_cut_after_40(count: int, last: str) -> None:
     tensors = [Tensor((f"w{index}",), F32, (2,)) for index in range(count)]
-    assert lines(inspect_text(inspection(*tensors)))[-1].strip().startswith(last)
-    assert "more (--all" not in inspect_text(inspection(*tensors), all_tensors=True)
+    assert lines_of(inspection(*tensors))[-1].strip().startswith(last)
+    assert "more (--all" not in text_of(inspection(*tensors), all_tensors=True)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_long_names_lose_nothing(width: int) -> None:
     name = "".join(chr(ord("a") + index % 26) for index in range(150))
-    table = inspect_text(inspection(Tensor((name,), F32, (2,))), width=width).partition("\n\n")[2]
-    assert name in "".join(line.split()[0] for line in lines(table) if line.strip())
+    table = text_of(inspection(Tensor((name,), F32, (2,))), width=width).partition("\n\n")[2]
+    assert name in "".join(line.split()[0] for line in table.splitlines() if line.strip())
 
 
 def test_a_long_path_stays_in_one_line() -> None:
     path = "run/" + "x" * 300 + ".pth"
-    assert lines(inspect_text(inspection(path=path), width=80))[0] == f"{path}: pytorch (zip)"
+    assert lines_of(inspection(path=path), width=80)[0] == f"{path}: pytorch (zip)"
 
 
 HOSTILE = "\x1b[2Ja\nb\u202e[red]c[/red]:smile:"
@@ -191,36 +167,36 @@ def test_what_files_say_is_escaped_and_is_no_markup() -> None:
         findings=(error("code", HOSTILE, HOSTILE),),
     )
     for colour in (False, True):
-        text = re.sub(r"\x1b\[[0-9;]*m", "", inspect_text(found, colour=colour, width=400))
+        text = re.sub(r"\x1b\[[0-9;]*m", "", text_of(found, colour=colour, width=400))
         assert all(character.isprintable() or character == "\n" for character in text)
         assert "\\x1b[2Ja\\nb\\u202e[red]c[/red]:smile:" in text
 
 
 def test_colour_only_where_it_is_wanted() -> None:
     found = inspection(*GUIDE, findings=(error("a", "b"),))
-    assert "\x1b" not in inspect_text(found)
-    assert "\x1b[" in inspect_text(found, colour=True)
+    assert "\x1b" not in text_of(found)
+    assert "\x1b[" in text_of(found, colour=True)
 
 
 # verify ---------------------------------------------------------------------------------------------
 
 
 def test_valid_checkpoint_is_one_line() -> None:
-    assert lines(verify_text([verification()])) == [
+    assert lines_of([verification()]) == [
         "valid    m.pth  pytorch zip, 4.0 kB: checksum 14 records, values 8 tensors"
     ]
 
 
 def test_what_was_skipped_is_told() -> None:
     found = verification(statuses={"checksum": Status.SKIPPED})
-    assert lines(verify_text([found])) == [
+    assert lines_of([found]) == [
         "valid    m.pth  pytorch zip, 4.0 kB: values 8 tensors; not checked: checksum"
     ]
 
 
 def test_invalid_checkpoint_shows_checks_and_findings() -> None:
     found = verification(error("nan", "1 of 2 values are NaN", "w"), statuses={"values": Status.FAILED})
-    assert lines(verify_text([found])) == [
+    assert lines_of([found]) == [
         "INVALID  m.pth  pytorch zip, 4.0 kB: checksum 14 records",
         "    structure  passed   1 file, 2 tensors",
         "    checksum   passed   14 records",
@@ -241,11 +217,11 @@ def test_invalid_checkpoint_shows_checks_and_findings() -> None:
     ],
 )
 def test_word_of_the_verdict(statuses: dict[str, Status], safety: Safety, word: str) -> None:
-    assert verify_text([verification(statuses=statuses, safety=safety)]).startswith(word)
+    assert text_of([verification(statuses=statuses, safety=safety)]).startswith(word)
 
 
 def test_verbose_shows_the_checks_of_valid_ones() -> None:
-    assert len(lines(verify_text([verification()], verbose=True))) == 5
+    assert len(lines_of([verification()], verbose=True)) == 5
 
 
 def test_several_are_counted() -> None:
@@ -256,70 +232,31 @@ def test_several_are_counted() -> None:
         verification(statuses={"values": Status.FAILED}),
         verification(),
     ]
-    assert lines(verify_text(found))[-1] == (
-        "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid, safety unknown"
-    )
-    assert lines(verify_text(found[1:2] * 2))[-1] == "2 checkpoints: 2 valid, safety unknown"
+    assert lines_of(found)[-1] == "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid, safety unknown"
+    assert lines_of(found[1:2] * 2)[-1] == "2 checkpoints: 2 valid, safety unknown"
 
 
 def test_findings_of_one_code_in_many_places_are_one_line() -> None:
     found = [error("checksum-mismatch", f"CRC-32 is {at}", f"t{at}") for at in range(24)]
-    told = lines(verify_text([verification(*found, note("n", "a note"))]))
+    told = lines_of([verification(*found, note("n", "a note"))])
     assert told[-2:] == [
         "    error checksum-mismatch in 24 places [t0, t1, t2, t3, …]: the first: CRC-32 is 0",
         "    note n: a note",
     ]
     alike = [error("missing", "there is no such file", f"f{at}") for at in range(5)]
-    assert lines(verify_text([verification(*alike)]))[-1] == (
+    assert lines_of([verification(*alike)])[-1] == (
         "    error missing in 5 places [f0, f1, f2, f3, …]: there is no such file"
     )
 
 
 def test_many_findings_are_cut_and_counted() -> None:
     found = [note("n", f"note {index}") for index in range(45)]
-    told = lines(verify_text([verification(*found)]))
+    told = lines_of([verification(*found)])
     assert (len(told), told[-1]) == (42, "    … and 5 more findings (--json has them all)")
 
 
 def test_what_files_say_is_escaped() -> None:
     found = verification(error("code", HOSTILE, HOSTILE), path=HOSTILE, statuses={"values": Status.FAILED})
-    text = verify_text([found])
+    text = text_of([found])
     assert all(character.isprintable() or character == "\n" for character in text)
-    assert len(lines(text)) == 6
-
-
-# Numbers --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "shown"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (9949, "9.9 kB"),
-        (9950, "10 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.0 MB"),
-        (1_073_741_824, "1.1 GB"),
-        (5 * 10**18, "5000 PB"),
-    ],
-)
-def test_sizes(nbytes: int, shown: str) -> None:
-    assert file_size(nbytes) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (1200, "1,200"),
-        (0.1 + 0.2, "0.3"),
-        (float("nan"), "nan"),
-        ("a\n", "a\\n"),
-        (1e-9, "1e-09"),
-        (True, "True"),
-        (None, "None"),
-    ],
-)
-def test_numbers(value: object, shown: str) -> None:
-    assert number(value) == shown
+    assert len(text.splitlines()) == 6

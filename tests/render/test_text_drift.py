@@ -7,39 +7,24 @@ from typing import Any
 import pytest
 
 from ckpttool import Difference
-from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.difference import Change, Described, Facts
-from ckpttool.ops.drift import Drift, DriftStep, Point
-from ckpttool.render.text_drift import drift_text, short_names
-from ckpttool.tensor import Role
+from tests.support import results
+from tests.support.rendering import lines_of, text_of
+from tests.support.results import drift, reshaped, side, step
 
-F32 = BY_NAME["float32"]
 HOSTILE = "\x1b[2Ja\nb\u202e"
 
 
-def difference(b: str, **more: Any) -> Difference:
-    sides = {name: Described(path, "pytorch", None, None, 1, 1, 1) for name, path in (("a", "x"), ("b", b))}
-    return Difference(**sides, compared=4, unchanged=4 - len(more.get("changed", ())), **more)
-
-
-def reshaped(name: str) -> Change:
-    a, b = (Facts(name, Role.WEIGHTS, F32, shape, 16) for shape in ((2, 2), (4,)))
-    return Change(a=a, b=b, kind="shape")
-
-
-def drift(paths: list[str], steps: list[DriftStep]) -> Drift:
-    return Drift(tuple(Point(path, at, None, None, None) for at, path in enumerate(paths)), tuple(steps))
+def difference(b: str, *changed: Any) -> Difference:
+    return results.difference(*changed, compared=4, b=side(b))
 
 
 def test_what_a_row_cannot_say_stands_below() -> None:
     found = drift(
-        ["run/1", "run/2", "run/3"],
-        [
-            DriftStep(difference("run/2", changed=(reshaped("w"),)), 0.0, None, None, 0.0, None),
-            DriftStep(difference("run/3"), 0.0, 0.0, 1.0, 0.0, None),
-        ],
+        [("run/1", 0), ("run/2", 1), ("run/3", 2)],
+        step(difference("run/2", reshaped("w")), relative=None, cosine=None),
+        step(difference("run/3")),
     )
-    assert drift_text(found).splitlines() == [
+    assert lines_of(found) == [
         "3 checkpoints: 1 of 2 steps changed something",
         "",
         "  checkpoint  epoch  changed",
@@ -61,17 +46,19 @@ def test_what_a_row_cannot_say_stands_below() -> None:
     ],
 )
 def test_a_directory_that_all_share_is_left_out(paths: list[str], names: list[str]) -> None:
-    assert short_names(drift(paths, [])) == names
+    points = [(path, at) for at, path in enumerate(paths)]
+    rows = lines_of(drift(points, step(difference(paths[1]))))[3:]
+    assert [row.split()[0] for row in rows] == names
 
 
 def test_nothing_from_a_file_reaches_the_terminal_unescaped() -> None:
-    step = DriftStep(difference(HOSTILE, changed=(reshaped(HOSTILE),)), 1.0, 0.5, None, 1.0, HOSTILE)
-    text = drift_text(drift(["x", HOSTILE], [step]), width=200)
+    moved = step(difference(HOSTILE, reshaped(HOSTILE)), 1.0, 0.5, None, 1.0, HOSTILE)
+    text = text_of(drift([("x", 0), (HOSTILE, 1)], moved), width=200)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert "\\x1b[2Ja\\nb\\u202e" in text
 
 
 def test_colour_only_where_it_is_wanted() -> None:
-    found = drift(["x", "y"], [DriftStep(difference("y"), 0.0, 0.0, 1.0, 0.0, None)])
-    assert "\x1b" not in drift_text(found)
-    assert drift_text(found, colour=True).startswith("\x1b[1mall equal: 2 checkpoints\x1b[0m\n")
+    found = drift([("x", 0), ("y", 1)], step(difference("y")))
+    assert "\x1b" not in text_of(found)
+    assert text_of(found, colour=True).startswith("\x1b[1mall equal: 2 checkpoints\x1b[0m\n")

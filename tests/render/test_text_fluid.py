@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ckpttool.render.text import fluid_lines
+from collections.abc import Iterator
+from typing import Any
+
+from tests.support.rendering import lines_of
+from tests.support.results import inspection
+
+
+def fluid_lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines after the size and what it holds, each in two."""
+    for line in lines_of(inspection(format="fluid", metadata=lambda: told))[3:]:
+        label, value = line[2:17].rstrip(), line[17:]
+        yield label, value
 
 
 def test_trainers_and_tables() -> None:

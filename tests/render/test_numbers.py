@@ -1,4 +1,4 @@
-"""Numbers below one another, and words that say who is special."""
+"""How numbers, sizes, shares, ages and columns of metrics are said."""
 
 from __future__ import annotations
 
@@ -8,10 +8,102 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.render.numbers import utc_time
+from ckpttool.render.diff_summary import two_values
+from ckpttool.render.numbers import amount, file_size, number, share, utc_time
 from ckpttool.render.text_list import age_words, metric_cells
 
 NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (9949, "9.9 kB"),
+        (9950, "10 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (1_073_741_824, "1.1 GB"),
+        (5 * 10**18, "5000 PB"),
+    ],
+)
+def test_sizes(nbytes: int, shown: str) -> None:
+    assert file_size(nbytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1200, "1,200"),
+        (0.1 + 0.2, "0.3"),
+        (float("nan"), "nan"),
+        ("a\n", "a\\n"),
+        (1e-9, "1e-09"),
+        (True, "True"),
+        (None, "None"),
+    ],
+)
+def test_numbers(value: object, shown: str) -> None:
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0"),
+        (1, "1"),
+        (0.001, "1.0e-3"),
+        (0.00999, "1.0e-2"),
+        (0.01, "0.01"),
+        (0.12345, "0.123"),
+        (123.4, "123"),
+        (999.9, "1,000"),
+        (1234.5, "1,234"),
+        (12345.0, "1.2e4"),
+        (-1e300, "-1.0e300"),
+        (NAN, "NaN"),
+        (INF, "inf"),
+        (-INF, "-inf"),
+    ],
+)
+def test_amount(value: float, said: str) -> None:
+    assert amount(value) == said
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "said"),
+    [
+        (0, 5, "0%"),
+        (5, 5, "100%"),
+        (1, 3, "33.3%"),
+        (1, 10_000, "<0.1%"),
+        (9_999, 10_000, "99.9%"),
+        (0, 0, "0%"),
+    ],
+)
+def test_share(part: int, whole: int, said: str) -> None:
+    assert share(part, whole) == said
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (0.125, 0.126, "0.125 → 0.126"),
+        (1.0, 1.0 + 2**-52, "1 → 1.0000000000000002"),
+        (0.0, -0.0, "0 → -0"),
+        (NAN, 1.0, "NaN → 1"),
+        (NAN, -INF, "NaN → -inf"),
+        (3, 4, "3 → 4"),
+        (2**63, 2**63 + 1, "9,223,372,036,854,775,808 → 9,223,372,036,854,775,809"),
+        (1 + 2j, 1 + 3j, "1+2j → 1+3j"),
+        ("a", "b", "'a' → 'b'"),
+        (True, False, "True → False"),
+    ],
+)
+def test_two_values(a: object, b: object, said: str) -> None:
+    assert two_values(a, b) == said
 
 
 @pytest.mark.parametrize(
@@ -35,10 +127,10 @@ def test_metrics_stand_below_one_another(values: list[float | None], cells: list
     assert [cell.rstrip() for cell in metric_cells(values)] == [cell.rstrip() for cell in cells]
 
 
-numbers = st.lists(st.none() | st.floats(width=32), max_size=8)
+NUMBERS = st.lists(st.none() | st.floats(width=32), max_size=8)
 
 
-@given(numbers)
+@given(NUMBERS)
 def test_columns_have_one_width_and_one_point(values: list[float | None]) -> None:
     cells = metric_cells(values)
     assert len({len(cell) for cell in cells if cell}) <= 1
