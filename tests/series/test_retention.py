@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
-from ckpttool.series.retention.plan import freed_bytes
 from tests.support.directories import Entry, damaged, faulty_entry, file_of, incomplete, make_entry
 from tests.support.retention import plan_of, series_of, series_plan
 
@@ -112,6 +111,6 @@ def test_bytes_that_have_another_name_are_not_freed(entry) -> None:
     def linked(name: str, inode: int, links: int) -> Entry:
         return entry(name, files=[file_of(name, inode, links=links)])
 
-    apart, half, both = linked("a_1.pt", 1, 1), linked("a_2.pt", 2, 2), linked("a_3.pt", 2, 2)
-    assert freed_bytes([apart, half]) == 100
-    assert freed_bytes([apart, half, both]) == 200
+    saves = [linked("a_epoch_1.pt", 1, 1), linked("a_epoch_2.pt", 2, 2), linked("a_epoch_3.pt", 2, 2)]
+    assert plan_of(saves, Policy(keep_last=1)).freed_bytes == 100
+    assert plan_of([*saves, linked("a_epoch_4.pt", 3, 1)], Policy(keep_last=1)).freed_bytes == 200

@@ -15,7 +15,7 @@ from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
 from ckpttool.series.members import needs
 from tests.support.directories import before_it_is_looked_at, survey
 from tests.support.opening import checkpoints_in
-from tests.support.retention import kept_reasons
+from tests.support.retention import dry_run, kept_reasons, overlook_need
 
 
 def _shard(path: Path, name: str, value: float) -> None:
@@ -195,14 +195,7 @@ def test_an_index_that_is_written_after_the_plan(run: Path, trash: bool) -> None
 def test_a_plan_that_overlooks_what_a_survivor_needs(
     run: Path, trash: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpttool.series.pruning.prune.named_beside", lambda directory, going: {})
-    real = needs.needed_paths
-
-    def needing_all(*told: object, **more: object) -> tuple[str, ...]:
-        return (*real(*told, **more), str(run / "step_100-b.safetensors"))  # type: ignore[arg-type]
-
-    monkeypatch.setattr("ckpttool.series.members.look.needed_paths", needing_all)
-    monkeypatch.setattr("ckpttool.series.pointers.protection._follow_needs", lambda *told: None)
+    overlook_need(monkeypatch, run / "step_100-b.safetensors")
     done = prune(_request(run), trash=trash)
     assert [os.path.basename(path) for path in done.failed] == ["step_100.safetensors.index.json"]
     assert (run / "step_100-b.safetensors").exists()
@@ -225,8 +218,8 @@ def test_a_directory_that_an_index_above_names_keeps_its_name(tmp_path: Path) ->
         _shard(place / "model-00001-of-00001.safetensors", "w", step)
         _index(place / "model.safetensors.index.json", {"w": "model-00001-of-00001.safetensors"})
     _index(tmp_path / "m.safetensors.index.json", {"w": "step_1/model-00001-of-00001.safetensors"})
-    reasons = prune(_request(tmp_path), dry_run=True)
-    assert reasons.plan.removals == ()
+    planned = dry_run(tmp_path, policy=Policy(keep_last=1))
+    assert planned.plan.removals == ()
     rename(RenameRequest(directory=str(tmp_path), template="at_{step}"))
     assert _load(tmp_path / "m.safetensors.index.json") == {"w": 1}
 

@@ -13,7 +13,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.series.members import look as looks
 from ckpttool.series.surveying import look_workers
-from ckpttool.series.surveying.survey import Survey, survey_directory
+from tests.support.directories import Survey, survey
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(tree: Path) -> Survey:
     """Return what one process finds."""
-    found = survey_directory(tree)
+    found = survey(tree)
     assert len(found.entries) > 40
     return found
 
@@ -52,7 +52,7 @@ def same(one: Survey, other: Survey) -> bool:
 
 
 def test_children_find_what_one_process_finds(tree: Path, alone: Survey, small: None) -> None:
-    found = survey_directory(tree)
+    found = survey(tree)
     assert same(found, alone)
     assert [entry.contents for entry in found.entries] == [entry.contents for entry in alone.entries]
     assert [entry.fields for entry in found.entries] == [entry.fields for entry in alone.entries]
@@ -72,7 +72,7 @@ def test_a_child_that_is_killed_is_no_loss(
         return ask(self, order)
 
     monkeypatch.setattr(children.Child, "ask", killing)
-    assert same(survey_directory(tree), alone)
+    assert same(survey(tree), alone)
 
 
 def test_a_child_that_cannot_be_started_is_no_loss(
@@ -82,7 +82,7 @@ def test_a_child_that_cannot_be_started_is_no_loss(
         raise OSError("no more processes")
 
     monkeypatch.setattr(children.subprocess, "Popen", refuse)
-    assert same(survey_directory(tree), alone)
+    assert same(survey(tree), alone)
 
 
 def test_what_vanishes_meanwhile_is_not_there(
@@ -95,7 +95,7 @@ def test_what_vanishes_meanwhile_is_not_there(
     look = look_workers._look_at_batch
     monkeypatch.setattr(look_workers, "_look_at_batch", vanishing)
     monkeypatch.setattr(children.subprocess, "Popen", lambda *_, **__: (_ for _ in ()).throw(OSError()))
-    paths = [entry.path for entry in survey_directory(tree).entries]
+    paths = [entry.path for entry in survey(tree).entries]
     assert not any(path.endswith("run0/model_epoch_1.pth") for path in paths)
 
 
@@ -113,13 +113,13 @@ def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: py
     monkeypatch.setattr(children.subprocess, "Popen", Found)
     monkeypatch.setattr(look_workers, "_look_at_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        survey_directory(tree)
+        survey(tree)
     assert all(child.poll() is not None for child in started)
 
 
 def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, small: None) -> None:
     with pytest.raises(CheckpointError):
-        survey_directory(tmp_path / "none")
+        survey(tmp_path / "none")
 
 
 def test_errors_come_in_the_order_of_the_walk(
@@ -139,7 +139,7 @@ def test_errors_come_in_the_order_of_the_walk(
     monkeypatch.setattr(look_workers, "default_jobs", lambda: 1)
     monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
     monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
-    found = survey_directory(tree)
+    found = survey(tree)
     assert [error.path for error in found.errors] == [str(path) for path in refused]
     gone = {str(refused[0]), str(refused[2])}
     assert {entry.path for entry in found.entries} == {
@@ -170,5 +170,5 @@ def test_a_graph_is_not_digested_to_list_it(
     """What is told of a graph takes its time, and nothing of it is listed."""
     shutil.copytree(files / "savedmodel" / "plain", tmp_path / "run" / "model")
     monkeypatch.setattr(MetaGraph, "computes", lambda self: pytest.fail("digested"))
-    (one,) = survey_directory(tmp_path / "run").entries
+    (one,) = survey(tmp_path / "run").entries
     assert (one.format, one.fault) == ("savedmodel", None)

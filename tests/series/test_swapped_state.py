@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied, CheckpointError, undo
+from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.series.changing.journal import Journal, Removal
-from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Rewrite
 from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents
-from ckpttool.series.pointers import pin_lists
 from ckpttool.series.undoing.trash import put_aside
 from tests.exchanging import WAYS, Way, exchanges
+from tests.support.changes import held_by_another
 from tests.support.commands import run_here
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -46,12 +45,12 @@ def removals(place: Path) -> tuple[Removal, ...]:
 
 
 def removed(place: Path) -> None:
-    with lock_directory(str(place)):
+    with held_by_another(place):
         remove(str(place), Journal(removals(place)))
 
 
 def trashed(place: Path) -> None:
-    with lock_directory(str(place)):
+    with held_by_another(place):
         put_aside(str(place), removals(place), IDENTITY)
 
 
@@ -75,7 +74,7 @@ def renamed(place: Path) -> None:
         source=str(place),
         target=str(place),
     )
-    with lock_directory(str(place)):
+    with held_by_another(place):
         apply_moves(str(place), moves)
 
 
@@ -110,15 +109,15 @@ def test_a_manifest_does_not_follow_what_stands_in_its_place(files: Path, tmp_pa
 
 
 def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A link of this user's stays one, and what it leads to is written."""
-    there, link = tmp_path / "there.toml", tmp_path / ".ckpttool.toml"
+    there, link = tmp_path / "there.toml", short / ".ckpttool.toml"
     there.write_text('pinned = ["a"]\n')
     link.symlink_to(there)
-    pin_lists.write_list(str(link), 'pinned = ["b"]\n')
+    pin([short / "model_epoch_9.pth"])
     assert link.is_symlink()
-    assert there.read_text() == 'pinned = ["b"]\n'
+    assert there.read_text() == 'pinned = ["a", "model_epoch_9.pth"]\n'
     real = os.lstat
     another = link.lstat().st_uid + 1
 
@@ -129,5 +128,5 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
 
     monkeypatch.setattr(os, "lstat", lstat)
     with pytest.raises(AccessDenied, match="a symlink that another user made"):
-        pin_lists.write_list(str(link), 'pinned = ["c"]\n')
-    assert there.read_text() == 'pinned = ["b"]\n'
+        pin([short / "model_epoch_10.pth"])
+    assert there.read_text() == 'pinned = ["a", "model_epoch_9.pth"]\n'

@@ -22,7 +22,8 @@ from ckpttool.formats.tensorflow.state import (
     state_text,
     unescape,
 )
-from ckpttool.series.changing.state_file import state_without
+from ckpttool.series.changing.moves import Rewrite
+from ckpttool.series.changing.state_file import merged_state, state_without
 from ckpttool.series.pointers.readers import READERS, names_in
 from tests.support.state_files import read_state, write_state
 
@@ -99,6 +100,34 @@ def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> 
     rewrite = state_without(str(tmp_path), {"m-1-00000-of-00002", "m-1-00001-of-00002"})
     assert rewrite is not None
     assert parse_state(rewrite.text) == CheckpointState(paths[1], paths[1:])
+
+
+# Merged with what came since -------------------------------------------------------------------------
+
+
+def state_file(latest: str, *paths: str, timed: bool = True) -> str:
+    lines = [f'model_checkpoint_path: "{latest}"\n']
+    lines += [f'all_model_checkpoint_paths: "{path}"\n' for path in paths]
+    lines += [f"all_model_checkpoint_timestamps: {path[-1]}.0\n" for path in paths if timed]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("now", "wrote", "was", "restored", "expected"),
+    [
+        (("c4", "c3", "c4"), ("c3", "c3"), ("c3", "c1", "c2", "c3"), "c1 c2", ("c4", "c1", "c2", "c3", "c4")),
+        (("c4", "c3", "c4"), ("c3", "c3"), ("c3", "c1", "c2", "c3"), "c2", ("c4", "c2", "c3", "c4")),
+        (("c4", "c4"), ("c3", "c3"), ("c3", "c1", "c3"), "c1", ("c4", "c1", "c4")),
+        (("s4", "s3", "s4"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c2 c3", ("s4", "c3", "s4")),
+        (("s3", "s2", "s3"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c2", ("s3", "c2", "s3")),
+        (("s3", "s2", "s3"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c3", ("c3", "s2", "c3")),
+    ],
+)
+def test_merging(now, wrote, was, restored, expected) -> None:
+    ours = Rewrite("checkpoint", state_file(*wrote), state_file(*was))
+    assert merged_state(state_file(*now), ours, set(restored.split())) == state_file(*expected)
+    plain = merged_state(state_file(*now, timed=False), ours, set(restored.split()))
+    assert plain == state_file(*expected, timed=False)
 
 
 # Commands -------------------------------------------------------------------------------------------

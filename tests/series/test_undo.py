@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, undo
-from ckpttool.series.changing.moves import Rewrite
-from ckpttool.series.changing.state_file import merged_state
 from tests.support.changes import file_bytes, held_by_another, prune_to_trash
 from tests.support.state_files import read_state
 
@@ -59,31 +57,6 @@ def test_a_state_file_is_merged_with_what_came_since(managed: Path) -> None:
     assert state.paths == tuple(f"ckpt-{number}" for number in range(1, 12))
     assert (state.latest, len(state.timestamps), state.timestamps[-1]) == ("ckpt-11", 11, "99.5")
     assert list(map(float, state.timestamps[:-1])) == sorted(map(float, state.timestamps[:-1]))
-
-
-def state_file(latest: str, *paths: str, timed: bool = True) -> str:
-    lines = [f'model_checkpoint_path: "{latest}"\n']
-    lines += [f'all_model_checkpoint_paths: "{path}"\n' for path in paths]
-    lines += [f"all_model_checkpoint_timestamps: {path[-1]}.0\n" for path in paths if timed]
-    return "".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("now", "wrote", "was", "restored", "expected"),
-    [
-        (("c4", "c3", "c4"), ("c3", "c3"), ("c3", "c1", "c2", "c3"), "c1 c2", ("c4", "c1", "c2", "c3", "c4")),
-        (("c4", "c3", "c4"), ("c3", "c3"), ("c3", "c1", "c2", "c3"), "c2", ("c4", "c2", "c3", "c4")),
-        (("c4", "c4"), ("c3", "c3"), ("c3", "c1", "c3"), "c1", ("c4", "c1", "c4")),
-        (("s4", "s3", "s4"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c2 c3", ("s4", "c3", "s4")),
-        (("s3", "s2", "s3"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c2", ("s3", "c2", "s3")),
-        (("s3", "s2", "s3"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c3", ("c3", "s2", "c3")),
-    ],
-)
-def test_merging(now, wrote, was, restored, expected) -> None:
-    ours = Rewrite("checkpoint", state_file(*wrote), state_file(*was))
-    assert merged_state(state_file(*now), ours, set(restored.split())) == state_file(*expected)
-    plain = merged_state(state_file(*now, timed=False), ours, set(restored.split()))
-    assert plain == state_file(*expected, timed=False)
 
 
 def test_what_is_in_the_way_is_refused_by_name(short: Path, run) -> None:

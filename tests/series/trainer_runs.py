@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ckpttool
-from ckpttool.series.undoing.trash import empty
+from tests.support.changes import empty_trash
 
 warnings.simplefilter("ignore")
 
@@ -219,7 +219,7 @@ def accelerate(root: Path) -> dict[str, Any]:
     assert not ckpttool.rename(template).renames
     loaded.append(saved(9, 1))
     assert not ckpttool.prune(request, trash=True).problems
-    empty(str(checkpoints))
+    empty_trash(checkpoints)
     loaded.append(saved(10, 2, limit=3))
     return {"left": left, "loaded": loaded, "after": sorted(os.listdir(checkpoints))}
 

@@ -6,12 +6,17 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import pytest
+
 from ckpttool import Policy, Request, prune
 from ckpttool.formats.globs import Globs
+from ckpttool.series.members import look
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, GroupBy, group
 from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.members.series_doubts import doubt_of
+from ckpttool.series.pointers import protection
+from ckpttool.series.pruning import prune as pruning
 from ckpttool.series.pruning.explanation import Explanation, explain
 from ckpttool.series.pruning.planning import PrunePlan, make_plan
 from ckpttool.series.pruning.prune import Pruned
@@ -90,3 +95,15 @@ def removed_names(pruned: Pruned) -> list[str]:
 def kept_reasons(pruned: Pruned) -> dict[str, tuple[str, ...]]:
     """Return why each checkpoint that stays does, by its name."""
     return {kept.entry.name: kept.reasons for series in pruned.plan.groups for kept in series.keep}
+
+
+def overlook_need(patch: pytest.MonkeyPatch, path: str | os.PathLike[str]) -> None:
+    """Let every checkpoint need a path, and let plans overlook that: only the last check knows it."""
+    needed_paths = look.needed_paths
+
+    def with_another(*arguments: Any, **options: Any) -> tuple[str, ...]:
+        return (*needed_paths(*arguments, **options), os.fspath(path))
+
+    patch.setattr(look, "needed_paths", with_another)
+    patch.setattr(protection, "_follow_needs", lambda *arguments: None)
+    patch.setattr(pruning, "named_beside", lambda directory, going: {})
