@@ -7,23 +7,17 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ckpttool import Verification, verify
-from ckpttool.formats.discovery import Walk, discover
-from ckpttool.formats.interface import Unit
-from ckpttool.ops import manifest_seal
-from ckpttool.ops.manifest_seal import SealResult, verify_and_seal
+from ckpttool import verify
 from ckpttool.ops.verdict import Check, Status
-from ckpttool.wire.manifest import MAX_NAME, Line, dumps_manifest, parse_manifest
+from tests.support.commands import run_redirected
+from tests.support.faults import hit_call, is_killed_at
+from tests.support.manifests import seal, sha256sum_accepts, sums
+from tests.support.opening import checkpoints_in, only_checkpoint
 
 ZERO = "0" * 64
 
@@ -48,34 +42,14 @@ def sharded(files: Path, tmp_path: Path) -> Path:
     return source / "model.safetensors.index.json"
 
 
-def unit_at(path: Path) -> Unit:
-    (unit,) = discover(path)
-    return unit
-
-
-def seal(path: Path, **options: bool) -> tuple[Verification, SealResult]:
-    return verify_and_seal(unit_at(path), **options)
-
-
-def manifest_check(path: Path, **options: bool) -> Check:
+def manifest_check(path: Path, **options: Any) -> Check:
     verdict = verify(path, **options)
     (check,) = [check for check in verdict.checks if check.name == "manifest"]
     return check
 
 
-def found(path: Path, **options: bool) -> list[tuple[str, str | None]]:
+def found(path: Path, **options: Any) -> list[tuple[str, str | None]]:
     return [(one.code, one.where) for one in verify(path, **options).findings if "manifest" in one.code]
-
-
-def sha256sum_accepts(manifest: Path) -> bool:
-    command = ["sha256sum", "--check", "--strict", "--status", manifest.name]
-    return subprocess.run(command, cwd=manifest.parent, check=False).returncode == 0
-
-
-def sums(directory: Path, *names: str, options: tuple[str, ...] = ()) -> bytes:
-    """Return what sha256sum itself writes."""
-    command = ["sha256sum", *options, *names]
-    return subprocess.run(command, cwd=directory, capture_output=True, check=True).stdout
 
 
 def flip(path: Path, at: int) -> None:
@@ -84,72 +58,12 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-# The text -------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=20)))
-def test_written_names_are_read_back(names: list[str]) -> None:
-    lines = tuple(Line(name, ZERO) for name in names if name not in (".", ".."))
-    read = parse_manifest("m.sha256", dumps_manifest(lines))
-    assert read.lines == lines
-
-
-@given(st.binary(max_size=300))
-def test_any_text_is_read_or_malformed(data: bytes) -> None:
-    read = parse_manifest("m.sha256", data)
-    assert read.lines or read.malformed
-
-
-@pytest.mark.parametrize("name", ["plain", "back\\slash", "new\nline", "return\r", " space ", "*star", "\\n"])
-def test_sha256sum_reads_what_is_written_and_the_other_way_round(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"content")
-    digest = hashlib.sha256(b"content").hexdigest()
-    (tmp_path / "list").write_bytes(dumps_manifest([Line(name, digest)]))
-    assert sha256sum_accepts(tmp_path / "list")
-    for options in ((), ("--binary",), ("--tag",)):
-        read = parse_manifest("list", sums(tmp_path, "--", name, options=options))
-        assert (read.lines, read.malformed) == ((Line(name, digest),), ())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{ZERO}  ../m.pth",
-        f"{ZERO}  /etc/passwd",
-        f"{ZERO}  a/../m.pth",
-        f"{ZERO}  a//b",
-        f"{ZERO}  .",
-        f"{ZERO}  {'x' * (MAX_NAME + 1)}",
-        f"\\{ZERO}  bad\\escape",
-        f"{ZERO[1:]}  short",
-        f"{ZERO} one-space",
-        f"MD5 (m.pth) = {ZERO[:32]}",
-        "<html>",
-        "",
-    ],
-)
-def test_malformed_lines(text: str) -> None:
-    (finding,) = parse_manifest("m.pth.sha256", text.encode()).malformed
-    assert (finding.code, finding.where) == ("manifest-malformed", "m.pth.sha256:1")
-
-
-def test_lines_that_say_nothing_are_passed_over() -> None:
-    text = f"# comment\r\n\r\n{ZERO.replace('0', 'A')}  ./m.pth\r\n"
-    read = parse_manifest("m.pth.sha256", text.encode())
-    assert (read.lines, read.malformed) == ((Line("m.pth", "a" * 64),), ())
-
-
-def test_a_lone_digest_speaks_of_the_file_beside_it() -> None:
-    assert parse_manifest("run/m.sha256", ZERO.encode(), of="run/m").lines == (Line("m", ZERO),)
-    assert parse_manifest("SHA256SUMS", ZERO.encode()).malformed
-
-
 # Writing --------------------------------------------------------------------------------------------
 
 
 def test_a_file(guide: Path) -> None:
-    verdict, sealed = seal(guide)
-    assert verdict.is_valid
+    sealed = seal(guide)
+    assert sealed.is_valid
     assert sealed.files == (f"{guide}.sha256", f"{guide}.digests.json")
     manifest = Path(sealed.files[0])
     assert manifest.read_bytes() == sums(guide.parent, "guide.pth")
@@ -172,7 +86,7 @@ def test_digests_of_tensors_are_the_frameworks(name: str, files: Path, tmp_path:
 
 def test_a_directory_has_it_beside(trainer: Path) -> None:
     inside = sorted(os.listdir(trainer))
-    _, sealed = seal(trainer)
+    sealed = seal(trainer)
     assert sealed.files[0] == f"{trainer}.sha256"
     assert sorted(os.listdir(trainer)) == inside
     names = [line.split(b"  ")[1].decode() for line in Path(sealed.files[0]).read_bytes().splitlines()]
@@ -188,7 +102,7 @@ def test_a_directory_named_by_a_dot(trainer: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_shards_have_it_by_their_index(sharded: Path) -> None:
-    _, sealed = seal(sharded)
+    sealed = seal(sharded)
     assert sealed.files[0] == f"{sharded}.sha256"
     assert sha256sum_accepts(Path(sealed.files[0]))
     count = len(list(sharded.parent.glob("model*.safetensors*"))) - 2
@@ -196,27 +110,26 @@ def test_shards_have_it_by_their_index(sharded: Path) -> None:
 
 
 def test_a_second_time_nothing_is_written(guide: Path) -> None:
-    _, sealed = seal(guide)
+    sealed = seal(guide)
     before = [os.stat(path).st_ino for path in sealed.files]
-    assert seal(guide)[1] == SealResult(sealed.files, was_there=True)
+    assert seal(guide) == (True, sealed.files, None, False)
     assert [os.stat(path).st_ino for path in sealed.files] == before
 
 
 def test_what_sha256sum_wrote_stays(guide: Path) -> None:
     text = sums(guide.parent, "guide.pth", options=("--tag",))
     Path(f"{guide}.sha256").write_bytes(text)
-    assert seal(guide)[1].refused is None
+    assert seal(guide).refused is None
     assert Path(f"{guide}.sha256").read_bytes() == text
 
 
 def test_another_manifest_is_replaced_by_force_alone(guide: Path) -> None:
     manifest = Path(f"{guide}.sha256")
     manifest.write_text(f"{ZERO}  guide.pth\n")
-    verdict, sealed = seal(guide)
-    assert (verdict.is_valid, sealed) == (False, SealResult(refused="it is not valid"))
+    assert seal(guide) == (False, (), "it is not valid", False)
     assert manifest.read_text().startswith(ZERO)
-    verdict, sealed = seal(guide, force=True)
-    assert (verdict.is_valid, sealed.refused) == (True, None)
+    sealed = seal(guide, "--force")
+    assert (sealed.is_valid, sealed.refused) == (True, None)
     assert sha256sum_accepts(manifest)
 
 
@@ -226,74 +139,36 @@ def test_a_manifest_that_lists_more_is_told_by_the_name(guide: Path) -> None:
     manifest.write_bytes(sums(guide.parent, "guide.pth", "notes"))
     before = manifest.read_bytes()
     refused = "guide.pth.sha256 is there and says something else of notes; --force replaces it"
-    assert seal(guide)[1] == SealResult(refused=refused)
+    assert seal(guide) == (True, (), refused, False)
     assert manifest.read_bytes() == before
     assert not Path(f"{guide}.digests.json").exists()
 
 
 def test_nothing_is_written_for_what_is_damaged(guide: Path) -> None:
     flip(guide, guide.read_bytes().index(b"data/0") + 128)
-    assert seal(guide, force=True)[1] == SealResult(refused="it is not valid")
+    assert seal(guide, "--force") == (False, (), "it is not valid", False)
     assert os.listdir(guide.parent) == ["guide.pth"]
 
 
 def test_what_changes_while_it_is_read_is_refused(guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(unit: Unit, **options: object) -> Verification:
-        verdict = verify(unit)
+    def meanwhile(*data: Any, **options: Any) -> Any:
         os.utime(guide, ns=(1, 1))
-        return verdict
+        return sha256(*data, **options)
 
-    monkeypatch.setattr(manifest_seal, "verify", meanwhile)
-    assert seal(guide)[1] == SealResult(refused="it has changed while it was read")
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", meanwhile)
+    assert seal(guide) == (True, (), "it has changed while it was read", False)
     assert os.listdir(guide.parent) == ["guide.pth"]
 
 
-def mutations(action) -> int:
-    """Return how many calls that change the disk an action makes."""
-    made = 0
-
-    def counted(real):
-        def call(*arguments, **keywords):
-            nonlocal made
-            made += 1
-            return real(*arguments, **keywords)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for name in CALLS:
-            monkeypatch.setattr(os, name, counted(getattr(os, name)))
-        action()
-    return made
-
-
 CALLS = ("replace", "fsync", "write")
-
-
-def failing_at(number: int, fail) -> Iterator[None]:
-    left = number
-
-    def counted(real):
-        def call(*arguments, **keywords):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                fail()
-            return real(*arguments, **keywords)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for name in CALLS:
-            monkeypatch.setattr(os, name, counted(getattr(os, name)))
-        yield
 
 
 def whole(guide: Path) -> dict[str, bytes]:
     """Return what both files hold once they are written, by their names."""
     copy = guide.parent.parent / "whole"
     copy.mkdir()
-    _, sealed = seal(Path(shutil.copy(guide, copy)))
+    sealed = seal(Path(shutil.copy(guide, copy)))
     return {os.path.basename(path): Path(path).read_bytes() for path in sealed.files}
 
 
@@ -304,10 +179,12 @@ def test_a_full_disk_leaves_each_file_whole_or_absent(guide: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for number in range(1, 9):
-        for _ in failing_at(number, full):
-            verdict, sealed = seal(guide)
-            assert (verdict.is_valid, sealed.files, sealed.failed) == (True, (), True)
-            assert (sealed.refused or "").endswith("no space left on device")
+        with pytest.MonkeyPatch.context() as patch:
+            hit_call(number, full, CALLS, patch.setattr)
+            answer = run_redirected("verify", guide, "--write-manifest")
+        assert (answer.status, answer.out) == (2, "")
+        assert answer.err.startswith(f"ckpttool: error: {guide}: no manifest written: ")
+        assert answer.err.endswith("no space left on device\n")
         left = {name: (guide.parent / name).read_bytes() for name in os.listdir(guide.parent)}
         assert set(left) <= {"guide.pth", *expected}
         assert {name: expected[name] for name in left if name in expected} == {
@@ -315,42 +192,24 @@ def test_a_full_disk_leaves_each_file_whole_or_absent(guide: Path) -> None:
         }
         for name in expected:
             (guide.parent / name).unlink(missing_ok=True)
-    assert mutations(lambda: seal(guide)) == 8
+    with pytest.MonkeyPatch.context() as patch:
+        made = hit_call(0, full, CALLS, patch.setattr)
+        seal(guide)
+    assert made() == 8
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
 @pytest.mark.parametrize("number", range(1, 9))
 def test_a_kill_leaves_each_file_whole_or_absent(guide: Path, number: int) -> None:
     expected = whole(guide)
-    child = subprocess.run([sys.executable, "-c", KILLED, str(guide), str(number)], check=False)
-    assert child.returncode == -signal.SIGKILL
+    assert is_killed_at(number, lambda: seal(guide), CALLS)
     for name, data in expected.items():
         path = guide.parent / name
         assert not path.exists() or path.read_bytes() == data
     assert verify(guide).is_valid
-    assert [unit.path for unit in discover(guide.parent)] == [str(guide)]
-    assert seal(guide)[1].refused is None
+    assert only_checkpoint(guide.parent).path == str(guide)
+    assert seal(guide).refused is None
     assert {name: (guide.parent / name).read_bytes() for name in expected} == expected
-
-
-KILLED = """
-import os, signal, sys
-from ckpttool.formats.discovery import discover
-from ckpttool.ops.manifest_seal import verify_and_seal
-left = int(sys.argv[2])
-def counted(real):
-    def call(*arguments, **keywords):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **keywords)
-    return call
-for name in ("replace", "fsync", "write"):
-    setattr(os, name, counted(getattr(os, name)))
-(unit,) = discover(sys.argv[1])
-verify_and_seal(unit)
-"""
 
 
 # Checking -------------------------------------------------------------------------------------------
@@ -421,7 +280,7 @@ def test_lists_beside_each_shard(sharded: Path) -> None:
 
 
 def test_digests_alone_are_compared_as_well(guide: Path) -> None:
-    _, sealed = seal(guide)
+    sealed = seal(guide)
     os.unlink(sealed.files[0])
     assert manifest_check(guide) == Check("manifest", Status.PASSED, "8 tensors")
     document = json.loads(Path(sealed.files[1]).read_text())
@@ -442,7 +301,7 @@ def test_digests_that_are_none(guide: Path, text: str) -> None:
 
 
 def test_every_flipped_byte_of_the_digests_is_bearable(guide: Path) -> None:
-    _, sealed = seal(guide)
+    sealed = seal(guide)
     os.unlink(sealed.files[0])
     path, data = Path(sealed.files[1]), Path(sealed.files[1]).read_bytes()
     for at in range(0, len(data), 7):
@@ -485,7 +344,7 @@ def test_manifests_are_parts_of_their_checkpoints_and_none_themselves(
 ) -> None:
     for path in (guide, trainer):
         seal(path)
-    units = {os.path.basename(unit.path): unit.members for unit in discover(tmp_path, Walk())}
+    units = {os.path.basename(unit.path): unit.members for unit in checkpoints_in(tmp_path)}
     assert units == {
         "guide.pth": ("guide.pth", "guide.pth.sha256", "guide.pth.digests.json"),
         "checkpoint-4": ("checkpoint-4", "checkpoint-4.sha256", "checkpoint-4.digests.json"),
@@ -495,7 +354,7 @@ def test_manifests_are_parts_of_their_checkpoints_and_none_themselves(
 def test_shards_without_an_index_have_their_manifests_too(sharded: Path) -> None:
     seal(sharded)
     sharded.unlink()
-    (unit,) = discover(sharded.parent, Walk(exclude=["*.txt", "*.expected.json"]))
+    unit = only_checkpoint(sharded.parent, exclude=["*.txt", "*.expected.json"])
     assert {f"{sharded.name}.sha256", f"{sharded.name}.digests.json"} < set(unit.members)
     codes = {one.code for one in verify(unit).findings}
     assert codes == {"index-missing", "manifest-missing-file"}
@@ -519,12 +378,12 @@ def test_every_kind_of_checkpoint_is_sealed_and_stays_what_it_is(
     folder: str, files: Path, tmp_path: Path
 ) -> None:
     root = Path(shutil.copytree(files / folder, tmp_path / folder))
-    before = {unit.path: unit.format for unit in discover(root)}
-    sealed = {path: seal_one(path) for path in before}
+    before = {unit.path: unit.format for unit in checkpoints_in(root)}
+    sealed = {path: seal(path) for path in before}
     valid = {path: one.files[0] for path, one in sealed.items() if one.files}
     assert valid
-    assert {unit.path: unit.format for unit in discover(root)} == before
-    for unit in discover(root):
+    assert {unit.path: unit.format for unit in checkpoints_in(root)} == before
+    for unit in checkpoints_in(root):
         if unit.path in valid:
             verdict = verify(unit)
             assert [check.status for check in verdict.checks if check.name == "manifest"] == [Status.PASSED]
@@ -532,15 +391,10 @@ def test_every_kind_of_checkpoint_is_sealed_and_stays_what_it_is(
             assert sha256sum_accepts(Path(valid[unit.path]))
 
 
-def seal_one(path: str) -> SealResult:
-    units = [unit for unit in discover(os.path.dirname(path)) if unit.path == path]
-    return verify_and_seal(units[0] if units else unit_at(Path(path)))[1]
-
-
 def test_fluid_has_it_inside_where_its_loader_does_not_stumble(files: Path, tmp_path: Path) -> None:
     source = files / "fluid" / "generation-b" / "checkpoint_4"
     path = Path(shutil.copytree(source, tmp_path / "run" / "checkpoint_4"))
-    _, sealed = seal(path)
+    sealed = seal(path)
     assert sealed.files[0] == f"{path}/.checkpoint_4.sha256"
     assert os.listdir(path.parent) == ["checkpoint_4"]
     flip(path / "__model__" / "fc_1.w_0", -1)
