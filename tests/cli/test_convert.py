@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from tests.support.commands import Run
+from tests.support.conversions import spoil_target
 
 OK, DIFFERS, FAILED = 0, 1, 2
 
@@ -122,17 +123,12 @@ def test_strict_refuses_what_could_run(run: Run, files: Path) -> None:
 
 
 def test_what_differs_is_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.wire.staged_output import StagedOutput
-
-    settle = StagedOutput.settle
-
-    def rotten(self: StagedOutput) -> None:
-        settle(self)
-        data = bytearray(Path(self.path).read_bytes())
+    def rotten(written: Path) -> None:
+        data = bytearray(written.read_bytes())
         data[-5] ^= 0x40
-        Path(self.path).write_bytes(data)
+        written.write_bytes(data)
 
-    monkeypatch.setattr(StagedOutput, "settle", rotten)
+    spoil_target(monkeypatch, rotten)
     status, out, err = run("convert", "in.pth", "out.safetensors")
     assert (status, out) == (DIFFERS, "")
     assert err == (

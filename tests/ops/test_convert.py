@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
-import textwrap
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,20 +18,19 @@ import torch
 from safetensors.numpy import save_file
 
 from ckpttool import (
-    Checkpoint,
     CheckpointError,
     ConvertWishes,
+    Tensor,
     TrainingState,
     UsageError,
     convert,
     open_checkpoint,
 )
-from ckpttool.cli.paths import single_checkpoint
-from ckpttool.ops.conversion_plan import content_of
-from ckpttool.ops.readback import mismatches
 from ckpttool.tensor import Role
-from ckpttool.writing import writer_of
 from tests.support.commands import Run
+from tests.support.conversions import mismatches_of, spoil_target
+from tests.support.faults import is_killed_at
+from tests.support.opening import only_checkpoint
 
 HOSTILE = json.loads((Path(__file__).parents[2] / "fixtures/files/hostile/hostile.expected.json").read_text())
 
@@ -149,7 +145,7 @@ def test_a_directory_is_replaced_as_a_whole(source: Path, tmp_path: Path, wishes
     torch.save({"one": torch.ones(2)}, tmp_path / "one.pt")
     convert(tmp_path / "one.pt", tmp_path / "out", replace(wishes, force=True))
     assert left(tmp_path) == ["in", "one.pt", "out"]
-    with open_checkpoint(single_checkpoint(str(tmp_path / "out"))) as opened:
+    with open_checkpoint(only_checkpoint(tmp_path / "out").path) as opened:
         assert list(opened) == ["one"]
     convert(source, tmp_path / "out", replace(wishes, force=True))
     assert below(tmp_path / "out") == before
@@ -278,17 +274,12 @@ def test_what_does_not_fit_is_said_before_anything_is_written(
 def test_a_target_that_differs_is_removed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.wire.staged_output import StagedOutput
-
-    settle = StagedOutput.settle
-
-    def rotten(self: StagedOutput) -> None:
-        settle(self)
-        data = bytearray(Path(self.path).read_bytes())
+    def rotten(written: Path) -> None:
+        data = bytearray(written.read_bytes())
         data[-5] ^= 0x40
-        Path(self.path).write_bytes(data)
+        written.write_bytes(data)
 
-    monkeypatch.setattr(StagedOutput, "settle", rotten)
+    spoil_target(monkeypatch, rotten)
     converted = convert(source, tmp_path / "out.safetensors")
     assert not converted.verified
     assert len(converted.mismatches) == 1 and "values are others" in converted.mismatches[0]
@@ -298,19 +289,15 @@ def test_a_target_that_differs_is_removed(
 def test_a_source_that_is_written_to_meanwhile_is_told(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.wire.staged_output import StagedOutput
-
     convert(source, tmp_path / "in" / "model.safetensors")
     weights = tmp_path / "in" / "model.safetensors"
-    settle = StagedOutput.settle
 
-    def late(self: StagedOutput) -> None:
-        settle(self)
+    def late(written: Path) -> None:
         data = weights.read_bytes()
         weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         os.utime(weights, ns=(1, 1))
 
-    monkeypatch.setattr(StagedOutput, "settle", late)
+    spoil_target(monkeypatch, late)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: it was written to while it was read"):
         convert(weights, tmp_path / "out.npz")
     assert left(tmp_path) == ["in"]
@@ -337,16 +324,7 @@ def test_types_that_a_format_lacks_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
-    killed = f"""
-        import os
-        from ckpttool.wire.staged_output import StagedOutput
-
-        staged = StagedOutput({str(target)!r})
-        staged.create().write(b"half of it")
-        os.kill(os.getpid(), 9)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(killed)], check=False)
-    assert done.returncode == -9
+    assert is_killed_at(1, lambda: convert(source, target), ("fsync",))
     assert len(left(tmp_path)) == 2
     convert(source, target)
     assert left(tmp_path) == ["in", "out.safetensors"]
@@ -355,34 +333,13 @@ def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: 
 # What is not carried, and what is told ----------------------------------------------------------------
 
 
-KILLED_BETWEEN_TWO_LINKS = """
-import os, signal, sys
-from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.convert import convert
-from ckpttool.wire import staged_output
-
-real, brought = staged_output.move_without_replacing, []
-
-def bring(name, here, there):
-    if brought:
-        os.kill(os.getpid(), signal.SIGKILL)
-    brought.append(name)
-    real(name, here, there)
-
-staged_output.move_without_replacing = bring
-convert(sys.argv[1], sys.argv[2], ConvertWishes(to="tensorflow"))
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is killed so")
 def test_a_pair_that_a_kill_left_by_half_is_cleared_by_the_same_command(source: Path, tmp_path: Path) -> None:
     place = tmp_path / "out"
     place.mkdir()
-    command = [sys.executable, "-c", KILLED_BETWEEN_TWO_LINKS, source, place / "ckpt"]
-    child = subprocess.run(command, check=False)
-    assert child.returncode == -signal.SIGKILL
-    assert [name for name in os.listdir(place) if name.startswith("ckpt")] == ["ckpt.data-00000-of-00001"]
     wishes = ConvertWishes(to="tensorflow")
+    assert is_killed_at(2, lambda: convert(source, place / "ckpt", wishes), ("link",))
+    assert [name for name in os.listdir(place) if name.startswith("ckpt")] == ["ckpt.data-00000-of-00001"]
     with pytest.raises(UsageError, match="is there already"):
         convert(source, place / "ckpt", replace(wishes, dry_run=True))  # which changes nothing
     assert convert(source, place / "ckpt", wishes).verified
@@ -458,15 +415,10 @@ def test_no_tensor_has_the_name_of_the_entry(tmp_path: Path, target: str) -> Non
 def test_a_target_that_cannot_be_opened_is_removed_and_told(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.wire.staged_output import StagedOutput
+    def cut(written: Path) -> None:
+        os.truncate(written, 100)
 
-    settle = StagedOutput.settle
-
-    def cut(self: StagedOutput) -> None:
-        settle(self)
-        os.truncate(self.path, 100)
-
-    monkeypatch.setattr(StagedOutput, "settle", cut)
+    spoil_target(monkeypatch, cut)
     converted = convert(source, tmp_path / "out.safetensors")
     assert not converted.verified
     assert converted.mismatches[0].startswith("it can't be opened: ")
@@ -477,19 +429,6 @@ def test_a_target_that_cannot_be_opened_is_removed_and_told(
 # What is compared -------------------------------------------------------------------------------------
 
 
-def seen(source: Path, **changes: object) -> list[str]:
-    """Return what is said of a target of a file that is the same file but for what is changed."""
-    with open_checkpoint(source) as checkpoint, open_checkpoint(source) as target:
-        content = content_of(checkpoint)
-        tensors = changes.pop("tensors", None)
-        if callable(tensors):
-            target.tensors = tensors(target)
-        for name, value in changes.items():
-            setattr(target, name, value)
-        writer = writer_of("safetensors")
-        return list(mismatches(content, target, writer, (), jobs=1, advance=lambda nbytes: None))
-
-
 @pytest.fixture
 def tied(tmp_path: Path) -> Path:
     w, v = torch.ones(2, 2), torch.ones(2, 2)
@@ -498,38 +437,38 @@ def tied(tmp_path: Path) -> Path:
 
 
 def test_a_like_target_has_no_mismatch(tied: Path) -> None:
-    assert seen(tied) == []
+    assert mismatches_of(tied) == []
 
 
-def changing(name: str, **changes: object) -> object:
-    def make(target: Checkpoint) -> tuple[object, ...]:
-        return tuple(replace(one, **changes) if one.name == name else one for one in target.tensors)  # type: ignore[arg-type]
+def changing(name: str, **changes: Any) -> object:
+    def make(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(one, **changes) if one.name == name else one for one in tensors)
 
     return make
 
 
 def test_whom_a_tensor_is_tied_to_is_compared(tied: Path) -> None:
-    assert "t isn't tied to w any more" in seen(tied, tensors=changing("t", shares_with=None))
-    assert "t isn't tied to w any more" in seen(tied, tensors=changing("t", shares_with="v"))
-    assert "v is tied to w, and was not" in seen(tied, tensors=changing("v", shares_with="w"))
+    assert "t isn't tied to w any more" in mismatches_of(tied, tensors=changing("t", shares_with=None))
+    assert "t isn't tied to w any more" in mismatches_of(tied, tensors=changing("t", shares_with="v"))
+    assert "v is tied to w, and was not" in mismatches_of(tied, tensors=changing("v", shares_with="w"))
 
 
 def test_role_and_path_are_compared(tied: Path) -> None:
-    told = seen(tied, tensors=changing("w", role=Role.OPTIMIZER))
+    told = mismatches_of(tied, tensors=changing("w", role=Role.OPTIMIZER))
     assert any(one.startswith("w serves optimizer instead of ") for one in told)
 
 
 def test_what_is_said_beside_the_tensors_is_compared(tied: Path, files: Path) -> None:
-    assert seen(tied, training=TrainingState(epoch=4)) == [
+    assert mismatches_of(tied, training=TrainingState(epoch=4)) == [
         "training state 'epoch' came back as something else"
     ]
-    assert seen(tied, training=TrainingState()) == ["training state 'epoch' is missing"]
-    assert "what is not a tensor came back as something else" in seen(tied, tree={"epoch": 4})
+    assert mismatches_of(tied, training=TrainingState()) == ["training state 'epoch' is missing"]
+    assert "what is not a tensor came back as something else" in mismatches_of(tied, tree={"epoch": 4})
     metadata = files / "safetensors" / "metadata.safetensors"
-    told = seen(metadata, metadata={})
+    told = mismatches_of(metadata, metadata={})
     assert told and all(one.startswith("metadata ") and one.endswith(" is missing") for one in told)
     saved = files / "keras" / "adam.keras"
-    assert "native part 'keras.config' is missing" in seen(saved, native={})
+    assert "native part 'keras.config' is missing" in mismatches_of(saved, native={})
 
 
 @pytest.mark.parametrize(
@@ -554,7 +493,7 @@ def test_what_a_format_says_in_its_own_way_is_no_mismatch(
 
 
 def test_more_may_be_said(tied: Path) -> None:
-    assert seen(tied, training=TrainingState(epoch=3, step=9), native={"keras.config": b"{}"}) == []
+    assert mismatches_of(tied, training=TrainingState(epoch=3, step=9), native={"keras.config": b"{}"}) == []
 
 
 LOADS_ALONE = {

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from ckpttool import Difference, DiffWishes, diff
-from ckpttool.ops.difference import Change
 from tests.support.commands import Run
 from tests.support.twins import FIXTURES, unpacked
 
@@ -78,7 +77,7 @@ def both(a: Path, b: Path, *, turned: bool) -> Difference:
     return diff(b, a) if turned else diff(a, b)
 
 
-def require_only(found: Difference, wanted: Changed, *, turned: bool) -> Change:
+def require_only(found: Difference, wanted: Changed, *, turned: bool) -> Any:
     """Require that one element of one tensor differs, and return what is told of it."""
     (change,) = found.changed
     assert (found.added, found.removed, found.broken) == ((), (), ())

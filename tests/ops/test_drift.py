@@ -12,13 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool import CheckpointError, Difference, DiffWishes
-from ckpttool.comparing.statistics import Statistics
-from ckpttool.dtypes import BY_NAME
 from ckpttool.ops import drift as module
-from ckpttool.ops.difference import Change, Facts
 from ckpttool.ops.drift import drift
-from ckpttool.render.text_drift import drift_text
-from ckpttool.tensor import Role
+from tests.support.rendering import lines_of, text_of
+from tests.support.results import change_of_strings
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
@@ -79,7 +76,7 @@ def test_equal_ones(series: list[str]) -> None:
     assert [(step.l2, step.relative, step.cosine, step.max_abs, step.largest) for step in found.steps] == [
         (0, 0, pytest.approx(1), 0, None)
     ] * 2
-    assert drift_text(found).splitlines()[0] == "all equal: 3 checkpoints"
+    assert lines_of(found)[0] == "all equal: 3 checkpoints"
 
 
 def test_what_comes_and_goes_leaves_the_rest_comparable(tmp_path: Path) -> None:
@@ -112,22 +109,18 @@ def test_what_is_not_finite_has_no_say_in_a_norm(tmp_path: Path) -> None:
 
 
 def test_strings_have_no_say_in_a_change(series: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = dict.fromkeys(("max_abs", "mean_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"), np.nan)
-    found = Statistics(size=2, count=1, where=(0,), at_a="a", at_b="b", **nothing)
-    words = Facts("words", Role.WEIGHTS, BY_NAME["string"], (2,), 8)
     real = module.diff_checkpoints
 
     def with_strings(*opened: Any, **more: Any) -> Difference:
         told = real(*opened, **more)
-        change = Change(a=words, b=words, kind="values", statistics=found)
-        return replace(told, changed=(change, *told.changed))
+        return replace(told, changed=(change_of_strings("words"), *told.changed))
 
     expected = drift(series, DiffWishes()).steps[0]
     monkeypatch.setattr(module, "diff_checkpoints", with_strings)
     step = drift(series, DiffWishes()).steps[0]
     assert (step.l2, step.max_abs, step.largest) == (expected.l2, expected.max_abs, expected.largest)
     assert step.cosine == expected.cosine and step.relative == expected.relative
-    text = drift_text(drift(series, DiffWishes()))
+    text = text_of(drift(series, DiffWishes()))
     assert "nan" not in text.lower()
 
 
@@ -190,6 +183,6 @@ def test_table(tmp_path: Path) -> None:
     moved = {**ones, "fc.bias": np.array([1, 1.5], np.float32)}
     grown = {**moved, "head.weight": np.ones(2, np.float32)}
     paths = written(tmp_path, [ones, moved, grown])
-    assert f"\n{drift_text(drift(paths, DiffWishes()), width=120)}\n" == TABLE
-    narrow = drift_text(drift(paths, DiffWishes()), width=72).splitlines()
+    assert f"\n{text_of(drift(paths, DiffWishes()), width=120)}\n" == TABLE
+    narrow = lines_of(drift(paths, DiffWishes()), width=72)
     assert narrow[6] == "  too narrow for: in, cosine, L2, norm"

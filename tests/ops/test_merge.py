@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, UsageError, merge
-from ckpttool.ops.merge import open_parts
-from ckpttool.testing.truth import digest, expected_digests, read_truth
+from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, UsageError, merge, open_checkpoint
+from tests.support.conversions import digests, true_digests
 
 State = dict[str, torch.Tensor]
 NAMES = tuple(f"model-{at:05d}-of-00003.safetensors" for at in (1, 2, 3))
@@ -129,11 +128,10 @@ def test_one_into_shards_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["safetensors/sharded", "pytorch/pytorch-sharded"])
 def test_real_sets(files: Path, tmp_path: Path, name: str) -> None:
-    truth = read_truth(files / name)
     merge([files / name], tmp_path / "whole.safetensors")
-    with open_parts([tmp_path / "whole.safetensors"]) as whole:
-        found = {tensor.name: digest(tensor) for tensor in whole.checkpoint.tensors}
-    assert found == {".".join(path): told for path, told in expected_digests(truth).items()}
+    with open_checkpoint(tmp_path / "whole.safetensors") as whole:
+        found = digests(whole)
+    assert found == true_digests(files / name)
 
 
 # Shards that make no whole ------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ckpttool import (
-    Checkpoint,
     CheckpointError,
     ConvertWishes,
     DamagedCheckpoint,
@@ -20,26 +19,16 @@ from ckpttool import (
     merge,
     open_checkpoint,
 )
-from ckpttool.ops.merge import open_parts
 from ckpttool.ops.merging import fluid as merging_fluid
-from ckpttool.testing.truth import digest, expected_digests, read_truth
+from tests.support.conversions import digests, true_digests, whole_of
 
 SERIAL = "checkpoint_0"
 TABLE = "embedding_0.w_0"
 ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
 
-def digests(checkpoint: Checkpoint) -> dict[str, str]:
-    return {tensor.name: digest(tensor) for tensor in checkpoint.tensors}
-
-
-def truth(path: Path) -> dict[str, str]:
-    """Return what the framework says of the tensors of a fixture."""
-    return {".".join(map(str, at)): told for at, told in expected_digests(read_truth(path)).items()}
-
-
 def refused(*sources: Path, kind: type[Exception] = DamagedCheckpoint) -> str:
-    with pytest.raises(kind) as told, open_parts(sources):
+    with pytest.raises(kind) as told, whole_of(*sources):
         pass
     return str(told.value)
 
@@ -225,16 +214,16 @@ def assert_same(found: object, expected: object) -> None:
 )
 def test_ranks_on_several_machines(files: Path, tmp_path: Path, name: str, groups: list[list[str]]) -> None:
     source = files / "torch-dcp" / name
-    with open_parts(apart(source, tmp_path, groups)) as whole:
-        assert digests(whole.checkpoint) == truth(source)
+    with whole_of(*apart(source, tmp_path, groups)) as whole:
+        assert digests(whole) == true_digests(source)
 
 
 @pytest.mark.parametrize("name", ["two-ranks", "rank-metadata", "in-safetensors"])
 def test_files_of_ranks_one_by_one(files: Path, name: str) -> None:
     source = files / "torch-dcp" / name
     paths = [path for path in sorted(source.iterdir()) if "metadata" not in path.name]
-    with open_parts(paths) as whole:
-        assert digests(whole.checkpoint) == truth(source)
+    with whole_of(*paths) as whole:
+        assert digests(whole) == true_digests(source)
     assert paths[1].name in refused(paths[0], *paths[2:])
 
 
@@ -278,12 +267,12 @@ def test_model_and_optimizer_in_directories_of_their_own(tmp_path: Path) -> None
 def test_bundles_and_partitioned_variables(files: Path, tmp_path: Path, name: str, prefix: str) -> None:
     source = files / "tensorflow" / name
     merge([source / prefix], tmp_path / "whole.npz")
-    told = {".".join(at): one for at, one in expected_digests(read_truth(source)).items()}
+    told = true_digests(source)
     with open_checkpoint(tmp_path / "whole.npz") as opened:
         assert digests(opened) == told
     parts = [path for path in source.iterdir() if path.name.startswith(f"{prefix}-") or "data" in path.name]
-    with open_parts(parts) as whole:
-        assert digests(whole.checkpoint) == told
+    with whole_of(*parts) as whole:
+        assert digests(whole) == told
 
 
 @pytest.mark.parametrize(
@@ -306,8 +295,8 @@ def test_a_missing_shard_of_a_bundle(files: Path, tmp_path: Path, name: str, pre
 def test_the_shards_of_a_keras_model(files: Path, given: str) -> None:
     source = files / "keras" / "sharded"
     paths = sorted(source.glob("*.json")) if given == "list" else sorted(source.glob("*.weights.h5"))
-    with open_parts(paths) as whole:
-        assert digests(whole.checkpoint) == truth(source)
+    with whole_of(*paths) as whole:
+        assert digests(whole) == true_digests(source)
 
 
 def test_a_shard_of_a_keras_model_that_is_missing(files: Path) -> None:
@@ -330,7 +319,7 @@ def test_texts_that_lie_on_each_machine(files: Path, tmp_path: Path) -> None:
     one, two = apart(files / "torch-dcp" / "two-ranks", tmp_path, groups)
     for path in (one, two):
         (path / "config.json").write_text("{}")
-    with open_parts([one, two]) as whole:
-        assert whole.checkpoint.complete
+    with whole_of(one, two) as whole:
+        assert whole.complete
     (two / "config.json").write_text("[]")
     assert "config.json is the same part" in refused(one, two)

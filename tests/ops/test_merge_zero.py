@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, merge, open_checkpoint
-from ckpttool.ops.merge import open_parts
-from ckpttool.testing.truth import digest, expected_digests, read_truth
+from tests.support.conversions import digests, left_out, true_digests, whole_of
 
 ZERO = Path(__file__).parents[2] / "fixtures" / "files" / "deepspeed"
 TAG = "global_step2"
@@ -123,9 +122,9 @@ def test_stage_3(tmp_path: Path) -> None:
 
 def test_stage_3_is_what_deepspeed_itself_makes_of_it() -> None:
     tag = ZERO / "zero-3" / TAG
-    told = {path: one for path, one in expected_digests(read_truth(tag)).items() if path[0] == "module"}
-    with open_parts([tag]) as whole:
-        found = {tensor.path: digest(tensor) for tensor in whole.checkpoint.tensors if tensor.path in told}
+    told = {name: one for name, one in true_digests(tag).items() if name.startswith("module.")}
+    with whole_of(tag) as whole:
+        found = {name: one for name, one in digests(whole).items() if name in told}
     assert found == told
 
 
@@ -232,10 +231,10 @@ GROUPS = {1: [["mp_rank_00_model", "rank_0_"], ["rank_1_"]], 3: [["rank_0_"], ["
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize("order", [1, -1])
 def test_ranks_on_several_machines(tmp_path: Path, stage: int, order: int) -> None:
-    with open_parts([ZERO / f"zero-{stage}" / TAG]) as whole:
-        expected = {tensor.name: digest(tensor) for tensor in whole.checkpoint.tensors}
-    with open_parts(machines(stage, tmp_path, GROUPS[stage])[::order]) as whole:
-        assert {tensor.name: digest(tensor) for tensor in whole.checkpoint.tensors} == expected
+    with whole_of(ZERO / f"zero-{stage}" / TAG) as whole:
+        expected = digests(whole)
+    with whole_of(*machines(stage, tmp_path, GROUPS[stage])[::order]) as whole:
+        assert digests(whole) == expected
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -245,7 +244,7 @@ def test_a_rank_that_is_missing(tmp_path: Path, stage: int, rank: int) -> None:
     shutil.copytree(ZERO / f"zero-{stage}" / TAG, tag)
     (path,) = tag.glob(f"*rank_{rank}_*optim_states.pt")
     path.unlink()
-    with pytest.raises(DamagedCheckpoint, match=f"{path.name}]: there is no such file"), open_parts([tag]):
+    with pytest.raises(DamagedCheckpoint, match=f"{path.name}]: there is no such file"), whole_of(tag):
         pass
 
 
@@ -253,16 +252,16 @@ def test_a_rank_twice(tmp_path: Path) -> None:
     groups = [["mp_rank_00_model", "rank_0_"], ["rank_0_", "rank_1_"]]
     with (
         pytest.raises(DamagedCheckpoint, match="is the same part"),
-        open_parts(machines(1, tmp_path, groups)),
+        whole_of(*machines(1, tmp_path, groups)),
     ):
         pass
 
 
 def test_files_one_by_one(tmp_path: Path) -> None:
     paths = sorted((ZERO / "zero-2" / TAG).glob("*.pt"))
-    with open_parts(paths) as whole:
-        assert whole.checkpoint["module.0.weight"].dtype.name == "float32"
-    with pytest.raises(DamagedCheckpoint, match=paths[1].name), open_parts([paths[0], paths[2]]):
+    with whole_of(*paths) as whole:
+        assert whole["module.0.weight"].dtype.name == "float32"
+    with pytest.raises(DamagedCheckpoint, match=paths[1].name), whole_of(paths[0], paths[2]):
         pass
 
 
@@ -271,7 +270,7 @@ def test_a_rank_of_another_save(tmp_path: Path) -> None:
     written(tmp_path / "other", [{"w": torch.ones(6, 3)}], 2, stage=2, step=9)
     name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     shutil.copy(tmp_path / "other" / name, tag / name)
-    with pytest.raises(DamagedCheckpoint, match=f"{name}]: .*9"), open_parts([tag]):
+    with pytest.raises(DamagedCheckpoint, match=f"{name}]: .*9"), whole_of(tag):
         pass
 
 
@@ -283,21 +282,21 @@ def test_partitions_that_do_not_make_the_parameters(tmp_path: Path) -> None:
     torch.save(states, path)
     with (
         pytest.raises(DamagedCheckpoint, match="71 elements in all, and its parameters 120"),
-        open_parts([tag]),
+        whole_of(tag),
     ):
         pass
 
 
 def test_tensor_parallel_ranks(tmp_path: Path) -> None:
     tag = written(tmp_path / TAG, [{"w": torch.ones(4, 3)}], 1, stage=2, models=2)
-    with pytest.raises(DamagedCheckpoint, match=r"\[w\]: .*tensor-parallel"), open_parts([tag]):
+    with pytest.raises(DamagedCheckpoint, match=r"\[w\]: .*tensor-parallel"), whole_of(tag):
         pass
 
 
 def test_parameters_that_two_stages_of_a_pipeline_share(tmp_path: Path) -> None:
     tag = written(tmp_path / TAG, [{"tied_modules.embed.weight": torch.randn(4, 3)}], 1, stage=1, models=2)
-    with open_parts([tag]) as whole:
-        assert whole.checkpoint["module.tied_modules.embed.weight"].dtype.name == "float32"
+    with whole_of(tag) as whole:
+        assert whole["module.tied_modules.embed.weight"].dtype.name == "float32"
 
 
 def test_an_optimizer_that_does_not_name_its_stage(tmp_path: Path) -> None:
@@ -330,8 +329,7 @@ def test_what_only_another_rank_says_is_listed(tmp_path: Path) -> None:
     torch.save({**model, "seed": 1, "random": torch.arange(3)}, path)
     torch.save({"replay": torch.zeros(4)}, tag / "mine.pt")
     stem = path.stem
-    with open_parts([tag]) as whole:
-        assert [one.path for one in whole.dropped] == [f"{stem}.seed", f"{stem}.random", "mine"]
+    assert left_out(tag) == [f"{stem}.seed", f"{stem}.random", "mine"]
 
 
 def test_a_state_that_is_not_kept_element_by_element(tmp_path: Path) -> None:
@@ -386,7 +384,7 @@ def test_a_job_that_does_not_say_which_parameters_it_has(tmp_path: Path) -> None
     tag = written(tmp_path / TAG, [{"w": torch.ones(6, 3)}], 2, stage=2)
     path = tag / "mp_rank_00_model_states.pt"
     torch.save({**torch.load(path, weights_only=True), "param_shapes": None}, path)
-    with pytest.raises(DamagedCheckpoint, match="param_shapes"), open_parts([tag]):
+    with pytest.raises(DamagedCheckpoint, match="param_shapes"), whole_of(tag):
         pass
 
 
@@ -504,10 +502,10 @@ def test_any_job(
             groups[-1][f"g{at}.p{number}"] = torch.arange(counted, counted + size).float().view(shape)
             counted += size
     tag = written(tmp_path_factory.mktemp("job") / TAG, groups, world, stage=stage, subgroups=cuts)
-    with open_parts([tag]) as whole:
-        assert whole.dropped == ()
-        found = {tensor.name: tensor.array() for tensor in whole.checkpoint.tensors}
-        tree: Any = whole.checkpoint.tree
+    assert left_out(tag) == []
+    with whole_of(tag) as whole:
+        found = {tensor.name: tensor.array() for tensor in whole.tensors}
+        tree: Any = whole.tree
     for name, tensor in (item for group in groups for item in group.items()):
         assert (found[f"module.{name}"] == tensor.numpy()).all()
         for key, factor in (("exp_avg", 2), ("exp_avg_sq", 3)):
@@ -529,8 +527,8 @@ def test_nothing_is_found_in_what_was_merged(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_the_partition_of_a_rank(tmp_path: Path, stage: int) -> None:
     tag = tmp_path / "run" / TAG
     shutil.copytree(ZERO / f"zero-{stage}" / TAG, tag)
-    with open_parts([tag]) as whole:
-        values = whole.checkpoint["module.2.weight"].tobytes()[-8:]
+    with whole_of(tag) as whole:
+        values = whole["module.2.weight"].tobytes()[-8:]
     (path,) = (path for path in tag.glob("*rank_1_*optim_states.pt"))
     data = bytearray(path.read_bytes())
     at = data.index(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from ckpttool import Verification, open_checkpoint, verify
-from ckpttool.ops.ignored_findings import Ignore, apply_ignores
 from ckpttool.ops.verdict import Check, Status
+from tests.support.commands import Run
+from tests.support.configs import write
 from tests.support.torch_files import saved
 
 pytestmark = pytest.mark.framework
@@ -78,7 +80,7 @@ def test_what_a_parameter_knows_is_read_also_where_it_knows_itself(tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_a_tensor_without_a_reader_is_not_passed(is_zip: bool, tmp_path: Path) -> None:
+def test_a_tensor_without_a_reader_is_not_passed(is_zip: bool, tmp_path: Path, run: Run) -> None:
     content = {"a": Wrapper(torch.ones(4)), "b": Wrapper(torch.ones(2)), "c": torch.randn(3)}
     path = saved(tmp_path / "a.pth", content, is_zip=is_zip)
     found = verify(path)
@@ -87,8 +89,11 @@ def test_a_tensor_without_a_reader_is_not_passed(is_zip: bool, tmp_path: Path) -
     strict = verify(path, strict=True)
     assert not strict.is_valid
     assert values(strict).status is Status.FAILED
-    accepted = apply_ignores(strict, [Ignore("values-not-read", "known")], strict=True)
-    assert values(accepted).status is Status.SKIPPED
+    rule = 'path = "a.pth"\nignore = [{code = "values-not-read", reason = "known"}]\n'
+    config = write(tmp_path / "ckpttool.toml", f"[[verify.rule]]\n{rule}")
+    accepted = json.loads(run("verify", "--json", "--strict", "--config", config, path).out)["checkpoints"][0]
+    assert {one["name"]: one["status"] for one in accepted["checks"]}["values"] == "skipped"
+    assert [one["ignored"] for one in accepted["findings"] if one["code"] == "values-not-read"] == ["known"]
 
 
 def test_tensors_of_the_meta_device_have_no_values(tmp_path: Path) -> None:

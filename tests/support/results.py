@@ -71,16 +71,21 @@ def statistics(**measured: Any) -> Statistics:
 
 
 def change(
-    name: str, other: str | None = None, role: Role = Role.WEIGHTS, how: Any = "name", **measured: Any
+    name: str,
+    other: str | None = None,
+    dtype: str = "float32",
+    role: Role = Role.WEIGHTS,
+    how: Any = "name",
+    **measured: Any,
 ) -> Change:
     """Return a tensor whose values differ; ``other`` is its name on the second side."""
-    a, b = facts(name, role=role), facts(other or name, role=role)
+    a, b = (facts(one, dtype=dtype, role=role) for one in (name, other or name))
     return Change(a=a, b=b, kind="values", how=how, statistics=statistics(**measured))
 
 
 def change_of_strings(name: str) -> Change:
     """Return a tensor of which two strings of four differ: they have no distance."""
-    return change(name, **NO_DISTANCE, size=4, count=2, where=(1,), at_a="ab", at_b="c")
+    return change(name, dtype="string", **NO_DISTANCE, size=4, count=2, where=(1,), at_a="ab", at_b="c")
 
 
 def reshaped(name: str, a: tuple[int, ...] = (2, 10), b: tuple[int, ...] = (10, 2)) -> Change:
