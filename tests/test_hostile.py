@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ckpttool import CheckpointError, open_checkpoint
-from ckpttool.formats.content import flattening
 from ckpttool.testing import no_file_left_open
+from tests.support.limits import lower_limits
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "files" / "hostile"
 EXPECTED: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def assert_one_error_line(answer) -> None:
 @pytest.fixture
 def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up on what multiplies at a tenth of the limit, with which ``verify`` is tested as it is."""
-    monkeypatch.setattr(flattening, "MAX_REPEATS", flattening.MAX_REPEATS // 10)
+    lower_limits(monkeypatch, repeats=20_000)
 
 
 @CASES

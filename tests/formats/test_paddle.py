@@ -6,7 +6,6 @@ import json
 import pickle
 import random
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +14,12 @@ import numpy as np
 import pytest
 
 from ckpttool import Checkpoint, CheckpointError, DamagedCheckpoint, open_checkpoint, verify
-from ckpttool.formats.discovery import discover
-from ckpttool.formats.paddle import program as paddle_program
-from ckpttool.formats.paddle.program import looks_like_program, read_program
 from ckpttool.ops.verdict import Safety
 from ckpttool.tensor import Role
 from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth
-from ckpttool.wire.lodtensor import read_all, read_file
-from ckpttool.wire.source import Buffer, Source
-from tests.support.protobuf import bytes_field, number_field
+from tests.formats.paddle_programs import field, operator, program
+from tests.support.limits import lower_limits
+from tests.support.opening import only_checkpoint
 
 NAMES = "StructuredToParameterName@@"
 
@@ -46,10 +42,6 @@ def pair(files: Path, tmp_path: Path) -> Path:
     return tmp_path / "net.pdmodel"
 
 
-def lod_tensor(description: bytes, data: bytes, lod: bytes = b"\0" * 8) -> bytes:
-    return b"\0" * 4 + lod + b"\0" * 4 + struct.pack("<i", len(description)) + description + data
-
-
 # Pairs ----------------------------------------------------------------------------------------------
 
 
@@ -67,8 +59,7 @@ def test_either_file_opens_the_pair(files: Path, name: str) -> None:
 
 def test_a_pair_is_one_unit(pair: Path) -> None:
     pair.with_suffix(".pdiparams.info").write_bytes(pickle.dumps({}))
-    (unit,) = discover(pair.parent)
-    assert unit.members == ("net.pdmodel", "net.pdiparams", "net.pdiparams.info")
+    assert only_checkpoint(pair.parent).members == ("net.pdmodel", "net.pdiparams", "net.pdiparams.info")
 
 
 def test_parameters_without_a_program_have_numbers(files: Path) -> None:
@@ -112,12 +103,9 @@ def test_a_pair_with_a_flipped_bit(pair: Path, ending: str) -> None:
 
 def test_parameters_that_the_program_declares_otherwise(pair: Path) -> None:
     parameters = pair.with_suffix(".pdiparams")
-    with Source(parameters) as source:
-        last = list(read_all(source))[-1]
-    data = bytearray(parameters.read_bytes())
-    assert data[last.offset - 4 : last.offset] == b"\x10\x04\x10\x02"
-    data[last.offset - 4 : last.offset] = b"\x10\x02\x10\x04"  # [4, 2] becomes [2, 4]
-    parameters.write_bytes(data)
+    head, _, values = parameters.read_bytes().rpartition(b"\x10\x04\x10\x02")
+    assert len(values) == 4 * 2 * 4
+    parameters.write_bytes(head + b"\x10\x02\x10\x04" + values)  # [4, 2] becomes [2, 4]
     assert codes(pair) == ["program-mismatch"]
 
 
@@ -132,8 +120,7 @@ def test_a_program_with_pickles_beside_it(files: Path, tmp_path: Path) -> None:
         assert (checkpoint.variant, checkpoint.granularity.value) == ("training", "full")
         assert checkpoint.parameters == truth["parameters"]
     assert verify(path).is_valid
-    (unit,) = discover(tmp_path)
-    assert unit.members == ("static.pdmodel", "static.pdparams", "static.pdopt")
+    assert only_checkpoint(tmp_path).members == ("static.pdmodel", "static.pdparams", "static.pdopt")
     optimizer = tmp_path / "static.pdopt"
     optimizer.write_bytes(optimizer.read_bytes()[:-1])
     assert not verify(path).is_valid
@@ -145,20 +132,11 @@ def test_a_program_with_pickles_beside_it(files: Path, tmp_path: Path) -> None:
 # Programs -------------------------------------------------------------------------------------------
 
 
-def field(number: int, content: bytes | int) -> bytes:
-    return number_field(number, content) if isinstance(content, int) else bytes_field(number, content)
-
-
-def program(*parts: bytes) -> bytes:
-    block = b"\x08\x00\x10" + b"\xff" * 9 + b"\x01" + b"".join(parts)
-    return field(1, block)
-
-
 @pytest.mark.parametrize("name", ["py_func", "save", "load", "save_combine", "load_combine"])
 def test_operators_that_touch_the_world_are_unsafe(tmp_path: Path, name: str) -> None:
     attribute = field(1, b"file_path") + field(2, 2) + field(5, b"/etc/passwd")
     path = tmp_path / "evil.pdmodel"
-    path.write_bytes(program(field(4, field(3, name.encode()) + field(4, attribute))))
+    path.write_bytes(program(operator(name, attribute)))
     verdict = verify(path)
     assert verdict.safety is Safety.UNSAFE
     (finding,) = [one for one in verdict.findings if one.code == "unsafe-op"]
@@ -167,7 +145,7 @@ def test_operators_that_touch_the_world_are_unsafe(tmp_path: Path, name: str) ->
 
 
 def test_operators_in_any_block_are_seen(tmp_path: Path) -> None:
-    inner = field(1, b"\x08\x01\x10\x00" + field(4, field(3, b"py_func")))
+    inner = field(1, b"\x08\x01\x10\x00" + operator("py_func"))
     path = tmp_path / "evil.pdmodel"
     path.write_bytes(program() + inner)
     assert verify(path).safety is Safety.UNSAFE
@@ -188,19 +166,25 @@ def test_the_pickle_beside_the_parameters_is_judged(pair: Path) -> None:
     assert verify(pair).safety is Safety.UNSAFE
 
 
-def test_programs_are_told_from_other_messages() -> None:
-    assert looks_like_program(program())
-    assert not looks_like_program(b"\x08\x01\x12\x04")
-    assert not looks_like_program(b"\x0a\x04abcd")
-    with pytest.raises(DamagedCheckpoint):
-        read_program(Buffer("p", program() + b"\x52\x00"))
+def test_programs_are_told_from_other_messages(tmp_path: Path) -> None:
+    path = tmp_path / "p.pdmodel"
+    path.write_bytes(program())
+    assert codes(path) == []
+    for other in (b"\x08\x01\x12\x04", b"\x0a\x04abcd"):
+        path.write_bytes(other)
+        with pytest.raises(DamagedCheckpoint) as caught:
+            open_checkpoint(path)
+        assert caught.value.code == "unrecognised-content"
+    path.write_bytes(program() + b"\x52\x00")
+    assert codes(path) == ["damaged"]
 
 
-def test_programs_of_tiny_fields_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddle_program, "MAX_FIELDS", 1000)
+def test_programs_of_tiny_fields_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_limits(monkeypatch, fields_of_a_program=1000)
+    path = tmp_path / "p.pdmodel"
     for tiny in (b"\x28\x00" * 1001, field(4, b"\x28\x00" * 1001), b"\x1a\x00" * 1001):
-        with pytest.raises(DamagedCheckpoint, match="more than 1,000 fields"):
-            read_program(Buffer("p", program(tiny)))
+        path.write_bytes(program(tiny))
+        assert "more than 1,000 fields" in opened(path).findings[0].message
 
 
 # Streams --------------------------------------------------------------------------------------------
@@ -214,48 +198,11 @@ def test_sequences_that_do_not_fit_are_told(files: Path, tmp_path: Path) -> None
     assert codes(path) == ["lod-inconsistent"]
 
 
-def test_rows_whose_values_are_a_whole_tensor() -> None:
-    """As some releases of 2018 wrote them."""
-    values = lod_tensor(b"\x08\x05\x10\x02\x10\x03", struct.pack("<6f", *range(6)))
-    rows = struct.pack("<IQ2qq", 0, 2, 3, 4, 9)
-    stream = read_file(Buffer("rows", rows + values))
-    assert (stream.shape, stream.rows and stream.rows[1:]) == ((2, 3), (2, 9))
-
-
-def test_tables_that_have_room_for_more_rows() -> None:
-    values = lod_tensor(b"\x08\x05\x10\x04\x10\x01", bytes(16))[12:]
-    stream = read_file(Buffer("rows", struct.pack("<IQ2qq", 0, 2, 3, 4, 9) + values))
-    assert (stream.shape, stream.rows and stream.rows.total) == ((4, 1), 2)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        lod_tensor(b"\x08\x05\x10" + b"\xff" * 9 + b"\x01", b""),  # a length of -1
-        lod_tensor(b"\x08\x05" + b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\x7f" * 4, b""),  # 2^252 elements
-        lod_tensor(b"\x08\x05" + b"\x10\x01" * 65, bytes(4)),
-        lod_tensor(b"\x10\x01", bytes(4)),  # no type
-        lod_tensor(b"\x08\x05", bytes(4), struct.pack("<QQ", 1, 1 << 60)),
-        lod_tensor(b"\x08\x05", bytes(4), struct.pack("<QQ3s", 1, 3, b"abc")),
-        struct.pack("<IQ", 0, 1 << 63),
-        struct.pack("<IQq", 0, 0, 9),
-    ],
-)
-def test_hostile_numbers(data: bytes) -> None:
-    with pytest.raises(DamagedCheckpoint):
-        read_file(Buffer("x", data))
-
-
 def test_zeros_are_no_tensor(tmp_path: Path) -> None:
     path = tmp_path / "zeros"
     path.write_bytes(bytes(5000))
     with pytest.raises(CheckpointError, match="one of"):
         open_checkpoint(path)
-
-
-def test_packed_lengths_are_read() -> None:
-    stream = read_file(Buffer("x", lod_tensor(b"\x08\x05\x12\x02\x02\x01", bytes(8))))
-    assert stream.shape == (2, 1)
 
 
 # Pickles --------------------------------------------------------------------------------------------
@@ -372,7 +319,7 @@ def test_either_file_of_paddle_3_opens_the_pair(files: Path, name: str) -> None:
 
 def test_a_pair_of_paddle_3_is_one_checkpoint(pir_pair: Path) -> None:
     (pir_pair.parent / "other.json").write_text("{}")
-    (unit,) = discover(pir_pair.parent)
+    unit = only_checkpoint(pir_pair.parent)
     assert (unit.path, sorted(unit.members)) == (str(pir_pair), ["pir.json", "pir.pdiparams"])
 
 

@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Severity, verify
-from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS, operator_findings
+from ckpttool import Finding, Severity, open_checkpoint, verify
+from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS
 from ckpttool.ops.verdict import Safety
+from tests.formats.paddle_programs import operator, program
+
+
+def safety_of(directory: Path, *kinds: str) -> tuple[Finding, ...]:
+    path = directory / "some.pdmodel"
+    path.write_bytes(program(*map(operator, kinds)))
+    with open_checkpoint(path) as checkpoint:
+        return checkpoint.safety
 
 
 @pytest.mark.parametrize(
@@ -33,17 +41,15 @@ from ckpttool.ops.verdict import Safety
         ("", "custom-ops", Severity.WARNING),
     ],
 )
-def test_what_is_told_of_an_operator(kind: str, code: str, severity: Severity) -> None:
-    assert [(one.code, one.severity) for one in operator_findings({kind: None, "relu": None})] == [
-        (code, severity)
-    ]
+def test_what_is_told_of_an_operator(tmp_path: Path, kind: str, code: str, severity: Severity) -> None:
+    assert [(one.code, one.severity) for one in safety_of(tmp_path, kind, "relu")] == [(code, severity)]
 
 
 @pytest.mark.parametrize("kind", ["relu", "conv2d_grad", "while", "c_embedding", "lstm_unit", "load_balance"])
-def test_operators_that_compute(kind: str) -> None:
+def test_operators_that_compute(tmp_path: Path, kind: str) -> None:
     known = kind in OPERATORS.registered
     assert known is (kind != "load_balance")
-    assert [one.code for one in operator_findings({kind: None})] == ([] if known else ["custom-ops"])
+    assert [one.code for one in safety_of(tmp_path, kind)] == ([] if known else ["custom-ops"])
 
 
 def test_each_danger_is_of_a_known_operator() -> None:

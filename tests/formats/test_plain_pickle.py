@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, open_checkpoint
-from ckpttool.formats import detect
-from ckpttool.formats.content import flattening
-from ckpttool.formats.interface import Probe
 from ckpttool.testing import places
+from tests.support.limits import lower_limits
+from tests.support.opening import format_class_of
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(6))
 
@@ -21,15 +20,6 @@ PROTOCOLS = pytest.mark.parametrize("protocol", range(6))
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "some.pkl"
-
-
-def recognised(path: Path) -> str | None:
-    probe = Probe(path)
-    try:
-        found = detect(probe)
-        return None if found is None else found.name
-    finally:
-        probe.close()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +43,7 @@ def recognised(path: Path) -> str | None:
 )
 def test_what_is_no_pickle(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    assert recognised(path) != "pickle"
+    assert format_class_of(path) != "PlainPickle"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +54,7 @@ def test_what_is_one(path: Path, content: object, protocol: int) -> None:
     """Without a header, which protocols 0 and 1 lack, a lone number or text is not enough."""
     path.write_bytes(pickle.dumps(content, protocol))
     is_alone = type(content) in (int, str, type(None))
-    assert (recognised(path) == "pickle") is (protocol >= 2 or not is_alone)
+    assert (format_class_of(path) == "PlainPickle") is (protocol >= 2 or not is_alone)
 
 
 def test_several_pickles_become_a_list(path: Path) -> None:
@@ -215,7 +205,7 @@ def test_the_object_of_a_zip_without_its_storages(path: Path, files: Path) -> No
 
 
 def test_shared_objects_that_multiply(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flattening, "MAX_REPEATS", 1000)
+    lower_limits(monkeypatch, repeats=1000)
     laughs: list[object] = []
     for _ in range(60):
         laughs = [laughs, laughs]

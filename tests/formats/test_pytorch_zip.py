@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from ckpttool import DamagedCheckpoint, LimitExceeded, open_checkpoint
-from ckpttool.formats.content import flattening
-from ckpttool.formats.torch import modules as torch_modules
-from ckpttool.formats.torch import objects as torch_objects
 from ckpttool.tensor import Role
+from tests.support.limits import lower_limits
 
 STORAGE = b"(X\7\0\0\0storagectorch\n%sStorage\nX\1\0\0\x000X\3\0\0\0cpuK%stQ"
 FLOATS = bytes.fromhex("0000803f000000400000404000008040")
@@ -165,7 +163,7 @@ def test_modules_that_hold_themselves(write: Written) -> None:
 
 
 def test_modules_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_modules, "MAX_MODULES", 1000)
+    lower_limits(monkeypatch, modules=1000)
     net = Net({})
     for _ in range(40):
         net = Net({"a": net, "b": net})
@@ -211,14 +209,14 @@ def test_attributes_with_dots_in_their_names(write: Written) -> None:
 
 def test_attributes_of_modules_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """All modules have one list, which is told with each."""
-    monkeypatch.setattr(flattening, "MAX_VISITS", 10_000)
+    lower_limits(monkeypatch, visits=10_000)
     shared = [{"a": number} for number in range(1000)]
     nets = [Net({}, all=shared) for _ in range(20)]
     assert isinstance(refused(write(pickled(nets))), LimitExceeded)
 
 
 def test_modules_that_are_met_often(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flattening, "MAX_VISITS", 10_000)
+    lower_limits(monkeypatch, visits=10_000)
     net = Net({}, all=[{"a": number} for number in range(1000)])
     assert isinstance(refused(write(pickled([net] * 20))), LimitExceeded)
 
@@ -290,7 +288,7 @@ def test_tensors_that_nest_without_end(write: Written) -> None:
 
 def test_attributes_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tensor has the one before it as two attributes."""
-    monkeypatch.setattr(torch_objects, "MAX_TENSORS", 10_000)
+    lower_limits(monkeypatch, tensors_in_tensors=10_000)
     rebuild = b"ctorch._utils\n_rebuild_parameter_with_state\n(h\0\x89N}(X\1\0\0\0ah\0X\1\0\0\0bh\0utRq\0"
     path = write(named(tensor() + b"q\0" + rebuild * 40))
     assert isinstance(refused(path), LimitExceeded)

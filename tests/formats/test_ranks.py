@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Checkpoint, UsageError, convert, inspect, merge, open_checkpoint, verify
-from ckpttool.cli import run
-from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
-from ckpttool.render.text import inspect_text
 from ckpttool.tensor import Role
+from tests.support.commands import Run
+from tests.support.opening import paths_in
+from tests.support.rendering import text_of
 
 RANKS = Path(__file__).parents[2] / "fixtures" / "files" / "ranks"
 WHOLE = ["verl-2", "verl-4", "meshes-4", "old-fsdp-2", "old-fsdp-4", "numbered-2"]
@@ -79,14 +79,13 @@ def test_a_ranks_file_alone_is_not_converted(tmp_path: Path) -> None:
         convert(RANKS / "verl-2" / MODEL, tmp_path / "m.safetensors")
 
 
-def test_inspect_shows_the_part_and_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    told = inspect_text(inspect(str(RANKS / "meshes-4" / "model_world_size_4_rank_0.pt")), width=120)
+def test_inspect_shows_the_part_and_the_whole(run: Run) -> None:
+    told = text_of(inspect(str(RANKS / "meshes-4" / "model_world_size_4_rank_0.pt")), width=120)
     assert "float32   7×5, Replicate(), Replicate()" in told
     assert "4×3 of 7×5, Shard(0), Shard(1)" in told
     assert "2×5 of 6×5, _StridedShard(0, 2), Shard(0)" in told
-    run(["inspect", "--json", str(RANKS / "verl-2" / MODEL)])
-    (told,) = json.loads(capsys.readouterr().out)["checkpoints"]
-    first = told["tensors"][0]
+    (checkpoint,) = json.loads(run("inspect", "--json", RANKS / "verl-2" / MODEL).out)["checkpoints"]
+    first = checkpoint["tensors"][0]
     assert first["shard"] == {
         "shape": [6, 5],
         "ranges": [[[3, 6]], [[0, 5]]],
@@ -103,7 +102,7 @@ def test_inspect_shows_the_part_and_the_whole(capsys: pytest.CaptureFixture[str]
 def test_nothing_is_found_in_what_the_ranks_wrote(name: str) -> None:
     verification = verify(RANKS / name, jobs=1)
     assert (verification.is_valid, verification.safety, verification.findings) == (True, Safety.SAFE, ())
-    assert [Path(unit.path) for unit in discover(RANKS / name)] == [RANKS / name]
+    assert paths_in(RANKS / name) == [RANKS / name]
 
 
 def test_a_copy_is_listed_once_and_what_each_rank_has_below_its_number() -> None:
@@ -116,12 +115,10 @@ def test_a_copy_is_listed_once_and_what_each_rank_has_below_its_number() -> None
         assert opened["tied"].shares_with == "rows_columns"
 
 
-def test_saves_beside_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [Path(unit.path).name for unit in discover(RANKS / "beside-2")]
-    assert found == ["model_0000009", "model_0000019"]
-    assert run(["latest", str(RANKS / "beside-2")]) == 0
-    newest = capsys.readouterr().out.strip()
-    assert newest == str(RANKS / "beside-2" / "model_0000019")
+def test_saves_beside_each_other(run: Run) -> None:
+    newest = RANKS / "beside-2" / "model_0000019"
+    assert paths_in(RANKS / "beside-2") == [RANKS / "beside-2" / "model_0000009", newest]
+    assert run("latest", RANKS / "beside-2") == (0, f"{newest}\n", "")
     with open_checkpoint(newest) as opened:
         assert (opened.variant, opened.training.step or opened.metadata["iteration"]) == ("ranks", 19)
         assert opened["model.0.weight"].shape == (6, 5)
@@ -170,11 +167,11 @@ def test_what_ranks_have_otherwise_is_dropped_from_the_whole_and_told(tmp_path: 
 
 
 @pytest.mark.parametrize("target", ["whole.pt", "whole.safetensors", "dcp"])
-def test_what_is_converted_is_equal(tmp_path: Path, target: str) -> None:
+def test_what_is_converted_is_equal(tmp_path: Path, target: str, run: Run) -> None:
     wishes = ["--to", "torch-dcp"] if target == "dcp" else []
-    assert run(["convert", "-q", str(RANKS / "verl-4"), str(tmp_path / target), *wishes]) == 0
-    assert run(["diff", "-q", str(RANKS / "verl-4"), str(tmp_path / target)]) == 0
-    assert run(["diff", "-q", str(RANKS / "verl-4"), str(RANKS / "meshes-4")]) == 1
+    assert run("convert", "-q", RANKS / "verl-4", tmp_path / target, *wishes).status == 0
+    assert run("diff", "-q", RANKS / "verl-4", tmp_path / target).status == 0
+    assert run("diff", "-q", RANKS / "verl-4", RANKS / "meshes-4").status == 1
 
 
 # What is wrong with them ------------------------------------------------------------------------------
@@ -198,7 +195,7 @@ def test_a_nan_in_a_copy_is_found(tmp_path: Path) -> None:
     assert found == {"replica-differs": "model_world_size_4_rank_2.pt", "nan": "rank_2.copies"}
 
 
-def test_a_missing_rank(tmp_path: Path) -> None:
+def test_a_missing_rank(tmp_path: Path, run: Run) -> None:
     ranks = copied("verl-2", tmp_path)
     (ranks / MODEL).unlink()
     with open_checkpoint(ranks) as opened:
@@ -207,7 +204,7 @@ def test_a_missing_rank(tmp_path: Path) -> None:
         weight = opened["model.0.weight"]
         assert (weight.shape, weight.values) == ((6, 5), None)
     assert not verify(ranks, jobs=1).is_valid
-    assert run(["merge", "-q", str(ranks), str(tmp_path / "whole.pt")]) == 2
+    assert run("merge", "-q", ranks, tmp_path / "whole.pt").status == 2
 
 
 @pytest.mark.parametrize(
@@ -344,7 +341,7 @@ def test_a_rank_that_has_all_of_what_others_have_parts_of(tmp_path: Path) -> Non
 
 
 @pytest.mark.framework
-def test_slices_of_which_nothing_says_how_they_were_cut(tmp_path: Path) -> None:
+def test_slices_of_which_nothing_says_how_they_were_cut(tmp_path: Path, run: Run) -> None:
     import torch
 
     for rank in range(2):
@@ -354,7 +351,7 @@ def test_slices_of_which_nothing_says_how_they_were_cut(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path) as opened:
         assert codes(opened) == {"cut-not-said": "w"}
         assert list(opened) == ["rank_0.w", "rank_1.w"]
-    assert run(["merge", "-q", str(tmp_path), str(tmp_path / "whole.pt")]) == 2
+    assert run("merge", "-q", tmp_path, tmp_path / "whole.pt").status == 2
 
 
 @pytest.mark.framework
@@ -375,7 +372,7 @@ def test_without_checksums_a_copy_is_neither_the_same_nor_another(tmp_path: Path
 def test_numbered_files_are_ranks_only_beside_what_says_so(tmp_path: Path) -> None:
     ranks = copied("numbered-2", tmp_path)
     (ranks / "metadata.pkl").write_bytes(pickle.dumps({"epochs": 3}))
-    assert [Path(unit.path).name for unit in discover(ranks)] == [
+    assert [path.name for path in paths_in(ranks)] == [
         "checkpoint_0.pt",
         "checkpoint_1.pt",
         "metadata.pkl",
@@ -388,7 +385,7 @@ def test_numbered_files_are_ranks_only_beside_what_says_so(tmp_path: Path) -> No
 def test_ranks_beside_another_checkpoint_do_not_hide_it(tmp_path: Path) -> None:
     ranks = copied("verl-2", tmp_path)
     shutil.copy(RANKS.parent / "pytorch" / "bare_state_dict.pth", ranks / "epoch_1.pth")
-    found = [Path(unit.path).name for unit in discover(ranks)]
+    found = [path.name for path in paths_in(ranks)]
     assert sorted(found) == [
         "epoch_1.pth",
         "extra_state_world_size_2_rank_0.pt",
@@ -416,31 +413,29 @@ def a_run(into: Path) -> Path:
     return into / "run"
 
 
-def test_latest_and_prune_take_a_trainers_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_latest_and_prune_take_a_trainers_directory(tmp_path: Path, run: Run) -> None:
     root = a_run(tmp_path)
     assert verify(root / "checkpoint-6", jobs=1).is_valid
-    assert run(["latest", str(root)]) == 0
-    assert capsys.readouterr().out.strip() == str(root / "checkpoint-6")
+    newest = run("latest", root)
+    assert (newest.status, newest.out) == (0, f"{root}/checkpoint-6\n")
     (root / "checkpoint-6" / "pytorch_model_fsdp_rank1.bin").unlink()
-    assert run(["latest", str(root)]) == 0
-    assert capsys.readouterr().out.strip() == str(root / "checkpoint-4")
+    newest = run("latest", root)
+    assert (newest.status, newest.out) == (0, f"{root}/checkpoint-4\n")
     # The incomplete one stays, and is told.
-    assert run(["prune", "-q", "--yes", "--keep-last", "1", str(root)]) == 1
+    assert run("prune", "-q", "--yes", "--keep-last", "1", root).status == 1
     assert sorted(path.name for path in root.iterdir() if not path.name.startswith(".")) == [
         "checkpoint-4",
         "checkpoint-6",
     ]
 
 
-def test_prune_and_rename_take_all_files_of_a_save(tmp_path: Path) -> None:
+def test_prune_and_rename_take_all_files_of_a_save(tmp_path: Path, run: Run) -> None:
     ranks = copied("beside-2", tmp_path)
     (ranks / "model_0000019.expected.json").unlink()
-    assert run(["prune", "-q", "--yes", "--keep-last", "1", str(ranks)]) == 0
+    assert run("prune", "-q", "--yes", "--keep-last", "1", ranks).status == 0
     names = ["model_0000019.rank_0.pth", "model_0000019.rank_1.pth"]
     assert sorted(path.name for path in ranks.glob("*")) == names
-    assert run(["rename", "-q", "--yes", "--template", "run-s{step}", str(ranks)]) == 0
+    assert run("rename", "-q", "--yes", "--template", "run-s{step}", ranks).status == 0
     assert len(sorted(ranks.glob("run-s19*"))) == 2
     with open_checkpoint(ranks / "run-s19") as opened:
         assert opened.findings == ()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Unsupported, convert, open_checkpoint, verify
-from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
+from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "stable-baselines3"
 Change = Callable[[str, bytes], bytes]
@@ -50,7 +50,7 @@ def test_settings_and_the_number_of_steps_are_told() -> None:
 
 def test_it_is_found_in_a_directory_and_converted(tmp_path: Path) -> None:
     path = rewritten(tmp_path, same)
-    assert [unit.path for unit in discover(tmp_path)] == [str(path)]
+    assert paths_in(tmp_path) == [path]
     convert(path, tmp_path / "agent.safetensors")
     with open_checkpoint(path) as source, open_checkpoint(tmp_path / "agent.safetensors") as target:
         assert {name: tensor.tobytes() for name, tensor in source.items()} == {

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckpttool import NotACheckpoint, Unsupported, open_checkpoint, verify
+from ckpttool import NotACheckpoint, Unsupported, merge, open_checkpoint, verify
 from ckpttool.checkpoint import Granularity
-from ckpttool.formats.discovery import Walk, discover
-from ckpttool.ops.merge import open_parts
 from ckpttool.ops.verdict import Safety
 from ckpttool.tensor import Role
+from tests.support.opening import checkpoints_in, only_checkpoint
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "pytorch"
 
@@ -96,8 +95,7 @@ def test_one_file_in_it_is_read_as_it_is(tmp_path: Path) -> None:
         assert whole.metadata == one.metadata
         assert whole.training.epoch == one.training.epoch is not None
         assert (whole.path, whole.variant) == (str(step), "directory")
-    (unit,) = discover(tmp_path, Walk(recursive=False))
-    assert unit.members == ("checkpoint_000003",)
+    assert only_checkpoint(tmp_path, recursive=False).members == ("checkpoint_000003",)
 
 
 @pytest.mark.parametrize("victim", ["model.safetensors", "mp_rank_01/model.safetensors"])
@@ -129,7 +127,7 @@ def test_ranks_are_not_merged_blindly(tmp_path: Path) -> None:
     with open_checkpoint(step) as opened:
         assert opened.variant == "rank-directory"
     with pytest.raises(Unsupported, match="nothing says how they were cut"):
-        open_parts([step])
+        merge([step], tmp_path / "whole.safetensors")
 
 
 def test_gaps_between_ranks_and_no_others(tmp_path: Path) -> None:
@@ -158,7 +156,7 @@ def test_results_of_a_step_are_no_save(tmp_path: Path) -> None:
     (step / "log.pkl").write_bytes(pickle.dumps({"loss": [0.1]}))
     with pytest.raises(NotACheckpoint):
         open_checkpoint(step)
-    assert {unit.format.name for unit in discover(tmp_path) if unit.format} == {"numpy", "pickle"}
+    assert {unit.format.name for unit in checkpoints_in(tmp_path) if unit.format} == {"numpy", "pickle"}
     written(step, "model.safetensors")
     with open_checkpoint(step) as opened:
         assert opened.format == "safetensors"

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -22,11 +23,10 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
-from ckpttool.formats.discovery import discover, unit_at
-from ckpttool.formats.tensorflow.bundle import slice_key
-from ckpttool.formats.tensorflow.object_graph import read_graph
-from ckpttool.series.changing.state_file import state_without
 from ckpttool.tensor import Role
+from tests.support.commands import Run
+from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, paths_in
+from tests.support.state_files import read_state, write_state
 
 DATA = "data-00000-of-00001"
 FLIPS = 1000
@@ -72,20 +72,20 @@ def test_every_name_leads_to_the_prefix(keras: Path, name: str) -> None:
             f"ckpt-1.{DATA}",
             "ckpt-1.index",
         ]
-    unit = unit_at(str(keras / name))
+    unit = checkpoint_at(keras / name)
     if name:
         assert unit is not None
         assert set(unit.members) == {"ckpt-1.index", f"ckpt-1.{DATA}"}
     else:
         assert unit is None  # a run's directory is no checkpoint, even if it holds just one
-        assert [Path(one.path).name for one in discover(keras)] == ["ckpt-1"]
+        assert paths_in(keras) == [keras / "ckpt-1"]
 
 
 def test_a_directory_of_several_is_not_one(files: Path) -> None:
     with pytest.raises(NotACheckpoint):
         open_checkpoint(files / "tensorflow" / "manager")
-    units = list(discover(files / "tensorflow" / "manager"))
-    assert [Path(unit.path).name for unit in units] == [f"ckpt-{step}" for step in range(1, 11)]
+    found = paths_in(files / "tensorflow" / "manager")
+    assert [path.name for path in found] == [f"ckpt-{step}" for step in range(1, 11)]
 
 
 def test_human_names_and_keys(keras: Path) -> None:
@@ -108,7 +108,7 @@ def test_slots_of_a_legacy_optimizer(files: Path) -> None:
 
 def test_graphs_beside_it_go_with_it(files: Path) -> None:
     for name in ("v1", "saver"):
-        (unit,) = discover(files / "tensorflow" / name)
+        unit = only_checkpoint(files / "tensorflow" / name)
         assert Path(unit.path).name == "model.ckpt-12"
         assert "model.ckpt-12.meta" in unit.members
 
@@ -139,7 +139,7 @@ def test_first_version_cut_short_is_still_one(first_version: Path, kept: int, wi
     newest = first_version / "model.ckpt-200"
     newest.write_bytes(newest.read_bytes()[:kept])
     (first_version / ("checkpoint" if witness == "graph" else "model.ckpt-200.meta")).unlink()
-    units = {Path(unit.path).name: unit for unit in discover(first_version)}
+    units = {Path(unit.path).name: unit for unit in checkpoints_in(first_version)}
     assert set(units) == {"model.ckpt-100", "model.ckpt-200"}
     assert not verify(units["model.ckpt-200"], jobs=1).is_valid
     assert not verify(newest, jobs=1).is_valid
@@ -149,7 +149,7 @@ def test_first_version_cut_short_is_still_one(first_version: Path, kept: int, wi
 @pytest.mark.parametrize("content", [b"PK\3\4", b"\x80\2}q\0.", b"{}"])
 def test_another_file_that_the_state_file_names_is_none(first_version: Path, content: bytes) -> None:
     (first_version / "model.ckpt-200").write_bytes(content)
-    tables = [unit for unit in discover(first_version) if unit.members[-1].endswith(".meta")]
+    tables = [unit for unit in checkpoints_in(first_version) if unit.members[-1].endswith(".meta")]
     assert [Path(unit.path).name for unit in tables] == ["model.ckpt-100"]
 
 
@@ -158,7 +158,7 @@ def test_empty_index_that_the_state_file_names(keras: Path, is_alone: bool) -> N
     (keras / "ckpt-1.index").write_bytes(b"")
     if is_alone:
         (keras / f"ckpt-1.{DATA}").unlink()
-    (unit,) = discover(keras)
+    unit = only_checkpoint(keras)
     assert Path(unit.path).name == "ckpt-1"
     assert not verify(unit, jobs=1).is_valid
 
@@ -186,30 +186,6 @@ def test_optimizer_under_any_name(tmp_path: Path) -> None:
     assert roles["opt"] is Role.OPTIMIZER
 
 
-@pytest.mark.parametrize(
-    ("children", "has_slots", "expected"),
-    [
-        (["_iterations", "_learning_rate", "_variables"], False, True),
-        (["iter", "decay", "learning_rate"], False, True),
-        (["iter"], False, False),
-        (["kernel"], True, True),
-        (["kernel", "learning_rate"], False, False),
-    ],
-)
-def test_optimizers_are_told_by_what_they_hold(children: list[str], has_slots: bool, expected: bool) -> None:
-    def part(number: int, content: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(content)]) + content
-
-    def child(at: int, name: str) -> bytes:
-        return part(1, bytes([8, at]) + part(2, name.encode()))
-
-    held = b"".join(child(2, name) for name in children)
-    slots = part(3, bytes([8, 2]) + part(2, b"m") + bytes([24, 2])) if has_slots else b""
-    value = part(2, part(1, b"VARIABLE_VALUE") + part(3, b"the key"))
-    known = read_graph("p", part(1, child(1, "rule")) + part(1, held + slots) + part(1, value))
-    assert known["the key"].is_optimizer is expected
-
-
 def test_variables_of_an_export_are_counted_once(files: Path) -> None:
     model = files / "savedmodel" / "keras_export"
     with open_checkpoint(model) as whole, open_checkpoint(model / "variables") as bare:
@@ -229,7 +205,7 @@ def test_shards_of_the_first_version_are_one(old_shards: Path, name: str) -> Non
         assert set(checkpoint) == {"first/weight", "global_step", "second/count", "table/rows"}
         assert (len(checkpoint.files), checkpoint.training.step) == (4, 7)  # three shards, and the graph
     assert verify(old_shards / name).is_valid
-    (unit,) = discover(old_shards / name)
+    unit = only_checkpoint(old_shards / name)
     shards = [f"model.ckpt-7-{at:05d}-of-00003" for at in range(3)]
     assert (unit.path, list(unit.members)) == (str(old_shards / OLD), [*shards, "model.ckpt-7.meta"])
 
@@ -259,21 +235,15 @@ def test_a_shard_that_is_cut_short_is_the_checkpoint_damaged(old_shards: Path) -
         assert (verification.format, verification.is_valid) == ("tensorflow", False)
 
 
-def test_all_shards_leave_the_state_file_together(old_shards: Path) -> None:
+def test_all_shards_leave_the_state_file_together(old_shards: Path, run: Run) -> None:
     for path in list(old_shards.glob("model.ckpt-7*")):
         shutil.copy(path, path.with_name(path.name.replace("ckpt-7", "ckpt-9")))
-    state = old_shards / "checkpoint"
-    state.write_text(state.read_text() + 'all_model_checkpoint_paths: "model.ckpt-9-?????-of-00003"\n')
-    rewrite = state_without(str(old_shards), {OLD})
-    assert rewrite is not None
-    assert "ckpt-7" not in repr(rewrite)
-    assert "ckpt-9-?????-of-00003" in repr(rewrite)
-
-
-def test_slice_keys() -> None:
-    """The keys that TensorFlow makes, from its tests of ordered codes."""
-    assert slice_key(b"a", ((0, None),)) == b"\0a\0\1\1\1\x80\x7f"
-    assert slice_key(b"\0\xff", ((64, 2),)) == b"\0\0\xff\xff\0\0\1\1\1\xc0\x40\x82"
+    new = "model.ckpt-9-?????-of-00003"
+    state = read_state(old_shards)
+    write_state(old_shards, replace(state, latest=new, paths=(*state.paths, new)))
+    assert run("prune", old_shards, "--keep-last", "1", "--series", "model.ckpt-*").status == 0
+    assert "ckpt-7" not in (old_shards / "checkpoint").read_text()
+    assert read_state(old_shards).paths == (new,)
 
 
 # Parts that are missing -----------------------------------------------------------------------------
@@ -290,7 +260,7 @@ def test_an_index_without_data(keras: Path) -> None:
 
 def test_data_without_an_index(keras: Path) -> None:
     (keras / "ckpt-1.index").unlink()
-    (unit,) = discover(keras)
+    unit = only_checkpoint(keras)
     assert Path(unit.path).name == "ckpt-1"
     assert unit.format is not None
     with unit.format.open_unit(unit) as checkpoint:
@@ -310,12 +280,12 @@ def test_a_missing_shard_is_named(files: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ckpt-2_temp", "ckpt-2_temp_0123456789abcdef0123456789abcdef"])
-def test_a_save_that_was_never_finished(keras: Path, name: str, run) -> None:
+def test_a_save_that_was_never_finished(keras: Path, name: str, run: Run) -> None:
     stage = keras / name
     stage.mkdir()
     shutil.copy(keras / "ckpt-1.index", stage / "part-00000-of-00002.index")
     shutil.copy(keras / f"ckpt-1.{DATA}", stage / f"part-00000-of-00002.{DATA}")
-    assert [Path(unit.path).name for unit in discover(keras)] == ["ckpt-1", name]
+    assert paths_in(keras) == [keras / "ckpt-1", stage]
     verification = verify(stage)
     assert not verification.is_valid
     assert {finding.code for finding in verification.findings} == {"save-unfinished"}
@@ -324,10 +294,10 @@ def test_a_save_that_was_never_finished(keras: Path, name: str, run) -> None:
     assert run("latest", keras).out == f"{keras}/ckpt-1\n"
 
 
-def test_files_that_were_never_renamed(keras: Path, run) -> None:
+def test_files_that_were_never_renamed(keras: Path, run: Run) -> None:
     (keras / "ckpt-2.index.tempstate1234").write_bytes(b"")
     (keras / f"ckpt-2.{DATA}.tempstate99").write_bytes(b"\0" * 9)
-    units = {Path(unit.path).name: unit for unit in discover(keras)}
+    units = {Path(unit.path).name: unit for unit in checkpoints_in(keras)}
     assert set(units) == {"ckpt-1", "ckpt-2"}
     assert not verify(units["ckpt-2"]).is_valid
     assert run("latest", keras).out == f"{keras}/ckpt-1\n"
@@ -562,7 +532,7 @@ print(json.dumps([latest, known, new, list(manager.checkpoints), tf.train.latest
 
 
 @pytest.mark.framework
-def test_the_manager_continues_where_prune_has_been(files: Path, tmp_path: Path, run) -> None:
+def test_the_manager_continues_where_prune_has_been(files: Path, tmp_path: Path, run: Run) -> None:
     place = Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run"))
     assert run("prune", place, "--keep", "3").status == 0
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,7 +1,10 @@
-"""Graphs of objects: made from names, read by TensorFlow's own schema, and cut."""
+"""Graphs of objects: made from names, read by TensorFlow's own schema, and cut; keys of slices."""
 
 from __future__ import annotations
 
+import pytest
+
+from ckpttool.formats.tensorflow.bundle import slice_key
 from ckpttool.formats.tensorflow.native import keys_from, known_keys, native_of
 from ckpttool.formats.tensorflow.object_graph import (
     cut_graph,
@@ -11,7 +14,7 @@ from ckpttool.formats.tensorflow.object_graph import (
     read_graph,
     steps_of_name,
 )
-from ckpttool.wire.protobuf import bytes_field, number_field, text_field
+from tests.support.protobuf import bytes_field, number_field
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -22,10 +25,10 @@ def node(
     slots: tuple[tuple[int, str, int], ...] = (),
     name: str = "VARIABLE_VALUE",
 ) -> bytes:
-    links = [bytes_field(1, number_field(1, at) + text_field(2, name)) for name, at in children.items()]
-    told = [bytes_field(2, text_field(1, name) + text_field(3, key))] if key else []
+    links = [bytes_field(1, number_field(1, at) + bytes_field(2, name)) for name, at in children.items()]
+    told = [bytes_field(2, bytes_field(1, name) + bytes_field(3, key))] if key else []
     ends = [
-        bytes_field(3, number_field(1, of) + text_field(2, slot) + number_field(3, to))
+        bytes_field(3, number_field(1, of) + bytes_field(2, slot) + number_field(3, to))
         for of, slot, to in slots
     ]
     return bytes_field(1, b"".join((*links, *told, *ends)))
@@ -80,6 +83,22 @@ def test_what_is_gone_is_cut_with_its_slots() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("children", "has_slots", "expected"),
+    [
+        (["_iterations", "_learning_rate", "_variables"], False, True),
+        (["iter", "decay", "learning_rate"], False, True),
+        (["iter"], False, False),
+        (["kernel"], True, True),
+        (["kernel", "learning_rate"], False, False),
+    ],
+)
+def test_optimizers_are_told_by_what_they_hold(children: list[str], has_slots: bool, expected: bool) -> None:
+    rule = node(dict.fromkeys(children, 2), slots=((2, "m", 2),) if has_slots else ())
+    graph = read_graph("p", node({"rule": 1}) + rule + node({}, "the key"))
+    assert graph["the key"].is_optimizer is expected
+
+
 def test_native_parts_are_those_that_names_do_not_tell() -> None:
     keys = {name: key_of(name).encode() for name in ("a.b", "c")}
     assert native_of(keys, graph_of(keys, {})) == {}
@@ -97,3 +116,9 @@ def test_keys_that_are_no_text_come_back() -> None:
     assert known_keys(native) == {"\\xff": b"\xff".decode("utf-8", "surrogateescape")}
     assert known_keys({}) is None
     assert known_keys({"tensorflow.keys": b"[" * 500}) is None
+
+
+def test_slice_keys() -> None:
+    """The keys that TensorFlow makes, from its tests of ordered codes."""
+    assert slice_key(b"a", ((0, None),)) == b"\0a\0\1\1\1\x80\x7f"
+    assert slice_key(b"\0\xff", ((64, 2),)) == b"\0\0\xff\xff\0\0\1\1\1\xc0\x40\x82"

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, open_checkpoint, verify
-from ckpttool.formats.discovery import discover
-from ckpttool.formats.interface import scan
 from ckpttool.ops.verdict import Safety
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
+from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
 STEP = 11
@@ -113,7 +112,7 @@ def test_every_record_is_covered_and_says_where_it_is() -> None:
 
 def test_the_directory_is_one_checkpoint(tmp_path: Path) -> None:
     target = copied("two-ranks", tmp_path)
-    assert [unit.path for unit in discover(tmp_path)] == [str(target)]
+    assert paths_in(tmp_path) == [target]
 
 
 def test_a_missing_file_leaves_the_others_readable(tmp_path: Path) -> None:
@@ -185,7 +184,7 @@ def test_a_link_that_may_not_be_followed_is_an_error(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext([Closed()]))
     with pytest.raises(AccessDenied, match=r"extra\.bin"):
-        scan(str(tmp_path))
+        open_checkpoint(tmp_path)
 
 
 def moved(**fields: object) -> Change:
