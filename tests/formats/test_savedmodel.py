@@ -16,23 +16,15 @@ from ckpttool import (
     DamagedCheckpoint,
     LimitExceeded,
     Unsupported,
-    inspect,
     open_checkpoint,
     verify,
 )
-from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.savedmodel import walk as savedmodel_walk
-from ckpttool.formats.savedmodel.computation import BodyWires
-from ckpttool.formats.savedmodel.graph import read_model
-from ckpttool.formats.savedmodel.objects import type_name
-from ckpttool.formats.savedmodel.pbtext import encode
-from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.ops.verdict import Safety
 from ckpttool.tensor import Role
 from ckpttool.testing import read_truth
-from ckpttool.wire.farmhash import fingerprint64
-from ckpttool.wire.source import Buffer, Source
 from tests.formats import savedmodel_messages as pb
+from tests.support.limits import lower_limits
+from tests.support.opening import checkpoint_at, paths_in
 from tests.support.protobuf import varint
 
 
@@ -85,13 +77,13 @@ def test_step_comes_from_the_variable(models: Path) -> None:
         assert (checkpoint.training.step, checkpoint.parameters) == (7, 15)
 
 
-def test_unknown_type_is_spelled_by_its_number() -> None:
-    assert [type_name(number) for number in (1, 101, 99, 1 << 60)] == [
-        "float32",
-        "float32_ref",
-        "DT_99",
-        f"DT_{1 << 60}",
-    ]
+def test_unknown_type_is_spelled_by_its_number(tmp_path: Path) -> None:
+    names = {1: "float32", 101: "float32_ref", 99: "DT_99", 1 << 60: f"DT_{1 << 60}"}
+    inputs = (pb.part(1, pb.part(1, name) + pb.part(2, pb.number(2, at))) for at, name in names.items())
+    signature = pb.part(5, pb.part(1, "serve") + pb.part(2, b"".join(inputs)))
+    with open_checkpoint(pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"", signature)))) as checkpoint:
+        told = checkpoint.metadata["meta_graphs"][0]["signatures"]["serve"]["inputs"]
+    assert {name: one["dtype"] for name, one in told.items()} == {name: name for name in names.values()}
 
 
 def test_constants_are_told_and_not_listed(tmp_path: Path) -> None:
@@ -109,12 +101,9 @@ def test_several_graphs_are_noted(tmp_path: Path) -> None:
 
 
 def test_versions_side_by_side_are_units_of_their_own(models: Path, tmp_path: Path) -> None:
-    from ckpttool.formats.discovery import discover
-
     for version in ("1", "2"):
         shutil.copytree(models / "plain", tmp_path / "served" / version)
-    found = [Path(unit.path).name for unit in discover(tmp_path / "served")]
-    assert found == ["1", "2"]
+    assert [path.name for path in paths_in(tmp_path / "served")] == ["1", "2"]
 
 
 # What is missing ------------------------------------------------------------------------------------
@@ -413,6 +402,13 @@ def test_table_of_a_file_whose_name_is_computed(tmp_path: Path) -> None:
         assert verify(tmp_path / f"{name}reading").safety is Safety.UNSAFE
 
 
+def test_text_form_is_read_alike(tmp_path: Path) -> None:
+    text = b'saved_model_schema_version: 1 meta_graphs { graph_def { node { name: "a" op: "Identity" } } }'
+    with open_checkpoint(pb.written(tmp_path / "m", text, "saved_model.pbtxt")) as checkpoint:
+        assert checkpoint.metadata["schema_version"] == 1
+        assert checkpoint.metadata["meta_graphs"][0]["ops"] == {"Identity": 1}
+
+
 def test_text_form_is_judged_alike(tmp_path: Path) -> None:
     for stream, safety in [("stderr", Safety.UNKNOWN), ("file:///tmp/x", Safety.UNSAFE)]:
         attribute = f'attr {{ key: "output_stream" value {{ s: "{stream}" }} }}'
@@ -533,7 +529,7 @@ def outcome(path: Path) -> object:
 
 
 def test_too_many_fields_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savedmodel_walk, "MAX_FIELDS", 1000)
+    lower_limits(monkeypatch, fields_of_a_model=1000)
     with pytest.raises(LimitExceeded):
         open_checkpoint(pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"\x0a\x00" * 2000))))
 
@@ -583,132 +579,9 @@ def test_a_gigabyte_of_constants_is_stepped_over(tmp_path: Path) -> None:
     assert time.monotonic() - started < 2
 
 
-# The text form --------------------------------------------------------------------------------------
-
-SCHEMA = {"M": {"n": (1, "integer"), "s": (2, "string"), "m": (3, "M"), "t": (4, "type")}}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("n: 5", pb.number(1, 5)),
-        ("n: -1", pb.number(1, (1 << 64) - 1)),
-        ("n: [1, 2] # comment", pb.number(1, 1) + pb.number(1, 2)),
-        ("n: 0x1F, n: 010;", pb.number(1, 31) + pb.number(1, 8)),
-        ("n: true", pb.number(1, 1)),
-        (r"""s: "a\n" 'b\x41\101\"' """, pb.part(2, 'a\nbAA"')),
-        ("s: '\\u00e9'", pb.part(2, "é")),
-        ("m { n: 1 }", pb.part(3, pb.number(1, 1))),
-        ("m: < n: 1 >", pb.part(3, pb.number(1, 1))),
-        ("m: [{ n: 1 }, { m {} }]", pb.part(3, pb.number(1, 1)) + pb.part(3, pb.part(3, b""))),
-        ("t: DT_X", pb.number(4, 7)),
-        ("unknown: 1.5e-3 other { n: 1 [a.b/c]: { x: inf } } n: 2", pb.number(1, 2)),
-        ("", b""),
-    ],
-)
-def test_text_becomes_binary(text: str, expected: bytes) -> None:
-    assert encode("m", text.encode(), SCHEMA, "M", {"DT_X": 7}) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "}",
-        "m {",
-        "n:",
-        "n: x",
-        "n: 99999999999999999999999",
-        ": 1",
-        "n: [",
-        "s: 'a",
-        "[a",
-        "\0",
-        "m: 5",
-        "s: 5",
-        'n: "a"',
-        "m { n: 1 >",
-    ],
-)
-def test_text_that_is_none_is_damaged(text: str) -> None:
-    with pytest.raises(DamagedCheckpoint):
-        encode("m", text.encode(), SCHEMA, "M", {})
-
-
-def test_deep_text_is_refused() -> None:
-    with pytest.raises(LimitExceeded):
-        encode("m", b"m {" * 100_000, SCHEMA, "M", {})
-    with pytest.raises(LimitExceeded):
-        encode("m", b"m: [{" * 100_000, SCHEMA, "M", {})
-
-
-# Against TensorFlow ---------------------------------------------------------------------------------
-
-
-def test_fingerprint_is_tensorflows(models: Path) -> None:
-    truths = {path: read_truth(path)["values"]["fingerprint"] for path in models.iterdir() if path.is_dir()}
-    stated = {path: told["checkpoint_hash"] for path, told in truths.items() if told}
-    assert len(stated) > 2
-    for path, told in stated.items():
-        index = (path / "variables" / "variables.index").read_bytes()
-        assert f"{fingerprint64(index):016x}" == told
-
-
-HASHES = """
-import json, random, sys
-import tensorflow as tf
-chance = random.Random(1)
-data = [chance.randbytes(size) for size in [*range(0, 140), 1000, 4096]]
-hashes = tf.raw_ops.Fingerprint(data=tf.constant(data), method="farmhash64").numpy()
-told = {one.hex(): int.from_bytes(bytes(row), "little") for one, row in zip(data, hashes)}
-print(json.dumps(told))
-"""
-
-
-@pytest.mark.framework
-def test_fingerprints_of_any_length_are_tensorflows() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HASHES], capture_output=True, text=True, check=True
-    )
-    for data, expected in json.loads(done.stdout.splitlines()[-1]).items():
-        assert fingerprint64(bytes.fromhex(data)) == expected, len(data) // 2
-
-
-def test_model_in_memory_reads_like_a_file() -> None:
-    model = read_model(message_in(Buffer("m", pb.model(pb.meta_graph(pb.graph(pb.node("a", "Identity")))))))
-    assert (model.schema, dict(model.graphs[0].ops)) == (1, {"Identity": 1})
-
-
 def test_the_model_itself_leads_to_its_directory(models: Path) -> None:
     with open_checkpoint(models / "module" / "saved_model.pb") as checkpoint:
         assert checkpoint.path == str(models / "module")
-    unit = unit_at(str(models / "module" / "saved_model.pb"))
+    unit = checkpoint_at(models / "module" / "saved_model.pb")
     assert unit is not None
     assert (unit.path, unit.members) == (str(models / "module"), ("module",))
-
-
-def test_a_large_graph_is_walked_once_and_not_digested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its nodes say few different things of themselves, which are taken apart once."""
-    nodes = [
-        pb.node(f"n{at}", "AddV2")
-        + pb.taking("x", f"n{max(at - 1, 0)}")
-        + pb.attribute("T", pb.number(6, 1))
-        + pb.attribute("_output_shapes", pb.part(1, pb.part(7, pb.number(3, 1))))
-        for at in range(1000)
-    ]
-    path = pb.written(
-        tmp_path / "model", pb.model(pb.meta_graph(pb.graph(pb.node("x", "Placeholder"), *nodes)))
-    )
-    digested = []
-    monkeypatch.setattr(BodyWires, "digests", lambda wires, *others: digested.append(wires) or {})
-    with Source(path / "saved_model.pb") as source:
-        message = message_in(source)
-        (read,) = read_model(message).graphs
-    assert read.ops == {"AddV2": 1000, "Placeholder": 1}
-    assert message.window.fields < 7.5 * len(nodes)  # the node, its name, its op, two inputs, two attributes
-    inspected = inspect(str(path))
-    assert not digested
-    assert inspected.checkpoint.metadata["meta_graphs"]
-    assert digested

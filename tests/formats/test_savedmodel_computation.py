@@ -12,8 +12,7 @@ from zlib import crc32
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.savedmodel import computation as savedmodel_wiring
-from ckpttool.formats.savedmodel.computation import function_digests
+from tests.support.limits import lower_limits
 
 WRITE = """
 import os, sys
@@ -135,20 +134,5 @@ def test_assets_are_told_with_their_checksums(models: Path) -> None:
 
 
 def test_constants_that_were_not_read_are_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savedmodel_wiring, "MAX_READ", 0)
-    monkeypatch.setattr(savedmodel_wiring, "_LONG", 64)
+    lower_limits(monkeypatch, constants=0, short_constant=64)
     assert metadata_of(models / "one")["constants"].endswith(" bytes of constants that were not read>")
-
-
-def test_functions_are_told_apart_by_what_they_call_at_any_depth() -> None:
-    deep = 5000
-    chains = {f"{chain}{at}": (b"same", [f"{chain}{at + 1}"]) for chain in "ab" for at in range(deep)}
-    ends: dict[str, tuple[bytes, list[str]]] = {f"a{deep}": (b"this", []), f"b{deep}": (b"that", ["lost"])}
-    found = function_digests(chains | ends)
-    assert len(set(found.values())) == len(found) == 2 * (deep + 1)
-    assert found == function_digests(dict(reversed([*(chains | ends).items()])))
-
-
-def test_functions_that_call_each_other_end() -> None:
-    assert len(function_digests({"a": (b"1", ["b", "a"]), "b": (b"2", ["a"])})) == 2
-    assert function_digests({}) == {}
