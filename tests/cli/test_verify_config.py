@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.predict.request import PredictionJob
-from ckpttool.predict.run import Answer, StageResult
 from ckpttool.report import error
+from tests.support.predictions import answer_alike, stage
 
 
 @pytest.fixture
@@ -119,26 +118,10 @@ def test_dangerous_code_stays_unsafe(run, project: Path, files: Path) -> None:
     )
 
 
-class _Child:
-    """A child that answers what a test says, and imports nothing."""
-
-    load = StageResult("load", "Net, 1 key")
-    predict = StageResult("predict", "output 1×2")
-
-    def __init__(self, path: str, framework: str) -> None:
-        self.framework = framework
-
-    def ask(self, job: PredictionJob) -> Answer:
-        return Answer(self.load, self.predict)
-
-    def stop(self) -> None:
-        pass
-
-
 def test_what_is_ignored_keeps_nothing_from_being_run(
     run, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpttool.ops.prediction.PredictionChild", _Child)
+    answer_alike(monkeypatch, stage("load", "Net, 1 key"), stage("predict", "output 1×2"))
     rule = MASK + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\nstrict = true\n' + rule)
     status, out, err = run("verify")
@@ -149,9 +132,8 @@ def test_what_is_ignored_keeps_nothing_from_being_run(
 
 def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = error("missing-key", "the model has it, the checkpoint doesn't", "fc.weight")
-    monkeypatch.setattr("ckpttool.ops.prediction.PredictionChild", _Child)
-    monkeypatch.setattr(_Child, "load", StageResult("load", "it has no fc.weight", (finding,)))
-    monkeypatch.setattr(_Child, "predict", StageResult("predict", "it was not loaded", is_skipped=True))
+    failed = stage("load", "it has no fc.weight", finding)
+    answer_alike(monkeypatch, failed, stage("predict", "it was not loaded", is_skipped=True))
     rule = MASK.replace("infinity", "missing-key") + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\n' + rule)
     status, out, err = run("verify")

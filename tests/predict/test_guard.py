@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool import open_checkpoint
-from ckpttool.ops.prediction import Prediction
-from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
+from ckpttool.predict.request import PredictionJob, to_json
 from ckpttool.predict.run import FRAMEWORKS
 from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, SIMPLE, Attack
-from tests.predict.conftest import job_of
+from tests.support.predictions import done_after, environment_of, job_of
 
 pytestmark = pytest.mark.framework
 
@@ -89,8 +87,7 @@ def start() -> Iterator[Start]:
             pytest.skip(f"{family} is not installed")
         if family not in running:
             command = [sys.executable, str(HERE / "watched_child.py"), json.dumps(sys.path)]
-            environment = {**FRAMEWORKS[family].environment, **os.environ}
-            environment |= FRAMEWORKS["transformers"].forced
+            environment = environment_of(family, "transformers")
             pipe = subprocess.PIPE
             running[family] = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
@@ -206,11 +203,6 @@ def test_what_takes_the_place_of_a_judged_file_runs_nothing(
 def test_a_file_that_was_changed_meanwhile_is_not_loaded(files: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.pth"
     shutil.copy(files / "pytorch" / "guide.pth", path)
-    with (
-        open_checkpoint(path) as checkpoint,
-        Prediction(checkpoint, PredictionRequest(model=SIMPLE["model"])) as prediction,
-    ):
-        path.write_bytes(path.read_bytes())
-        answer = prediction.answer(has_failed=False)
+    answer = done_after(path, lambda: path.write_bytes(path.read_bytes()), model=SIMPLE["model"])
     assert answer.load.is_skipped
     assert answer.load.detail == "it was changed while it was checked"

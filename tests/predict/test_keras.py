@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpttool import verify
-from ckpttool.predict.request import PredictionRequest
+from tests.support import predictions
 
 MODELS = Path(__file__).parent / "models"
 NETS = f"{MODELS / 'keras_nets.py'}"
@@ -159,6 +159,6 @@ def test_what_does_not_go_is_one_short_finding(predict_apart, name, wishes, code
 
 
 def test_code_in_a_model_is_never_loaded(keras_files) -> None:
-    verdict = verify(keras_files / "lambda.keras", prediction=PredictionRequest())
+    verdict = verify(keras_files / "lambda.keras", prediction=predictions.request())
     checks = {check.name: check.detail for check in verdict.checks}
     assert checks["load"] == "loading it could run code that came with it (--trust loads it all the same)"

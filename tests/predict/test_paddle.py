@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -15,28 +14,13 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.predict.jobs import NotPredictable, job_for
-from ckpttool.predict.request import PredictionRequest, parse_input, to_json
-from ckpttool.predict.run import PredictionChild
+from tests.support.predictions import Stage, done_in_a_child, job_of, one_process, refusal_of
 
 HERE = Path(__file__).parent
 WRITER = HERE / "write_paddle.py"
 NET = f"{WRITER}:Net"
 PADDLE = f"Paddle {version('paddlepaddle')}" if find_spec("paddle") else "Paddle"
 ADAM = "paddle.optimizer:Adam"
-# What the child does with a job, with one more after it: importing Paddle takes longer than all the rest.
-ANSWER_ALL = """
-import json, os, sys
-answers = os.fdopen(os.dup(1), "wb")
-os.dup2(2, 1)
-sys.path[:0] = json.loads(sys.argv[1])
-from ckpttool.predict import paddle_models
-from ckpttool.predict.child import answer
-from ckpttool.predict.request import from_json
-for line in sys.stdin:
-    paddle_models.paddle.disable_static()
-    answer(paddle_models, from_json(json.loads(line)), answers)
-"""
 
 Ask = Callable[..., tuple[str, str]]
 
@@ -57,37 +41,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
     """Return what loads and runs a model, and tells of both: what was done, or the findings."""
-    command = [sys.executable, "-c", ANSWER_ALL, json.dumps(sys.path)]
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-    }
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with one_process("paddle") as done:
 
-        def answers(path: Path, **wishes: Any) -> tuple[str, str]:
-            process.stdin.write(json.dumps(to_json(_job(path, **wishes))) + "\n")
-            process.stdin.flush()
-            load, predict = (json.loads(process.stdout.readline()) for _ in range(2))
-            return _words(load), _words(predict)
+        def words(path: Path, **wishes: Any) -> tuple[str, str]:
+            told = done(_job(path, **wishes))
+            return _words(told.load), _words(told.predict)
 
-        yield answers
-        process.stdin.close()
+        yield words
 
 
-def _job(path: Path, *shapes: str, **wishes: Any) -> Any:
-    wishes["input_shapes"] = tuple(parse_input(text) for text in wishes.pop("shapes", ()))
+def _job(path: Path, **wishes: Any) -> Any:
     with open_checkpoint(path) as checkpoint:
         assert not checkpoint.findings
-        return job_for(checkpoint, PredictionRequest(**wishes))
+    return job_of(path, **wishes)
 
 
-def _words(stage: dict[str, Any]) -> str:
-    return (
-        "; ".join(f"{code} {where}: {text}" for code, _, text, where in stage["findings"]) or stage["detail"]
-    )
+def _words(stage: Stage) -> str:
+    return "; ".join(f"{code} {where}: {text}" for code, _, text, where in stage.findings) or stage.detail
 
 
 @pytest.mark.parametrize(
@@ -130,9 +100,9 @@ def test_inputs_are_made_up_from_the_feeds(ask: Ask, models: Path) -> None:
 
 
 def test_what_is_wrong_with_a_prediction_is_said(ask: Ask, models: Path) -> None:
-    wide = ask(models / "two.pdmodel", shapes=["x=2,5", "ids=2,2:int64"])[1]
-    unknown = ask(models / "two.pdmodel", shapes=["x=2,4", "words=2,2:int64"])[1]
-    strange = ask(models / "two.pdmodel", shapes=["x=2,4", "ids=2,2:int64:10..20"])[1]
+    wide = ask(models / "two.pdmodel", shapes="x=2,5 ids=2,2:int64")[1]
+    unknown = ask(models / "two.pdmodel", shapes="x=2,4 words=2,2:int64")[1]
+    strange = ask(models / "two.pdmodel", shapes="x=2,4 ids=2,2:int64:10..20")[1]
 
     assert wide.startswith("predict-failed executor.py:")
     assert "should have dimensions = 2, shape = (-1, 4), but received fed shape [2, 5]" in wide
@@ -180,7 +150,7 @@ def test_parameters_predict_in_a_layer(ask: Ask, models: Path) -> None:
 
 @pytest.mark.parametrize("name", ["net", "nested"])
 def test_training_goes_on_with_the_optimizers_state(ask: Ask, models: Path, name: str) -> None:
-    wishes = {"model": NET, "optimizer": ADAM, "resume_step": True, "shapes": ["2,4"]}
+    wishes = {"model": NET, "optimizer": ADAM, "resume_step": True, "shapes": "2,4"}
     load, predict = ask(models / f"{name}.pdparams", **wishes)
 
     assert load == f"{PADDLE}: Net, 4 keys; Adam, state of 16 slots"
@@ -231,16 +201,12 @@ def test_an_optimizers_file_is_checked_before_it_is_loaded(
     shutil.copy(models / "net.pdparams", tmp_path)
     (tmp_path / "net.pdopt").write_bytes(content)
 
-    with pytest.raises(NotPredictable) as refused:
-        _job(tmp_path / "net.pdparams", model=NET, optimizer=ADAM)
-
-    assert str(refused.value) == why
+    assert refusal_of(tmp_path / "net.pdparams", model=NET, optimizer=ADAM) == why
 
 
 def test_the_child_does_so_as_well(models: Path) -> None:
     job = _job(models / "separate", expect=str(models / "two.npz"), record=str(models / "again.npz"))
-    with PredictionChild(job.path, job.framework) as child:
-        answer = child.ask(job)
+    answer = done_in_a_child(job)
 
     assert answer.load.detail == f"{PADDLE}: inference program, 5 variables"
     assert answer.predict.findings == ()
@@ -268,7 +234,4 @@ def test_the_child_does_so_as_well(models: Path) -> None:
     ],
 )
 def test_what_can_not_be_run_is_said(files: Path, path: str, why: str) -> None:
-    with open_checkpoint(files / path) as checkpoint, pytest.raises(NotPredictable) as refused:
-        job_for(checkpoint, PredictionRequest())
-
-    assert str(refused.value) == why
+    assert refusal_of(files / path) == why

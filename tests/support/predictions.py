@@ -1,0 +1,187 @@
+"""Predictions: what is asked for, and jobs done here, in a child, or one after the other in one process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ckpttool import Finding, open_checkpoint
+from ckpttool.ops import prediction
+from ckpttool.predict import child
+from ckpttool.predict.guard import resolve
+from ckpttool.predict.jobs import NotPredictable, job_for
+from ckpttool.predict.request import PredictionJob, PredictionRequest, parse_input, to_json
+from ckpttool.predict.run import FRAMEWORKS, Answer, PredictionChild, StageResult
+
+
+class Stage(NamedTuple):
+    """What a child tells of one stage."""
+
+    detail: str
+    findings: list[list[Any]]
+    is_skipped: bool
+
+    @property
+    def codes(self) -> list[str]:
+        """Return the codes of all findings."""
+        return [code for code, *_ in self.findings]
+
+
+class Told(NamedTuple):
+    """What a child tells of a job."""
+
+    load: Stage
+    predict: Stage
+
+    @property
+    def codes(self) -> list[str]:
+        """Return the codes of all findings of both stages."""
+        return [*self.load.codes, *self.predict.codes]
+
+
+Do = Callable[[PredictionJob], Told]
+Predict = Callable[..., Told]
+
+
+# What is asked for ----------------------------------------------------------------------------------
+
+
+def request(*, shapes: str = "", **wishes: Any) -> PredictionRequest:
+    """Return what is asked for; ``shapes`` are inputs as the command line has them."""
+    wishes = {name: str(value) if isinstance(value, Path) else value for name, value in wishes.items()}
+    return PredictionRequest(**wishes, input_shapes=tuple(map(parse_input, shapes.split())))
+
+
+def job_of(path: Path, **wishes: Any) -> PredictionJob:
+    """Return the job for a checkpoint."""
+    with open_checkpoint(path) as checkpoint:
+        return job_for(checkpoint, request(**wishes))
+
+
+def refusal_of(path: Path, **wishes: Any) -> str:
+    """Return why a checkpoint can't be run."""
+    with pytest.raises(NotPredictable) as refused:
+        job_of(path, **wishes)
+    return str(refused.value)
+
+
+def named(reference: str) -> Callable[..., Any]:
+    """Return the class or function that ``--model`` names."""
+    return resolve(reference)
+
+
+# How it is done -------------------------------------------------------------------------------------
+
+
+def done_here(job: PredictionJob) -> Told:
+    """Do a job in this process, and return what a child would tell."""
+    answers = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a child's go to its stderr
+        module = import_module(FRAMEWORKS[job.framework].module)
+        child.answer(module, job, answers)
+    return _read(answers.getvalue().splitlines())
+
+
+def _read(lines: Sequence[str | bytes]) -> Told:
+    stages = {one.pop("stage"): Stage(**one) for one in map(json.loads, lines)}
+    return Told(stages["load"], stages["predict"])
+
+
+def done_in_a_child(job: PredictionJob) -> Answer:
+    """Do a job as the command does it."""
+    with PredictionChild(job.path, job.framework) as process:
+        return process.ask(job)
+
+
+def done_after(path: Path, change: Callable[[], object], **wishes: Any) -> Answer:
+    """Do what is asked for of a checkpoint that is changed after it was opened."""
+    opened = open_checkpoint(path)
+    with opened as checkpoint, prediction.Prediction(checkpoint, request(**wishes)) as asked:
+        change()
+        return asked.answer(has_failed=False)
+
+
+_ANSWER_ALL = """
+import json, os, sys
+answers = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+sys.path[:0] = json.loads(sys.argv[1])
+from importlib import import_module
+from ckpttool.predict.child import answer
+from ckpttool.predict.run import FRAMEWORKS
+from ckpttool.predict.request import from_json
+for line in sys.stdin:
+    job = from_json(json.loads(line))
+    module = import_module(FRAMEWORKS[job.framework].module)
+    if job.framework == "paddle":
+        module.paddle.disable_static()
+    answer(module, job, answers)
+"""
+"""What the child does with a job, with one more after it: importing a framework takes longest."""
+
+
+@contextmanager
+def one_process(framework: str) -> Iterator[Do]:
+    """Return what does jobs as the child does, one after the other."""
+    command = [sys.executable, "-c", _ANSWER_ALL, json.dumps(sys.path)]
+    environment = environment_of(framework)
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        orders, answers = process.stdin, process.stdout
+
+        def done(job: PredictionJob) -> Told:
+            orders.write(json.dumps(to_json(job)) + "\n")
+            orders.flush()
+            return _read([answers.readline() for _ in range(2)])
+
+        yield done
+        orders.close()
+
+
+def environment_of(*frameworks: str) -> dict[str, str]:
+    """Return the environment of a process that loads with some frameworks."""
+    made = {**FRAMEWORKS[frameworks[0]].environment, **os.environ}
+    for framework in frameworks:
+        made |= FRAMEWORKS[framework].forced
+    return made
+
+
+# What a child is made to say ------------------------------------------------------------------------
+
+
+def stage(name: str, detail: str, *findings: Finding, is_skipped: bool = False) -> StageResult:
+    """Return what a child says of a stage."""
+    return StageResult(name, detail, findings, is_skipped=is_skipped)
+
+
+def answer_alike(patch: pytest.MonkeyPatch, load: StageResult, predict: StageResult) -> None:
+    """Have every child answer so, which imports nothing."""
+
+    class Child:
+        def __init__(self, path: str, framework: str) -> None:
+            self.framework = framework
+
+        def ask(self, job: PredictionJob) -> Answer:
+            return Answer(load, predict)
+
+        def stop(self) -> None:
+            pass
+
+    patch.setattr(prediction, "PredictionChild", Child)
