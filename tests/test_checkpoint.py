@@ -14,8 +14,8 @@ from ckpttool import Checkpoint, CheckpointError, Tensor, open_checkpoint
 from ckpttool.checkpoint import Granularity
 from ckpttool.dtypes import BY_NAME
 from ckpttool.tensor import Role
-from ckpttool.wire.readable import InMemory
-from ckpttool.wire.source import Source
+from tests.support.numpy_files import header, npy
+from tests.support.tensors import tensor_of
 
 
 @pytest.fixture
@@ -65,14 +65,13 @@ def test_tensor_without_values() -> None:
 
 
 def test_type_that_numpy_lacks() -> None:
-    odd = Tensor(("x",), BY_NAME["float6_e2m3fn"], (4,), values=InMemory(b"abc"))
+    odd = tensor_of(np.arange(4), "float6_e2m3fn")
     with pytest.raises(TypeError, match="float6_e2m3fn"):
         odd.array()
 
 
 def test_array_of_four_bit_elements_unpacks_them() -> None:
-    packed = Tensor(("x",), BY_NAME["float4_e2m1fn"], (3,), values=InMemory(bytes([0x21, 0x07])))
-    array = packed.array()
+    array = tensor_of(np.array([1, 2, 7]), "float4_e2m1fn").array()
     assert array.shape == (3,)
     assert array.astype("f4").tolist() == [0.5, 1.0, 6.0]
 
@@ -173,13 +172,12 @@ def test_file_that_shrinks_is_an_error(guide: Path, tmp_path: Path) -> None:
 
 
 def test_blocks_are_small_whatever_the_tensor(tmp_path: Path) -> None:
-    path = tmp_path / "zeros"
-    path.write_bytes(b"")
-    os.truncate(path, 1 << 24)
-    with Source(path) as source:
-        from ckpttool.wire.readable import Contiguous
-
-        one = Tensor(("x",), BY_NAME["uint8"], (1 << 24,), values=Contiguous(source, 0, 1 << 24))
+    path = tmp_path / "zeros.npy"
+    head = npy(header("'|u1'", "(16777216,)"))
+    path.write_bytes(head)
+    os.truncate(path, len(head) + (1 << 24))
+    with open_checkpoint(path) as found:
+        (one,) = found.tensors
         assert {len(block) for block in one.blocks()} == {1 << 20}
 
 

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, CheckpointError, inspect, open_checkpoint, verify
 from ckpttool.ops.verdict import Safety
-from ckpttool.render.json import dumps, inspect_document, verify_document
-from ckpttool.render.text import inspect_text, verify_text
 from ckpttool.testing import described, digest, flipped, no_file_left_open, outcome_of
+from tests.support.rendering import inspect_json, text_of, verify_json
 
 FILES = Path(__file__).parents[1] / "fixtures" / "files"
 ZIPS = ("guide.pth", "dtypes.pth", "views.pth", "alignment4096.pth", "module.pth", "protocol4.pth")
@@ -159,14 +158,14 @@ def look_at_all(path: Path) -> None:
 
 def verified(path: Path) -> None:
     verification = verify(path, jobs=1)
-    json.loads(dumps(verify_document([verification])))
-    assert verify_text([verification], verbose=True)
+    assert verify_json(verification)
+    assert text_of([verification], verbose=True)
 
 
 def inspected(path: Path) -> None:
     inspection = inspect(str(path))
-    json.loads(dumps(inspect_document([inspection])))
-    assert inspect_text(inspection)
+    assert inspect_json(inspection)
+    assert text_of(inspection)
 
 
 @given(astray())

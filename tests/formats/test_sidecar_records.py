@@ -7,23 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Severity, Tensor, open_checkpoint
-from ckpttool.dtypes import UINT8
-from ckpttool.formats.content import sidecar
-from ckpttool.formats.content.sidecar import ENTRY, SCHEMA
-from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.writing.interface import Content, WriteOptions
-from ckpttool.writing.torch_dcp import TorchDcpWriter
+from ckpttool import ConvertWishes, Severity, convert, open_checkpoint
+from tests.support.limits import lower_limits
+from tests.support.numpy_files import header, npy
 
-HEADER = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }".ljust(117) + b"\n"
-ARRAY = b"\x93NUMPY\1\0\x76\0" + HEADER + b"ab"
+ENTRY, SCHEMA = "ckpttool.content", "ckpttool.content/1"
 DOCUMENT = f'{{"schema": "{SCHEMA}", "shared": [], "content": {{"metadata": {{"epoch": 3}}}}}}'
 
 
 def archive(path: Path, method: int = zipfile.ZIP_STORED, document: str = DOCUMENT) -> Path:
     with zipfile.ZipFile(path, "w") as written:
-        written.writestr("a.npy", ARRAY)
+        written.writestr("a.npy", npy(header("'|u1'", "(2,)"), b"ab"))
         written.writestr(ENTRY, document, method)
     return path
 
@@ -63,20 +57,16 @@ def test_a_record_of_something_else_is_told(tmp_path: Path) -> None:
 
 
 def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "MAX_DOCUMENT", 20)
+    lower_limits(monkeypatch, document=20)
     path = archive(tmp_path / "a.npz")
     require_warned(path, f"it was not used: {len(DOCUMENT)} bytes, and at most 20 are read")
 
 
 def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = Tensor(("a",), UINT8, (2,), values=InMemory(b"ab"))
-    with StagedOutput(tmp_path / "a", TorchDcpWriter.shape) as staged:
-        TorchDcpWriter().write(Content((tensor,), None, {"epoch": 3}), staged, WriteOptions())
-        staged.settle()
-        staged.commit()
+    convert(archive(tmp_path / "a.npz"), tmp_path / "a", ConvertWishes(to="torch-dcp"))
     with open_checkpoint(tmp_path / "a") as opened:
         assert dict(opened.metadata) == {"epoch": 3}
-    monkeypatch.setattr(sidecar, "MAX_DOCUMENT", 20)
+    lower_limits(monkeypatch, document=20)
     with open_checkpoint(tmp_path / "a") as opened:
         (finding,) = opened.findings
     assert finding.code == "content-entry"
