@@ -24,8 +24,7 @@ from ckpttool import LimitExceeded, open_checkpoint
 from ckpttool.formats.content import flattening, plain_data
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.source import Buffer
+from tests.support.containers import pickles_in
 
 
 class Odd:
@@ -47,8 +46,7 @@ def odd(*args: object, state: object = None, items: object = None, pairs: object
 
 
 def plain_form(value: object, protocol: int = 2) -> object:
-    data = pickle.dumps(value, protocol)
-    (found,) = read_pickles(Buffer("some.pkl", data), 0, len(data)).pickles
+    (found,) = pickles_in(pickle.dumps(value, protocol)).pickles
     return flatten(found.root, lambda node: None, "some.pkl").plain
 
 
@@ -232,7 +230,7 @@ def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
         data = pickle.dumps(level, 2)
     finally:
         sys.setrecursionlimit(limit)
-    (found,) = read_pickles(Buffer("some.pkl", data), 0, len(data)).pickles
+    (found,) = pickles_in(data).pickles
     with pytest.raises(LimitExceeded):
         flatten(found.root, lambda node: None, "some.pkl")
 

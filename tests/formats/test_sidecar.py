@@ -13,37 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, LimitExceeded, Tensor
-from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content import sidecar, tree_json
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
 from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
-from ckpttool.wire.readable import InMemory
-
-FLOAT = BY_NAME["float32"]
-
+from tests.support.checkpoints import numbers, of_tensors
+from tests.support.checkpoints import tensor as tensor_of
+from tests.support.limits import lower_limits
 
 BOTH = {"a": {"$tensor": "a"}, "b": {"$tensor": "b"}}
 """The JSON of a tree that holds all tensors."""
 
 
-def tensor(name: str, **more: Any) -> Tensor:
-    return Tensor((name,), FLOAT, (1,), values=InMemory(b"\0\0\x80?"), **more)
+def tensor(name: str) -> Tensor:
+    return tensor_of(name, numbers(1), Role.OTHER)
 
 
 def checkpoint(*names: str) -> Checkpoint:
     """Return a checkpoint as a format without an entry would open it."""
-    return Checkpoint(
-        path="a.safetensors",
-        format="safetensors",
-        variant=None,
-        tensors=tuple(map(tensor, names)),
-        files=(),
-        spans=lambda: iter(()),
-        metadata=lambda: {"format": "pt"},
-    )
+    opened = of_tensors(list(map(tensor, names)), "safetensors")
+    return opened.but(metadata=lambda: {"format": "pt"})
 
 
 AS_THEY_ARE = {name: {"path": [name], "role": "weights"} for name in ("a", "b")}
@@ -368,7 +358,7 @@ def test_shared_parts_that_double_are_not_unfolded() -> None:
 
 
 def test_keys_that_collide_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_json, "MAX_COLLISIONS", 5)
+    lower_limits(monkeypatch, collisions=5)
     modulus = (1 << 61) - 1
     pairs = [[{"$int": hex(at * modulus + 5)}, 1] for at in range(1, 9)]
     with pytest.raises(LimitExceeded, match="one hash"):
@@ -391,7 +381,7 @@ def test_nested_classes_of_tensors_do_not_recurse() -> None:
 
 
 def test_a_document_that_is_too_large_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "MAX_DOCUMENT", 100)
+    lower_limits(monkeypatch, document=100)
     assert "at most 100 are read" in refused(written({"metadata": {"x": "y" * 100}}))
 
 

@@ -23,6 +23,7 @@ from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
 from ckpttool.writing.interface import Content
 from ckpttool.writing.sidecar import sidecar_of
+from tests.support.checkpoints import numbers, of_tensors, tensor
 from tests.support.torch_trees import SHARED, VALUES, differences, write_zip
 
 pytestmark = pytest.mark.framework
@@ -74,15 +75,7 @@ def through_entry(value: object, directory: Path) -> Any:
 
 def flat(content: Content) -> Checkpoint:
     """Return what a format without ties and nesting holds of a content."""
-    tensors = tuple(replace(tensor, path=(tensor.name,)) for tensor in content.owned)
-    return Checkpoint(
-        path="a.safetensors",
-        format="safetensors",
-        variant=None,
-        tensors=tensors,
-        files=(),
-        spans=lambda: iter(()),
-    )
+    return of_tensors([replace(tensor, path=(tensor.name,)) for tensor in content.owned], "safetensors")
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -359,13 +352,7 @@ def test_any_plain_object_comes_through(tmp_path: Path, value: object) -> None:
 def test_opaque_is_no_equal_of_another() -> None:
     assert Opaque("a") != Opaque("a")
     assert len({Opaque("a"), Opaque("a")}) == 2
-    assert isinstance(next(tensors_in([_tensor()])), Tensor)
-
-
-def _tensor() -> Tensor:
-    from ckpttool.dtypes import BY_NAME
-
-    return Tensor(("a",), BY_NAME["float32"], (1,))
+    assert isinstance(next(tensors_in([tensor("a", numbers(2))])), Tensor)
 
 
 def test_the_root_is_told_as_the_whole(tmp_path: Path) -> None:

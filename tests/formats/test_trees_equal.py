@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import Tensor
-from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.tree import make_call, make_mapped, trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.wire.pickle_nodes import Call, Global, Opaque
+from tests.support.checkpoints import numbers, tensor
 
-A, B = (Tensor((name,), BY_NAME["float32"], (2,)) for name in "ab")
+A, B = (tensor(name, numbers(2)) for name in "ab")
 SIZE = Global("torch", "Size")
 ATOMS = st.sampled_from(
     [

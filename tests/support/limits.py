@@ -8,6 +8,7 @@ LIMITS = {
     "repeats": "formats.content.flattening.MAX_REPEATS",
     "visits": "formats.content.flattening.MAX_VISITS",
     "document": "formats.content.sidecar.MAX_DOCUMENT",
+    "collisions": "formats.content.tree_json.MAX_COLLISIONS",
     "modules": "formats.torch.modules.MAX_MODULES",
     "tensors_in_tensors": "formats.torch.objects.MAX_TENSORS",
     "fields_of_a_program": "formats.paddle.program.MAX_FIELDS",

@@ -52,6 +52,11 @@ def kinds_of(path: str | os.PathLike[str]) -> frozenset[str]:
         return probe.kinds
 
 
+def known_suffixes() -> set[str]:
+    """Return how the names of checkpoints end, of whichever format."""
+    return {suffix for format in formats.formats() for suffix in format.suffixes}
+
+
 def offer_formats(patch: pytest.MonkeyPatch, *offered: Format) -> None:
     """Let an installed package bring formats of its own."""
     patch.setattr(formats, "third_party_formats", lambda: offered)
