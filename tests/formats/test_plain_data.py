@@ -21,10 +21,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpttool import LimitExceeded, open_checkpoint
-from ckpttool.formats.content import flattening, plain_data
+from ckpttool.formats.content import plain_data
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer
 from tests.support.containers import pickles_in
+from tests.support.limits import lower_limits
 
 
 class Odd:
@@ -220,7 +221,7 @@ def test_an_object_made_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flattening, "MAX_REPEATS", 1000)
+    lower_limits(monkeypatch, repeats=1000)
     level: object = odd(1)
     for _ in range(200):
         level = odd((level, level))
