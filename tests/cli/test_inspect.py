@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.formats.interface import Probe
-from ckpttool.ops import inspect as inspecting
+from tests.support.moments import after_a_look, before_statistics
 
 KEYS = [
     "path",
@@ -179,7 +178,7 @@ def test_without_stats_no_value_is_read(run, guide: Path, monkeypatch: pytest.Mo
         raise AssertionError("a value was read")
 
     monkeypatch.setattr(Tensor, "tobytes", refuse)
-    monkeypatch.setattr(inspecting, "statistics_of", refuse)
+    before_statistics(monkeypatch, refuse)
     assert run("inspect", "--json", guide).status == 0
 
 
@@ -322,13 +321,7 @@ def test_file_that_shrinks_while_it_is_read(
 ) -> None:
     path = tmp_path / "shrinks.pth"
     shutil.copy(guide, path)
-    statistics_of = inspecting.statistics_of
-
-    def shrinking(tensor):
-        os.truncate(path, 100)
-        return statistics_of(tensor)
-
-    monkeypatch.setattr(inspecting, "statistics_of", shrinking)
+    before_statistics(monkeypatch, lambda: os.truncate(path, 100))
     status, out, err = run("inspect", "--stats", path)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ckpttool: error: {path}")
@@ -340,13 +333,7 @@ def test_file_that_vanishes_after_it_was_looked_at(
 ) -> None:
     path = tmp_path / "vanishes.pth"
     shutil.copy(guide, path)
-    look = Probe.__init__
-
-    def vanishing(self, *args, **kwargs):
-        look(self, *args, **kwargs)
-        path.unlink()
-
-    monkeypatch.setattr(Probe, "__init__", vanishing)
+    after_a_look(monkeypatch, path.unlink)
     assert run("inspect", path) == (2, "", f"ckpttool: error: {path}: no such file or directory\n")
 
 

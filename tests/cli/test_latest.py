@@ -6,19 +6,12 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied, open_checkpoint
-from ckpttool.formats import discovery
-from ckpttool.formats.discovery import unit_at
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.full_read import FullRead, read_all
-from ckpttool.series.members.look import look_for
-from ckpttool.series.resuming import latest as resuming
-from ckpttool.series.surveying import look_workers
+from ckpttool import open_checkpoint
+from tests.support.moments import names_read_in_full, refuse_opening
 
 
 @pytest.fixture
@@ -103,16 +96,7 @@ def test_a_damaged_one_of_another_name_is_told(run, series: Path) -> None:
 
 
 def test_one_that_may_not_be_read_is_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(look: Callable[[str], object]) -> Callable[[str], object]:
-        def refuse(path: str) -> object:
-            if path.endswith("epoch_10.pth"):
-                raise AccessDenied(path, "permission denied")
-            return look(path)
-
-        return refuse
-
-    monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
-    monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
+    refuse_opening(monkeypatch, "model_epoch_10.pth", PermissionError(13, "Permission denied"))
     status, out, err = run("latest", series)
     newest = series / "model_epoch_10.pth"
     assert (status, out) == (0, f"{series}/model_epoch_9.pth\n")
@@ -140,13 +124,7 @@ def test_what_to_pass_over(run, series: Path) -> None:
 
 
 def test_the_answer_is_read_in_full_and_no_other(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-
-    def spied(entry: Entry, *more: object) -> FullRead:
-        read.append(entry.name)
-        return read_all(entry, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(resuming, "read_all", spied)
+    read = names_read_in_full(monkeypatch)
     _flip(series / "model_epoch_10.pth")
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, NotFound
-from ckpttool.cli import inspect as inspect_command
-from ckpttool.cli import output
-from ckpttool.cli import run as run_command
-from tests.support.commands import Terminal, ckpttool, python
+from tests.support.commands import Terminal, ckpttool, python, run_here
+from tests.support.moments import before_each_thread_scans, fail_inspecting, fail_reading
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def test_status_reaches_the_shell(tmp_path: Path) -> None:
 def test_debug_shows_the_traceback(run, guide: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CKPTTOOL_DEBUG", "1")
     with pytest.raises(NotFound):
-        run_command(["inspect", str(tmp_path / "missing.pth")])
+        run_here("inspect", tmp_path / "missing.pth")
 
 
 def test_debug_in_a_shell(tmp_path: Path) -> None:
@@ -103,10 +101,7 @@ def test_debug_in_a_shell(tmp_path: Path) -> None:
 def test_bug_of_ours_is_one_line_too(
     run, guide: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    def fail(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(inspect_command, "_newest_in", fail)
+    fail_inspecting(monkeypatch, failure)
     status, out, err = run("inspect", guide)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ckpttool: error: internal error: {type(failure).__name__}")
@@ -114,10 +109,7 @@ def test_bug_of_ours_is_one_line_too(
 
 
 def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise CheckpointError("a\nb.pth", "line one\nline two\x1b[31m")
-
-    monkeypatch.setattr(inspect_command, "_newest_in", fail)
+    fail_inspecting(monkeypatch, CheckpointError("a\nb.pth", "line one\nline two\x1b[31m"))
     assert run("inspect", guide) == (
         2,
         "",
@@ -126,10 +118,7 @@ def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.Mon
 
 
 def test_ctrl_c_exits_130(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(inspect_command, "_newest_in", interrupt)
+    fail_inspecting(monkeypatch, KeyboardInterrupt())
     assert_interrupted(run("inspect", guide))
 
 
@@ -158,19 +147,7 @@ def assert_interrupted(answer) -> None:
 
 
 def test_ctrl_c_while_threads_scan(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.wire import scan
-    from ckpttool.wire.source import Source
-
-    def interrupt(*_: object) -> int:
-        raise KeyboardInterrupt
-
-    work = scan._work
-
-    def interrupted(*args):
-        monkeypatch.setattr(Source, "_read_some", interrupt)
-        work(*args)
-
-    monkeypatch.setattr(scan, "_work", interrupted)
+    before_each_thread_scans(monkeypatch, lambda: fail_reading(monkeypatch, KeyboardInterrupt()))
     assert_interrupted(run("verify", "-j4", guide))
 
 
@@ -220,14 +197,14 @@ def test_no_escape_codes_where_nobody_looks(run, files: Path, command: tuple[str
         assert "\x1b" not in "".join(run(*command, files / "pytorch" / name)[1:])
 
 
-def answer_on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+def answer_on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object, term: str = "xterm") -> str:
     for name in ("CKPTTOOL_DEBUG", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", term)
     terminal = Terminal()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal)
-        run_command([str(argument) for argument in arguments])
+        run_here(*arguments)
     return terminal.getvalue()
 
 
@@ -251,11 +228,10 @@ def test_no_colour_in_json(command: str, guide: Path, monkeypatch: pytest.Monkey
     json.loads(answer_on_terminal(monkeypatch, command, "--json", guide))
 
 
-def test_no_colour_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_colour_on_a_dumb_terminal(guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    assert not output.has_colour(Terminal())
+    assert "\x1b" not in answer_on_terminal(monkeypatch, "inspect", guide, term="dumb")
 
 
 def test_colour_does_not_change_the_words(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:

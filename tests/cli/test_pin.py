@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied
-from ckpttool.series.pointers import pins
+from tests.support.moments import refuse_opening
 
 NAME = "run/model_epoch_3.pth"
 
@@ -118,9 +118,6 @@ def test_what_is_refused(run, series: Path, arguments: list[str], message: str) 
 
 
 def test_a_directory_that_may_not_be_written(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(directory: str) -> None:
-        raise AccessDenied(f"{directory}/.ckpttool.lock", "read-only file system")
-
-    monkeypatch.setattr(pins, "lock_directory", refuse)
+    refuse_opening(monkeypatch, ".ckpttool.lock", OSError(errno.EROFS, "Read-only file system"))
     answer = run("pin", NAME)
     assert answer == (2, "", "ckpttool: error: run: read-only file system; no pin was changed\n")

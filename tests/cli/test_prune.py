@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.cli import consent
 from ckpttool.series.pruning.prune import foreign_files
-from ckpttool.series.surveying.survey import survey_directory
-from tests.support.commands import Terminal
+from tests.support.commands import Terminal, run_here
+from tests.support.directories import survey
+from tests.support.faults import is_killed_at
+from tests.support.moments import wait_for_no_answer
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def test_what_is_somebody_s_in_a_trainer_s_directory_is_named_before_it_goes(
 def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
     found = {}
     for place in ("safetensors", "pytorch", "metrics", "torch-dcp", "deepspeed"):
-        for entry in survey_directory(files / place).entries:
+        for entry in survey(files / place).entries:
             if entry.unit.format is not None and entry.unit.format.written is not None:
                 found[entry.path] = foreign_files(entry)
     assert len(found) > 5
@@ -300,12 +301,10 @@ def test_quiet(run, series: Path) -> None:
 
 
 def test_failures_are_counted_and_told_once(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.series.changing import removal
-
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(removal.RemovalStage, "set_aside", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     status, out, err = run("prune", series, "--keep", 6)
     assert (status, len(_epochs(series))) == (1, 10)
     assert out.endswith("\nremoved 0 of 4, 0 B freed; 4 failed: permission denied\n")
@@ -404,19 +403,8 @@ def test_a_set_of_shards_that_is_alone_in_a_directory_is_the_first_of_its_series
     )
 
 
-def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.series.changing import removal
-
-    class Killed(BaseException):
-        pass
-
-    def die(*arguments: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(removal.RemovalStage, "unlink", die)
-        with pytest.raises(Killed):
-            run("prune", series, "--keep", 9)
+def test_an_interrupted_prune_is_settled_and_told(run, series: Path) -> None:
+    assert is_killed_at(4, lambda: run_here("prune", series, "--keep", 9), ("fsync",))
     status, _, err = run("prune", series, "--keep", 9, "-n")
     assert (status, err.count("a command was interrupted here")) == (0, 1)
     status, _, err = run("prune", series, "--keep", 9)
@@ -518,7 +506,7 @@ def test_yes_leaves_stdin_alone(run, series: Path, piped) -> None:
 def test_a_pipe_that_nobody_writes_to_is_no_answer(
     run, series: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consent, "_PATIENCE", 0.0)
+    wait_for_no_answer(monkeypatch)
     reader, writer = os.pipe()
     with open(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)

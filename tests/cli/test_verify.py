@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import MissingPackage
-from ckpttool.ops import checks as checking
-from ckpttool.ops import verify as verifying
-from ckpttool.wire.h5worker import Worker
-from ckpttool.wire.source import Source
+from tests.support.moments import before_scanning, before_verifying, fail_reading, lack_h5py
 
 KEYS = ["path", "format", "variant", "verdict", "safety", "checks", "findings"]
 
@@ -154,10 +150,10 @@ def test_values_that_were_never_written(run, files: Path) -> None:
 
 
 def test_quick_reads_no_values(run, guide: Path, flipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def refuse() -> None:
         raise AssertionError("bytes were scanned")
 
-    monkeypatch.setattr(checking, "scan", refuse)
+    before_scanning(monkeypatch, refuse)
     answer = run("verify", "--quick", "--json", guide, flipped)
     assert (answer.status, answer.err) == (0, "")
     for told in json.loads(answer.out)["checkpoints"]:
@@ -479,15 +475,11 @@ def test_one_that_needs_a_package_hides_no_other(
 ) -> None:
     shutil.copy(guide, tmp_path / "a.pth")
     shutil.copy(files / "hdf5" / "mixed.h5", tmp_path / "b.h5")
-    monkeypatch.setattr(Worker, "_live_process", _without_h5py)
+    lack_h5py(monkeypatch)
     status, out, err = run("verify", tmp_path)
     assert (status, err) == (1, "")
     assert out.startswith(f"valid    {tmp_path}/a.pth") and "1 valid, 1 invalid" in out
     assert "error missing-package: HDF5 needs h5py (pip install" in out
-
-
-def _without_h5py(worker: Worker, path: str) -> None:
-    raise MissingPackage(path, "HDF5 needs h5py", expected="pip install h5py")
 
 
 def test_file_that_shrinks_while_it_is_read(
@@ -495,13 +487,7 @@ def test_file_that_shrinks_while_it_is_read(
 ) -> None:
     path = tmp_path / "shrinks.pth"
     shutil.copy(guide, path)
-    scan = checking.scan
-
-    def shrinking(*args, **kwargs):
-        os.truncate(path, 1000)
-        return scan(*args, **kwargs)
-
-    monkeypatch.setattr(checking, "scan", shrinking)
+    before_scanning(monkeypatch, lambda: os.truncate(path, 1000))
     answer = run("verify", "--json", path)
     told = only(answer)
     assert (answer.status, answer.err, told["verdict"]) == (1, "", "invalid")
@@ -513,13 +499,7 @@ def test_file_that_vanishes_between_finding_and_opening(
 ) -> None:
     for name in ("a.pth", "b.pth"):
         shutil.copy(guide, tmp_path / name)
-    verify = verifying.verify
-
-    def vanishing(unit, **options):
-        (tmp_path / "b.pth").unlink(missing_ok=True)
-        return verify(unit, **options)
-
-    monkeypatch.setattr(verifying, "verify", vanishing)
+    before_verifying(monkeypatch, lambda unit: (tmp_path / "b.pth").unlink(missing_ok=True))
     status, out, err = run("verify", tmp_path)
     told = f"{tmp_path}/b.pth: removed or renamed in the meantime; not verified"
     assert (status, err) == (0, f"ckpttool: warning: {told}\n")
@@ -527,16 +507,8 @@ def test_file_that_vanishes_between_finding_and_opening(
 
 
 def test_disk_error_while_reading(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = checking.scan
-
-    def failing(self, descriptor: int, offset: int, buffer: memoryview) -> int:
-        raise OSError(5, "Input/output error")
-
-    def on_a_bad_disk(*args, **kwargs):
-        monkeypatch.setattr(Source, "_read_some", failing)
-        return scan(*args, **kwargs)
-
-    monkeypatch.setattr(checking, "scan", on_a_bad_disk)
+    broken = OSError(5, "Input/output error")
+    before_scanning(monkeypatch, lambda: fail_reading(monkeypatch, broken))
     answer = run("verify", "--json", guide)
     assert (answer.status, answer.err) == (1, "")
     assert "input/output error" in answer.out

@@ -6,13 +6,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckpttool.ops import verify as verifying
-from ckpttool.series.changing.journal import Journal, Removal, begin_journal, journal_bytes
-from ckpttool.series.changing.state_dir import state_dir_of
-from ckpttool.series.files import contents
+from tests.support.changes import begin_removal
+from tests.support.moments import before_verifying
 
 WAITS = "a command was interrupted here; the next command that changes this directory recovers it"
 
@@ -30,16 +29,7 @@ def whole(files: Path, tmp_path: Path) -> Path:
 
 def begun(directory: Path) -> str:
     """Let a prune begin to remove the sharded set, and stop; return its journal's path."""
-    names = tuple(sorted(name for name in os.listdir(directory) if name.startswith("model")))
-    removal = Removal(str(directory / "model"), names, contents(str(directory), names))
-    stage = Path(
-        begin_journal(
-            str(directory), state_dir_of(str(directory)), journal_bytes(Journal((removal,))), "removed"
-        )
-    )
-    (stage / "0").mkdir()
-    (directory / names[0]).rename(stage / "0" / names[0])
-    return str(stage / "journal.json")
+    return begin_removal(directory, *(name for name in os.listdir(directory) if name.startswith("model")))
 
 
 def test_it_is_left_out(run: Callable, whole: Path) -> None:
@@ -80,14 +70,7 @@ def test_a_directory_that_is_the_checkpoint(run: Callable, whole: Path) -> None:
 
 
 def test_one_that_begins_meanwhile(run: Callable, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = verifying.verify
-
-    def prune_first(unit, **options):
-        if len(unit.members) > 1:
-            begun(whole)
-        return real(unit, **options)
-
-    monkeypatch.setattr(verifying, "verify", prune_first)
+    before_verifying(monkeypatch, lambda unit: len(unit.members) > 1 and begun(whole))
     status, out, err = run("verify", whole)
     told, waits = err.splitlines()
     assert (status, "guide.pth" in out, "model" in out) == (0, True, False)
@@ -97,14 +80,11 @@ def test_one_that_begins_meanwhile(run: Callable, whole: Path, monkeypatch: pyte
 def test_what_is_renamed_meanwhile_is_verified_by_its_new_name(
     run: Callable, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = verifying.verify
-
-    def rename_first(unit, **options):
+    def rename_first(unit: Any) -> None:
         if unit.path.endswith("guide.pth"):
             os.rename(unit.path, whole / "renamed.pth")
-        return real(unit, **options)
 
-    monkeypatch.setattr(verifying, "verify", rename_first)
+    before_verifying(monkeypatch, rename_first)
     status, out, err = run("verify", whole)
     assert (status, err.count("\n"), "guide.pth: removed or renamed in the meantime" in err) == (0, 1, True)
     assert f"valid    {whole}/renamed.pth" in out and "2 checkpoints: 2 valid" in out
@@ -115,14 +95,12 @@ def test_where_all_goes_meanwhile_nothing_is_well(
 ) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(files / "pytorch" / "guide.pth", tmp_path / "run" / "1.pth")
-    real = verifying.verify
 
-    def rename_first(unit, **options):
+    def rename_first(unit: Any) -> None:
         number = int(Path(unit.path).stem)
         os.rename(unit.path, tmp_path / "run" / f"{number + 1}.pth")
-        return real(unit, **options)
 
-    monkeypatch.setattr(verifying, "verify", rename_first)
+    before_verifying(monkeypatch, rename_first)
     status, out, err = run("verify", tmp_path / "run")
     assert (status, out) == (2, "")
     assert err.endswith(
@@ -133,15 +111,10 @@ def test_where_all_goes_meanwhile_nothing_is_well(
 def test_one_that_ends_meanwhile(run: Callable, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was half there when it was found is verified as it is now."""
     index = next(whole.glob("*.index.json"))
-    real, others = verifying.verify, whole.parent / index.name
+    others = whole.parent / index.name
     index.rename(others)
 
-    def come_first(unit, **options):
-        if others.exists():
-            others.rename(index)
-        return real(unit, **options)
-
-    monkeypatch.setattr(verifying, "verify", come_first)
+    before_verifying(monkeypatch, lambda unit: others.exists() and others.rename(index))
     status, out, err = run("verify", whole)
     assert (status, err) == (0, "")
     assert "INVALID" not in out

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ckpttool import Policy, Request, prune
+from ckpttool.series.changing.journal import Journal, Removal, begin_journal, journal_bytes
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.recovery import Recovery, recover_directory
+from ckpttool.series.changing.state_dir import state_dir_of
+from ckpttool.series.files import contents
 from ckpttool.series.pruning.prune import Pruned
 from ckpttool.series.undoing.trash import EmptiedTrash, empty
 
@@ -23,6 +27,17 @@ def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:
 def empty_trash(directory: Path, **options: Any) -> EmptiedTrash:
     """Remove for good what lies in the trash of a directory."""
     return empty(str(directory), **options)
+
+
+def begin_removal(directory: Path, *names: str) -> str:
+    """Let a prune begin to remove a checkpoint of some files, and stop; return the path of its journal."""
+    place, names = str(directory), tuple(sorted(names))
+    removal = Removal(os.path.join(place, names[0]), names, contents(place, names))
+    journal = journal_bytes(Journal((removal,)))
+    stage = Path(begin_journal(place, state_dir_of(place), journal, "removed"))
+    (stage / "0").mkdir()
+    (directory / names[0]).rename(stage / "0" / names[0])
+    return str(stage / "journal.json")
 
 
 def held_by_another(directory: Path) -> AbstractContextManager[None]:
