@@ -9,11 +9,11 @@ import pytest
 
 from ckpttool import UsageError
 from ckpttool.cli.predict_options import _WISHES, flag_of, read_predict_options
-from ckpttool.predict.request import InputSpec, PredictionRequest
+from tests.support.predictions import request
 
 
 def test_all_wishes_are_attributes_of_a_request() -> None:
-    assert sorted(_WISHES) == sorted(one.name for one in fields(PredictionRequest))
+    assert sorted(_WISHES) == sorted(one.name for one in fields(request()))
 
 
 def test_nothing_given_is_no_wish() -> None:
@@ -34,7 +34,7 @@ def test_texts_are_read() -> None:
     given = {"model_args": '{"depth": 18}', "input_shapes": ["ids=1,16:int64"], "memory": "8GB"}
     assert read_predict_options(given) == {
         "model_args": {"depth": 18},
-        "input_shapes": (InputSpec("ids", (1, 16), "int64"),),
+        "input_shapes": request(shapes="ids=1,16:int64").input_shapes,
         "memory": 8_000_000_000,
     }
 

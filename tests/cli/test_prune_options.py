@@ -8,10 +8,11 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -23,10 +24,7 @@ from ckpttool.cli.prune import prune
 from ckpttool.cli.prune_options import read_prune_options
 from ckpttool.cli.retention_config import KEYS
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
-from ckpttool.series.members import order
-from ckpttool.series.pruning import planning
-from ckpttool.series.retention import policy
-from ckpttool.series.retention.policy import Policies
+from tests.support.retention import policies
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
 CARRIED_OUT = {"trash", "yes"}
@@ -58,22 +56,31 @@ def test_every_wish_has_an_option_and_a_key() -> None:
 @pytest.mark.parametrize(
     ("offered", "known"),
     [
-        (Mode, policy.Mode),
-        (Fate, policy.Incomplete),
-        (FailedFate, planning.Failed),
-        (Depth, planning.Depth),
-        (GroupBy, order.GroupBy),
+        (Mode, (Policy, "mode")),
+        (Fate, (Policy, "incomplete")),
+        (FailedFate, (Request, "failed")),
+        (Depth, (Request, "depth")),
+        (GroupBy, (Request, "group_by")),
     ],
 )
-def test_an_option_offers_what_the_library_knows(offered: type[Enum], known: object) -> None:
-    assert {one.value for one in offered} == set(get_args(known))
+def test_an_option_offers_what_the_library_knows(offered: type[Enum], known: tuple[type, str]) -> None:
+    owner, name = known
+    assert {one.value for one in offered} == set(words(get_type_hints(owner)[name]))
+
+
+def words(hint: object) -> Iterator[str]:
+    """Yield the words that a type allows."""
+    for one in get_args(hint):
+        if isinstance(one, str):
+            yield one
+        yield from words(one)
 
 
 def test_what_was_not_given_is_left_to_the_defaults() -> None:
     given: dict[str, Any] = dict.fromkeys(inspect.signature(prune).parameters)
     given |= {"keep_names": [], "exclude": [], "recursive": False, "keep_last": 3, "max_depth": 0}
     wanted = read_prune_options("runs", given)
-    assert wanted.policies == Policies(Policy(keep_last=3))
+    assert wanted.policies == policies(Policy(keep_last=3))
     assert wanted.requests() == [
         Request(directory="runs", policies=wanted.policies, exclude=(), max_depth=0),
     ]

@@ -14,8 +14,8 @@ from ckpttool import Policy, UsageError
 from ckpttool.cli.config import ConfigDocument
 from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
-from ckpttool.series.retention.policy import PathRule, Policies
 from tests.support.configs import write
+from tests.support.retention import policies
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -100,7 +100,7 @@ def test_every_key() -> None:
         max_total_size=3 * 2**39,
         incomplete="remove",
     )
-    assert found.policies == Policies(policy, (), ".")
+    assert found.policies == policies(policy)
 
 
 def test_rules_of_series() -> None:
@@ -122,10 +122,10 @@ def test_rules_of_series() -> None:
     )
     place = "ckpttool.toml[retention.rule {}]".format
     rules = (
-        PathRule("runs/final/**", Policy(keep_every_epochs=5), place(1)),
-        PathRule("**/fold_*/*", Policy(keep_best=1, metric="acc", mode="max"), place(2)),
+        ("runs/final/**", Policy(keep_every_epochs=5), place(1)),
+        ("**/fold_*/*", Policy(keep_best=1, metric="acc", mode="max"), place(2)),
     )
-    assert found.policies == Policies(Policy(keep_last=3), rules, ".")
+    assert found.policies == policies(Policy(keep_last=3), *rules)
 
 
 def test_a_number_is_a_count_and_nothing_else() -> None:
@@ -140,7 +140,7 @@ def test_a_project_has_the_same_table() -> None:
     write(Path("a/pyproject.toml"), "[tool.ckpttool.retention]\nkeep-last = 2\npaths = ['runs']\n")
     found = read_retention("a/pyproject.toml")
     assert found is not None
-    assert found.policies == Policies(Policy(keep_last=2), (), "a")
+    assert found.policies == policies(Policy(keep_last=2), directory="a")
     assert found.values == {"paths": (os.path.join("a", "runs"),)}
 
 
@@ -281,6 +281,6 @@ def test_the_examples_on_the_pages_are_read(name: str) -> None:
     found = [one for one in examples if "[retention]" in one or "[[retention" in one]
     assert found
     for example in found:
-        policies = retention_from(example).policies
-        assert policies is not None
-        assert policies.default is not None
+        read = retention_from(example).policies
+        assert read is not None
+        assert read.default is not None

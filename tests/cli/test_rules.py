@@ -13,8 +13,8 @@ from ckpttool.cli.config import WrongValue, find_config, parse_bytes
 from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for, unused_rules
 from ckpttool.ops.ignored_findings import Ignore
 from ckpttool.ops.verdict import Safety
-from ckpttool.predict.request import InputSpec, PredictionRequest
 from tests.support.configs import verify_config_of
+from tests.support.predictions import request
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -122,13 +122,13 @@ def test_a_rule_becomes_a_request(tmp_path: Path) -> None:
         memory = "8GB"
         """
     )
-    assert settings_for(config, "models/resnet18.pth").request == PredictionRequest(
+    assert settings_for(config, "models/resnet18.pth").request == request(
         model=f"{tmp_path}{os.sep}models.py:SimpleModel",
         model_args={"depth": 18, "sizes": [1, 2]},
         optimizer="torch.optim:Adam",
         optimizer_args={"lr": 0.1},
         state_key="model",
-        input_shapes=(InputSpec(None, (1, 10)), InputSpec("ids", (1, 16), "int64", 0.0, 100.0)),
+        shapes="1,10 ids=1,16:int64:0..100",
         signature="score",
         batch_size=2,
         seed=3,
@@ -143,7 +143,7 @@ def test_a_rule_becomes_a_request(tmp_path: Path) -> None:
 
 def test_a_labelled_batch(tmp_path: Path) -> None:
     lines = 'predict = true\ninput = "x.npz"\nlabels = "y.npy"\nmin-accuracy = 1\nmax-error = 0.5\n'
-    assert settings_for(verify_config_of(rule(lines)), "m.pth").request == PredictionRequest(
+    assert settings_for(verify_config_of(rule(lines)), "m.pth").request == request(
         input=str(tmp_path / "x.npz"), labels=str(tmp_path / "y.npy"), min_accuracy=1.0, max_error=0.5
     )
 
@@ -151,7 +151,7 @@ def test_a_labelled_batch(tmp_path: Path) -> None:
 def test_every_key_is_an_attribute_of_a_request() -> None:
     attributes = {"input-shape": "input_shapes"}
     names = {attributes.get(key, key.replace("-", "_")) for key in KEYS}
-    assert names == set(PredictionRequest.__dataclass_fields__) - {"trust", "record"}
+    assert names == set(type(request()).__dataclass_fields__) - {"trust", "record"}
 
 
 @pytest.mark.parametrize(
@@ -201,27 +201,24 @@ def test_later_rules_override_key_by_key() -> None:
         """
     )
     first, second, third = (settings_for(config, path) for path in ("m.pth", "a/m.pth", "./a/raw.pth"))
-    assert first.request == PredictionRequest(seed=1, timeout=60)
+    assert first.request == request(seed=1, timeout=60)
     assert first.ignores == (Ignore("infinity", "masks", None, "ckpttool.toml[verify.rule 1]: ignore 1"),)
-    assert second.request == PredictionRequest(seed=2, timeout=60)
+    assert second.request == request(seed=2, timeout=60)
     assert second.ignores == (Ignore("nan", "padding", "*.pad", "ckpttool.toml[verify.rule 2]: ignore 1"),)
     assert (third.request, third.ignores, third.rules) == (None, (), config.rules)
 
 
 def test_what_replaces_each_other_does_not_contradict(tmp_path: Path) -> None:
     config = verify_config_of(rule('predict = true\ninput = "x.npz"') + "\n" + rule('input-shape = ["1,10"]'))
-    shapes = (InputSpec(None, (1, 10)),)
-    assert settings_for(config, "m.pth").request == PredictionRequest(input_shapes=shapes)
-    assert settings_for(config, "m.pth", given={"input": "y.npz"}).request == PredictionRequest(input="y.npz")
+    assert settings_for(config, "m.pth").request == request(shapes="1,10")
+    assert settings_for(config, "m.pth", given={"input": "y.npz"}).request == request(input="y.npz")
 
 
 def test_the_command_line_comes_last() -> None:
     config = verify_config_of(rule("predict = false\nseed = 1\nrtol = 0.5"))
     assert settings_for(config, "m.pth").request is None
-    assert settings_for(config, "m.pth", predict=True, given={"seed": 9}).request == PredictionRequest(
-        seed=9, rtol=0.5
-    )
-    assert settings_for(config, "other.pt", predict=True).request == PredictionRequest()
+    assert settings_for(config, "m.pth", predict=True, given={"seed": 9}).request == request(seed=9, rtol=0.5)
+    assert settings_for(config, "other.pt", predict=True).request == request()
 
 
 def test_rules_that_contradict_each_other_are_told() -> None:
@@ -249,8 +246,8 @@ def test_rules_hold_from_any_directory(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     config = read_config(find_config() or "")
-    assert settings_for(config, "../models/m.pth").request == PredictionRequest()
-    assert settings_for(config, str(tmp_path / "models" / "m.pth")).request == PredictionRequest()
+    assert settings_for(config, "../models/m.pth").request == request()
+    assert settings_for(config, str(tmp_path / "models" / "m.pth")).request == request()
     assert settings_for(config, "models/m.pth").request is None
 
 
@@ -258,7 +255,7 @@ def test_links_keep_the_names_that_people_see(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "models").symlink_to("disk")
     config = verify_config_of("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
-    assert settings_for(config, "models/m.pth").request == PredictionRequest()
+    assert settings_for(config, "models/m.pth").request == request()
 
 
 INF = Finding("infinity", Severity.WARNING, "2 infinities", "layer.mask", check="values")

@@ -28,10 +28,10 @@ from ckpttool.comparing.compare import (
     compare_all,
 )
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.discovery import discover
 from ckpttool.tensor import Extent, Values
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Source
+from tests.support.opening import paths_in
 from tests.support.tensors import Array, compared, measured, tensor_of
 
 FORMATS = ["deepspeed", "fluid", "hdf5", "keras", "numpy", "paddle", "pickle", "pytorch", "pytorch-legacy"]
@@ -56,8 +56,8 @@ def randoms(*shape: int, seed: int = 0) -> Array:
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_checkpoint_equals_itself(files: Path, format: str) -> None:
     seen = 0
-    for unit in discover(files / format):
-        with unit.format.open_unit(unit) as first, unit.format.open_unit(unit) as second:
+    for path in paths_in(files / format):
+        with open_checkpoint(path) as first, open_checkpoint(path) as second:
             outcomes = compare_all(list(zip(first.tensors, second.tensors, strict=True)))
         for tensor, outcome in zip(first.tensors, outcomes, strict=True):
             assert outcome == Comparison(True) if tensor.values is not None else outcome != Comparison(True)

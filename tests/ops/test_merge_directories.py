@@ -19,8 +19,7 @@ from ckpttool import (
     merge,
     open_checkpoint,
 )
-from ckpttool.ops.merging import fluid as merging_fluid
-from tests.support.conversions import digests, true_digests, whole_of
+from tests.support.conversions import digests, limit_rows, true_digests, whole_of
 
 SERIAL = "checkpoint_0"
 TABLE = "embedding_0.w_0"
@@ -148,13 +147,11 @@ def test_a_shard_of_a_table_twice(machines: list[Path]) -> None:
 def test_rows_that_two_servers_have(
     machines: list[Path], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    from ckpttool.formats.paddle import fluid_serial
-
-    monkeypatch.setattr(merging_fluid, "ROWS_AT_ONCE", at_once)
+    limit_rows(monkeypatch, at_once=at_once)
     one, two = (machines[2 + at] / "__lookup_table__" / f"{TABLE}_{at}" for at in (0, 1))
     shutil.copy(one, two)
     assert "rows that were there before" in refused(*machines)
-    monkeypatch.setattr(fluid_serial, "MAX_ROWS", 0)
+    limit_rows(monkeypatch, in_all=0)
     told = refused(*machines)
     assert f"{TABLE}_0 and in {TABLE}_1" in told
     assert told.endswith("(each row once)")

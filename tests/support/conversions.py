@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from ckpttool import Checkpoint, open_checkpoint
+from ckpttool.formats.paddle import fluid_serial
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.ops.merge import open_parts
+from ckpttool.ops.merging import fluid
 from ckpttool.ops.readback import mismatches
 from ckpttool.testing import digest, expected_digests, read_truth
 from ckpttool.wire.staged_output import StagedOutput
@@ -30,6 +32,14 @@ def left_out(*parts: str | os.PathLike[str]) -> list[str]:
     """Return the paths of what parts hold that no whole has."""
     with open_parts(parts) as whole:
         return [one.path for one in whole.dropped]
+
+
+def limit_rows(patch: pytest.MonkeyPatch, *, at_once: int | None = None, in_all: int | None = None) -> None:
+    """Let only so many rows of a lookup table be compared at once, or be compared at all."""
+    if at_once is not None:
+        patch.setattr(fluid, "ROWS_AT_ONCE", at_once)
+    if in_all is not None:
+        patch.setattr(fluid_serial, "MAX_ROWS", in_all)
 
 
 def digests(checkpoint: Checkpoint) -> dict[str, str]:
