@@ -120,9 +120,6 @@ class Values(Protocol):
     def blocks(self, limit: int) -> Iterator[memoryview]:
         """Yield the elements as bytes in C order, little-endian, at most ``limit`` bytes at once."""
 
-    def once(self) -> Values:
-        """Return the same elements in any order, each stored one once: an expanded tensor repeats its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

@@ -25,9 +25,9 @@ from ckpttool.comparing.workers import (
     byte_ranges,
     element_ranges,
 )
+from ckpttool.core.values import Strided
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Tensor
-from ckpttool.wire.views import Strided
 from ckpttool.work import Advance, default_jobs
 
 __all__ = [

@@ -6,10 +6,11 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.core.readable import Buffer, aligned_buffer
+from ckpttool.core.values import Contiguous
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.tensor import Tensor
-from ckpttool.wire.readable import Contiguous, aligned_buffer
-from ckpttool.wire.source import Buffer, Source
+from ckpttool.wire.source import Source
 
 if TYPE_CHECKING:
     import numpy as np

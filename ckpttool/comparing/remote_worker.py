@@ -16,10 +16,10 @@ from ckpttool.comparing.crew import Meter, RangeCrew, WorkRange
 from ckpttool.comparing.elements import place_of
 from ckpttool.comparing.statistics import Tally, Tolerance
 from ckpttool.comparing.workers import PairWorker, TensorPair, ValuesWorker
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.tensor import Tensor
-from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
 
 WORTH_BYTES = 1 << 28

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.comparing.element_values import widening_of
+from ckpttool.core.values import Computed, regroup
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.tree import replace_tensors
-from ckpttool.pairing.rearrangement import regroup
 from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.interface import Content
@@ -44,7 +44,7 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
             kept.append(tensor)
         elif is_wanted:
             owner = changed.get(tensor.shares_with or "")
-            values = CastValues(tensor, dtype) if owner is None else owner.values
+            values = cast_values(tensor, dtype) if owner is None else owner.values
             changed[tensor.name] = Tensor(
                 tensor.path,
                 dtype,
@@ -83,58 +83,53 @@ def _notes(changed: Sequence[Tensor], dtype: DType, kept: Sequence[Tensor]) -> l
     return notes
 
 
-@dataclass(frozen=True, slots=True)
-class CastValues:
-    """The elements of a floating tensor in another floating type, rounded to the nearest, ties to even.
+def cast_values(tensor: Tensor, dtype: DType) -> Computed:
+    """Return the elements of a floating tensor in another one, rounded to the nearest, ties to even.
 
-    float64 becomes float32 first, as PyTorch does it.
+    float64 becomes float32 first, as PyTorch does it. Finite ones that became infinite are a ``UsageError``
+    after the last block.
     """
 
-    tensor: Tensor
-    dtype: DType
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        """Yield the elements; finite ones that became infinite are a ``UsageError`` after the last block."""
-        size, lost = self.tensor.size, 0
-        count = max(16, min(_GROUP, limit // self.dtype.itemsize // 16 * 16))
-        groups = [min(count, size - start) for start in range(0, size, count)]
-        sizes = [self.tensor.dtype.nbytes(length) for length in groups]
-        for length, data in zip(groups, regroup(self.tensor, sizes), strict=True):
-            block, more = self._round(data, length)
+    def make(limit: int) -> Iterator[memoryview]:
+        lost = 0
+        count = max(16, min(_GROUP, limit // dtype.itemsize // 16 * 16))
+        groups = [min(count, tensor.size - start) for start in range(0, tensor.size, count)]
+        sizes = [tensor.dtype.nbytes(length) for length in groups]
+        for length, data in zip(groups, regroup(tensor, sizes), strict=True):
+            block, more = _round(data, length, tensor.dtype, dtype)
             lost += more
             yield block
         if lost:
             values = f"{counted(lost, 'finite value')} would become infinite"
             remedies = {"float16": "bfloat16 or float32 may hold them", "bfloat16": "float32 holds them"}
-            remedy = remedies.get(self.dtype.name, "convert without --dtype")
-            raise UsageError(f"{self.tensor.name}: {values} in {self.dtype.name} ({remedy})")
+            remedy = remedies.get(dtype.name, "convert without --dtype")
+            raise UsageError(f"{tensor.name}: {values} in {dtype.name} ({remedy})")
 
-    def once(self) -> CastValues:
-        return self
+    return Computed(make)
 
-    def _round(self, data: bytearray, count: int) -> tuple[memoryview, int]:
-        """Return elements in the new type, and how many finite ones became infinite."""
-        import numpy as np
 
-        source = self.tensor.dtype
-        raw = np.frombuffer(data, np.uint8)
-        with np.errstate(all="ignore"):
-            if source.name == "float64":
-                wide: Array = raw.view("<f8").astype("<f4")
-            else:
-                wide = np.empty(count, "<f4")
-                widening_of(source).fill_float32(raw, wide)
-            if self.dtype.name == "float32":
-                result = back = wide
-            else:
-                result, back = _narrow(wide, self.dtype, source), np.empty(count, "<f4")
-                widening_of(self.dtype).fill_float32(result.view(np.uint8), back)
-            infinite = np.isinf(back)
-            lost = 0
-            if infinite.any():
-                whole = raw.view("<f8") if source.name == "float64" else wide
-                lost = int(np.count_nonzero(np.isfinite(whole[infinite])))
-        return memoryview(result.view(np.uint8).data), lost
+def _round(data: bytearray, count: int, source: DType, dtype: DType) -> tuple[memoryview, int]:
+    """Return elements in the new type, and how many finite ones became infinite."""
+    import numpy as np
+
+    raw = np.frombuffer(data, np.uint8)
+    with np.errstate(all="ignore"):
+        if source.name == "float64":
+            wide: Array = raw.view("<f8").astype("<f4")
+        else:
+            wide = np.empty(count, "<f4")
+            widening_of(source).fill_float32(raw, wide)
+        if dtype.name == "float32":
+            result = back = wide
+        else:
+            result, back = _narrow(wide, dtype, source), np.empty(count, "<f4")
+            widening_of(dtype).fill_float32(result.view(np.uint8), back)
+        infinite = np.isinf(back)
+        lost = 0
+        if infinite.any():
+            whole = raw.view("<f8") if source.name == "float64" else wide
+            lost = int(np.count_nonzero(np.isfinite(whole[infinite])))
+    return memoryview(result.view(np.uint8).data), lost
 
 
 def _narrow(wide: Array, dtype: DType, source: DType) -> Array:

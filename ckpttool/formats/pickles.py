@@ -12,10 +12,10 @@ import re
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.readable import Readable
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.wire.opcodes import TABLE
-from ckpttool.wire.readable import Readable
 
 MAGIC = 0x1950A86A20F9469CFC6C
 """The first of the pickles that PyTorch wrote before the zip."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, Leaf, flatten
@@ -23,8 +24,6 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.pickle_nodes import Call, Payload, Persistent
 from ckpttool.wire.pickle_safety import attach_safety, read_pickles
-from ckpttool.wire.readable import Readable, reader_from
-from ckpttool.wire.source import Buffer
 
 MAX_INNER = 1 << 28
 """The most bytes of one storage that lies inside a pickle as text."""

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import reader_from
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_SAFETENSORS, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
@@ -22,7 +24,6 @@ from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Role, Span, Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.source import Source
 
 MAX_HEADER = 100_000_000

@@ -12,12 +12,11 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from ckpttool.core.readable import Buffer, Readable
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, warning
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
-from ckpttool.wire.readable import Readable
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.zip_reader import LOCAL_MAGIC
 
 MAX_SEARCHED = 1 << 26

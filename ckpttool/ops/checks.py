@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.values import storages_of
 from ckpttool.errors import CheckpointError, LimitExceeded
-from ckpttool.formats.content.chunks import storages_of
 from ckpttool.ops.hollow_weights import Element, hollow_findings
 from ckpttool.ops.manifest import compare_manifests, has_digests, manifests_of
 from ckpttool.ops.scan_findings import (

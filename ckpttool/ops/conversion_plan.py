@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.values import Strided, reach
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.plain_data import RECORDS
@@ -21,7 +22,6 @@ from ckpttool.ops.target_path import check_space, check_target, target_format
 from ckpttool.pairing.families import family_of
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Tensor
-from ckpttool.wire.views import Strided, reach
 from ckpttool.writing import writer_of
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Outcome, Side, Tolerance, compare_all
+from ckpttool.core.values import storages_of
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.chunks import storages_of
 from ckpttool.ops.difference import (
     ABSENT,
     Broken,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.readable import aligned_buffer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.readable import aligned_buffer
 from ckpttool.wire.source import Source
 
 SCHEMA = "ckpttool.digests/1"

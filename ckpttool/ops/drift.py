@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.values import stored_once
 from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.diff import DiffWishes, diff_checkpoints
@@ -198,5 +199,5 @@ def _stored_values(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
         return
     assert tensor.values is not None  # the caller asked
     dtype = numpy_dtype(tensor.dtype).newbyteorder("<")
-    for block in tensor.values.once().blocks(_BLOCK_BYTES):
+    for block in stored_once(tensor.values).blocks(_BLOCK_BYTES):
         yield np.frombuffer(block, dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.values import stored_once
 from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
 from ckpttool.report import Finding
@@ -118,6 +119,6 @@ def _stored_values(tensor: Tensor, dtype: np.dtype[Any]) -> Iterator[np.ndarray[
     if tensor.dtype.bits < 8:
         yield tensor.array().reshape(-1).astype(np.float64)
         return
-    for block in tensor.values.once().blocks(BLOCK_BYTES):
+    for block in stored_once(tensor.values).blocks(BLOCK_BYTES):
         with np.errstate(invalid="ignore"):
             yield np.frombuffer(block, dtype).astype(np.float64)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.readable import reader_from
+from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.content.sidecar import training_document
 from ckpttool.formats.content.tree import trees_equal, without_opaque
@@ -14,7 +16,6 @@ from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CON
 from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
 from ckpttool.report import Severity
 from ckpttool.tensor import Extent, Span, Tensor
-from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.scan import scan
 from ckpttool.wire.sink import Written
 from ckpttool.work import Advance

@@ -12,11 +12,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from operator import add
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ckpttool.core.gather import copy
+from ckpttool.core.readable import swap_bytes
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.h5worker import WORKER, Crashed
-from ckpttool.wire.readable import swap_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)
@@ -330,8 +335,16 @@ class LibraryValues(NamedTuple):
             for at in range(0, len(data), limit):
                 yield swap_bytes(data[at : at + limit], self.swap)
 
-    def once(self) -> LibraryValues:
-        return self
+    def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
+        """Fill an array with the box that begins at an index; only chunks of it are read."""
+        import numpy as np
+
+        for first, count in slabs(into.shape, into.itemsize, self.dataset.chunk):
+            place = tuple(slice(at, at + length) for at, length in zip(first, count, strict=True))
+            data = self.read_block(tuple(map(add, start, first)), count)
+            copy(
+                np.frombuffer(swap_bytes(memoryview(data), self.swap), into.dtype).reshape(count), into[place]
+            )
 
     def read_block(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
         """Return the elements of a block as they are stored; nothing where ``silent``."""

@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from typing import Any, ClassVar
 
+from ckpttool.core.readable import Readable
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.wire.readable import Readable
 
 MAX_EXPANSION = 1032
 """How many bytes may come of one: more than 258 for two bits is not in deflate's tables."""

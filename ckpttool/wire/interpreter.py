@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from ckpttool.core.readable import Readable
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.calls import dotted_name, judge, takes_items, takes_pairs
 from ckpttool.wire.opcodes import OPERATIONS
@@ -31,7 +32,6 @@ from ckpttool.wire.pickle_nodes import (
     Pickle,
     views_memory,
 )
-from ckpttool.wire.readable import Readable
 from ckpttool.wire.states import fields_of, fits, has_plain_attributes
 from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern
 

@@ -15,10 +15,10 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckpttool.core.readable import Readable
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.protobuf import BYTES, VARINT, encoded_varint, fields, varint
-from ckpttool.wire.readable import Readable
 
 MAX_LEVELS = 8
 """More nested sequences than any model has; a SelectedRows file would seem to have thousands."""

@@ -13,8 +13,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ckpttool.core.readable import Readable
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.wire.readable import Readable
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.wire.readable import Readable
+from ckpttool.core.readable import Readable
 
 ENTRY = 64
 """About what an object, or an entry of a dictionary, takes in bytes; a set and a call take more."""

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 
+from ckpttool.core.readable import Buffer, Readable
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.interpreter import Interpreter, PickleBudget
 from ckpttool.wire.pickle_nodes import Call, Global, Payload, Pickle
-from ckpttool.wire.readable import Readable
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import UNVETTED, Trust, kind_of, modern, stranger
 
 MAX_PICKLES = 10_000

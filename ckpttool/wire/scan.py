@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
 
+from ckpttool.core.readable import aligned_buffer
+from ckpttool.core.values import stored_once
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Span, Values
 from ckpttool.wire.crc import combined_crc, crc32c
-from ckpttool.wire.readable import aligned_buffer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -270,7 +271,7 @@ def count_specials(
         return Specials()
     nan = infinite = 0
     repetition = Repetition(dtype.itemsize)
-    for block in values.once().blocks(CHUNK_BYTES):
+    for block in stored_once(values).blocks(CHUNK_BYTES):
         advance(len(block))
         if repetition.holds:
             repetition.add(block)

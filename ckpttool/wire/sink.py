@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from isal import isal_zlib
 
+from ckpttool.core.values import Contiguous
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import combined_crc, crc32c
 from ckpttool.wire.directories import CREATE, OpenDirectory
-from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
 from ckpttool.work import Advance
 

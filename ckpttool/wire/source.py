@@ -12,8 +12,8 @@ import stat
 import threading
 from typing import BinaryIO, ClassVar
 
+from ckpttool.core.readable import Readable
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
-from ckpttool.wire.readable import Readable
 
 MAX_OPEN = 64
 """The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
@@ -184,23 +184,6 @@ class Part(Source):
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         self.check(offset, nbytes)
         self._whole.copy_to(descriptor, self.base + offset, to, nbytes)
-
-
-class Buffer(Readable):
-    """Bytes in memory, read like a file: what had to be decompressed."""
-
-    __slots__ = ("_data", "path", "size")
-
-    _called: ClassVar[str] = "data"
-
-    def __init__(self, path: str, data: bytes) -> None:
-        self.path = path
-        self._data = data
-        self.size = len(data)
-
-    def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        self.check(offset, len(buffer), where)
-        buffer[:] = self._data[offset : offset + len(buffer)]
 
 
 class NotRegular(OSError):

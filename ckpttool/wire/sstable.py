@@ -13,10 +13,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckpttool.core.readable import MAX_READ
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.crc import crc32c, unmask_crc
 from ckpttool.wire.protobuf import varint
-from ckpttool.wire.readable import MAX_READ
 from ckpttool.wire.snappy import decompress, decompressed_size, first_bytes
 from ckpttool.wire.source import Source
 

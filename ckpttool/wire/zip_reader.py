@@ -15,10 +15,10 @@ from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
+from ckpttool.core.readable import Readable
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.report import Finding, error
 from ckpttool.wire.inflate import Inflated, Inflation
-from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Source
 
 LOCAL_MAGIC = b"PK\x03\x04"

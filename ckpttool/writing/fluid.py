@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from ckpttool.checkpoint import TrainingState
+from ckpttool.core.readable import Buffer
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY
@@ -41,7 +42,6 @@ from ckpttool.wire.lodtensor import (
     values_header,
 )
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer, fold_name
 from ckpttool.writing.shards import Files

@@ -7,13 +7,13 @@ from collections.abc import Collection
 import pytest
 
 from ckpttool import Tensor
+from ckpttool.core.readable import Buffer
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.assembly import infer_roles, name_tensors, training_of
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.tensor import Extent, Path, Role
-from ckpttool.wire.readable import InMemory
-from ckpttool.wire.source import Buffer
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ from ckpttool.wire.source import Buffer
 )
 def test_scalar_is_the_number_that_was_saved(dtype: str, data: str, number: float) -> None:
     """The bytes are PyTorch's for ``torch.tensor(0.1, dtype=…)``, and those of whole numbers."""
-    tensor = Tensor(("x",), BY_NAME[dtype], (), values=InMemory(bytes.fromhex(data)))
+    tensor = Tensor(("x",), BY_NAME[dtype], (), values=in_memory(bytes.fromhex(data)))
     assert lazy_scalar(tensor)() == pytest.approx(number, rel=1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "bool"])
-@pytest.mark.parametrize("values", [None, InMemory(b"")])
-def test_scalar_that_the_file_does_not_hold_is_unknown(dtype: str, values: InMemory | None) -> None:
+@pytest.mark.parametrize("values", [None, in_memory(b"")])
+def test_scalar_that_the_file_does_not_hold_is_unknown(dtype: str, values: in_memory | None) -> None:
     step = Tensor(("step",), BY_NAME[dtype], (), Role.TRAINING, values)
     assert lazy_scalar(step)() is None
     assert training_of({}, (step,), "m.pth").step is None

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, Tensor, open_checkpoint
+from ckpttool.core import values
+from ckpttool.core.values import Reordered, Strided, in_memory
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content import chunks
-from ckpttool.pairing import rearrangement
 from ckpttool.pairing.rearrangement import (
     Pattern,
-    ReorderedValues,
     Unfit,
     add_tensors,
     concatenate,
@@ -29,8 +28,6 @@ from ckpttool.pairing.rearrangement import (
     rearrange,
     transpose_pattern,
 )
-from ckpttool.wire.readable import InMemory
-from ckpttool.wire.views import Strided
 from tests.support.checkpoints import Sequential, numbers, tensor
 from tests.support.tensors import Array, tensor_of
 
@@ -115,8 +112,8 @@ def test_one_row_of_two() -> None:
 
 
 def test_what_is_larger_than_memory_allows_is_read_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rearrangement, "PASS_BYTES", 1024)
-    monkeypatch.setattr(rearrangement, "_BOX_BYTES", 512)
+    monkeypatch.setattr(values, "PASS_BYTES", 1024)
+    monkeypatch.setattr(values, "_BOX_BYTES", 512)
     array = numbers(37, 29)
     reads = []
 
@@ -128,7 +125,7 @@ def test_what_is_larger_than_memory_allows_is_read_several_times(monkeypatch: py
     stored = tensor("x", array)
     assert stored.values is not None
     made = rearrange(replace(stored, values=Counted(stored.values)), transpose_pattern((1, 0)), ("y",))
-    assert isinstance(made.values, ReorderedValues)
+    assert isinstance(made.values, Reordered)
     assert np.array_equal(made.array(), array.T)
     assert len(reads) >= array.nbytes // 1024
 
@@ -138,13 +135,13 @@ def test_what_is_larger_than_memory_allows_is_read_several_times(monkeypatch: py
 def test_compressed_chunks_of_hdf5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pass_bytes: int, dtype: str
 ) -> None:
-    monkeypatch.setattr(rearrangement, "PASS_BYTES", pass_bytes)
+    monkeypatch.setattr(values, "PASS_BYTES", pass_bytes)
     array = numbers(23, 5, 6, dtype=dtype)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=array, chunks=(7, 2, 6), compression="gzip")
     with open_checkpoint(tmp_path / "x.h5") as stored:
         made = rearrange(stored["x"], pattern("k i o -> o i k"), ("y",))
-        assert isinstance(made.values, ReorderedValues)
+        assert isinstance(made.values, Reordered)
         assert np.array_equal(made.array(), array.transpose(2, 1, 0))
         merged = rearrange(stored["x"], pattern("e h d -> (h d) e"), ("y",))
         assert np.array_equal(merged.array(), array.reshape(23, 30).T)
@@ -186,7 +183,7 @@ def test_what_does_not_fit_is_refused(shape: Any, text: str, sizes: dict[str, in
 
 
 def test_packed_elements_are_refused() -> None:
-    four = Tensor(("x",), BY_NAME["float4_e2m1fn"], (4, 2), values=InMemory(b"abcd"))
+    four = Tensor(("x",), BY_NAME["float4_e2m1fn"], (4, 2), values=in_memory(b"abcd"))
     with pytest.raises(Unfit, match="4 bits"):
         rearrange(four, transpose_pattern((1, 0)), ("y",))
     with pytest.raises(Unfit, match="float4"):
@@ -231,7 +228,7 @@ def test_no_values_stay_no_values() -> None:
 
 
 def test_fewer_elements_than_the_shape_says_are_damage() -> None:
-    short = replace(tensor("x", numbers(2, 3)), values=Sequential(InMemory(b"1234" * 5)))
+    short = replace(tensor("x", numbers(2, 3)), values=Sequential(in_memory(b"1234" * 5)))
     with pytest.raises(DamagedCheckpoint, match="fewer elements"):
         content(rearrange(short, transpose_pattern((1, 0)), ("y",)))
 
@@ -252,15 +249,15 @@ def test_samples_are_the_elements_at_their_positions(rows: int, columns: int, da
 
 @pytest.mark.parametrize("pass_bytes", [64, 1 << 20])
 def test_what_lies_in_pieces_is_gathered_from_them(monkeypatch: pytest.MonkeyPatch, pass_bytes: int) -> None:
-    monkeypatch.setattr(rearrangement, "PASS_BYTES", pass_bytes)
+    monkeypatch.setattr(values, "PASS_BYTES", pass_bytes)
     array = numbers(5, 12)
     pieces = []
     for columns in (slice(0, 7), slice(7, 12)):
         part = tensor("x", np.ascontiguousarray(array[:, columns]))
-        stored = rearrangement.as_strided(part)
+        stored = values.as_strided(part.values, part.shape, 4)
         assert stored is not None
-        pieces.append(chunks.Tile((0, columns.start), stored))
-    whole = replace(tensor("x", array), values=chunks.Chunked((5, 12), 4, tuple(pieces)), extent=None)
+        pieces.append(values.Tile((0, columns.start), stored))
+    whole = replace(tensor("x", array), values=values.Tiled((5, 12), 4, tuple(pieces)), extent=None)
     made = rearrange(whole, transpose_pattern((1, 0)), ("y",))
     assert np.array_equal(made.array(), array.T)
     way = pattern("i (g u) -> (g u) i", (1, 0, 2))

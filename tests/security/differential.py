@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpttool import CheckpointError
+from ckpttool.core.readable import Buffer
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import modern
 from tests.security.pickle_streams import mutated, stream
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from ckpttool import Tensor
 from ckpttool.comparing.compare import Comparison, Statistics, Tolerance, compare_all
+from ckpttool.core.readable import Buffer
+from ckpttool.core.values import Contiguous, in_memory
 from ckpttool.dtypes import BY_NAME
-from ckpttool.wire.readable import Contiguous, InMemory
-from ckpttool.wire.source import Buffer
 
 Array = np.ndarray[Any, Any]
 Parts = tuple[float, ...]
@@ -31,7 +31,7 @@ def tensor_of(array: Array, dtype: str | None = None, *, streamed: bool = False,
     if big:
         swap = kind.word_bytes
         data = array.view(f"u{swap}").byteswap().tobytes() if swap > 1 else data
-    values = InMemory(data, swap) if streamed else Contiguous(Buffer("memory", data), 0, len(data), swap)
+    values = in_memory(data, swap) if streamed else Contiguous(Buffer("memory", data), 0, len(data), swap)
     order = "big" if big else "little"
     return Tensor(("t",), kind, array.shape, values=values, byteorder=order)
 

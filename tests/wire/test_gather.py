@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ckpttool.wire import gather as gathering
-from ckpttool.wire.gather import blocks_by_box, boxes, copy, gather
-from ckpttool.wire.source import Buffer
-from ckpttool.wire.views import Strided, reach
+from ckpttool.core import gather as gathering
+from ckpttool.core.gather import blocks_by_box, boxes, copy, gather
+from ckpttool.core.readable import Buffer
+from ckpttool.core.values import Strided, reach
 
 SHAPES = st.lists(st.integers(0, 9), max_size=5)
 TUNING = st.fixed_dictionaries(

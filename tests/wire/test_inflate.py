@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, LimitExceeded, verify
+from ckpttool.core.readable import Buffer
 from ckpttool.wire import inflate as wire_inflated
 from ckpttool.wire.inflate import MAX_EXPANSION, Inflated, Inflation
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.zip_reader import Archive
 
 ROUND_SIZES = sorted({max(0, (1 << power) + more) for power in range(21) for more in range(-3, 4)})

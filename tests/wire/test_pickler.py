@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Unsupported
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire import pickler
 from ckpttool.wire.pickle_nodes import (
@@ -27,7 +28,6 @@ from ckpttool.wire.pickle_nodes import (
     Opaque,
 )
 from ckpttool.wire.pickler import Storages, dumps, pickle_into
-from ckpttool.wire.readable import InMemory
 
 # What PyTorch's weights_only unpickler knows: torch/_weights_only_unpickler.py.
 ACCEPTED = set(
@@ -91,7 +91,7 @@ PLAIN = st.recursive(
 
 
 def tensor(array: np.ndarray[Any, Any], name: str = "t", dtype: str | None = None, **more: Any) -> Tensor:
-    values = InMemory(array.tobytes())
+    values = in_memory(array.tobytes())
     return Tensor((name,), BY_NAME[dtype or array.dtype.name], array.shape, values=values, **more)
 
 

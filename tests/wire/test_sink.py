@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, Tensor, Truncated
+from ckpttool.core.values import Contiguous, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire import sink as under_test
-from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.sink import Crew, Sink
 from ckpttool.wire.source import Part, Source
 
@@ -82,7 +82,7 @@ def content(sink: Sink) -> bytes:
 def test_tensors_between_bytes(sink: Sink, source: Source, nbytes: int, algorithm: Any) -> None:
     written = []
     expected = b""
-    for values in (Contiguous(source, 0, nbytes), Blocks(BYTES[:nbytes]), InMemory(BYTES[:nbytes])):
+    for values in (Contiguous(source, 0, nbytes), Blocks(BYTES[:nbytes]), in_memory(BYTES[:nbytes])):
         sink.write(b"head")
         sink.write(bytes(-sink.offset % 64))
         expected += b"head" + bytes(-(len(expected) + 4) % 64)

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, LimitExceeded, NotFound, Truncated
+from ckpttool.core.readable import MAX_READ, Buffer, Readable, reader_from, swap_bytes
+from ckpttool.core.values import Contiguous, in_memory, stored_once
 from ckpttool.wire import source as under_test
-from ckpttool.wire.readable import MAX_READ, Contiguous, InMemory, Readable, reader_from, swap_bytes
-from ckpttool.wire.source import Buffer, Source
+from ckpttool.wire.source import Source
 
 CONTENT = bytes(range(256)) * 4
 
@@ -157,11 +158,11 @@ def test_elements_in_blocks(offset: int, count: int, word: int, limit: int) -> N
     nbytes = min(count * word, (len(CONTENT) - offset) // word * word)
     raw = CONTENT[offset : offset + nbytes]
     expected = b"".join(raw[at : at + word][::-1] for at in range(0, nbytes, word)) if word > 1 else raw
-    for values in (Contiguous(Buffer("x", CONTENT), offset, nbytes, word), InMemory(raw, word)):
+    for values in (Contiguous(Buffer("x", CONTENT), offset, nbytes, word), in_memory(raw, word)):
         blocks = [bytes(block) for block in values.blocks(limit)]
         assert b"".join(blocks) == expected
         assert all(len(block) <= max(16, limit) for block in blocks)
-        assert values.once() is values
+        assert stored_once(values) is values
 
 
 @given(st.binary(max_size=160), st.sampled_from([1, 2, 4, 8]))

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ckpttool.wire import views as under_test
-from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.source import Buffer
-from ckpttool.wire.views import Strided, is_contiguous, reach
+from ckpttool.core import values as under_test
+from ckpttool.core.readable import Buffer
+from ckpttool.core.values import Contiguous, Strided, is_contiguous, reach, stored_once
 
 AXES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), max_size=5)
 ITEMS = st.sampled_from([1, 2, 4, 8, 16])
@@ -79,7 +78,7 @@ def test_boxes_of_any_size_make_the_same_bytes(axes: list[tuple[int, int]], item
 @settings(max_examples=150)
 def test_once_has_each_repeated_element_once(axes: list[tuple[int, int]]) -> None:
     view, expected, _ = view_and_truth(axes, 4, 0)
-    once = view.once()
+    once = stored_once(view)
     strides = once.strides if isinstance(once, Strided) else (1,)
     assert list(strides) == sorted(strides, reverse=True)  # the order of the file
     few, all_ = gathered(once, 1 << 20), expected
@@ -103,7 +102,7 @@ def test_expanded_terabyte_is_read_in_small_memory() -> None:
     view = Strided(Buffer("x", b"abcd"), 0, 4, (1 << 20, 1 << 20), (0, 0))
     blocks = view.blocks(1 << 16)
     assert bytes(next(blocks)) == b"abcd" * (1 << 14)
-    assert [bytes(block) for block in view.once().blocks(1 << 16)] == [b"abcd"]
+    assert [bytes(block) for block in stored_once(view).blocks(1 << 16)] == [b"abcd"]
 
 
 @pytest.mark.parametrize("word", [2, 4, 8])

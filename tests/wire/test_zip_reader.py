@@ -12,7 +12,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import pytest
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
-from ckpttool.wire.source import Buffer
+from ckpttool.core.readable import Buffer
 from ckpttool.wire.zip_reader import Archive, Member, states_the_same
 
 LOCAL, CENTRAL, END = 30, 46, 22

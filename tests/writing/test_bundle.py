@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ckpttool import CheckpointError, Tensor, open_checkpoint
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire import sink
-from ckpttool.wire.readable import InMemory
 from ckpttool.writing.interface import Content, Writer
 from ckpttool.writing.savedmodel import SavedModelWriter
 from ckpttool.writing.tensorflow import TensorFlowWriter
@@ -22,7 +22,7 @@ CHECKSUM = b"\0\0\0\0"
 
 
 def text(name: str, kind: str, shape: tuple[int, ...], data: bytes) -> Tensor:
-    return Tensor((name,), BY_NAME[kind], shape, values=InMemory(data))
+    return Tensor((name,), BY_NAME[kind], shape, values=in_memory(data))
 
 
 @pytest.mark.parametrize(

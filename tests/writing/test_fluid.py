@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from ckpttool import Tensor, TrainingState, open_checkpoint, verify
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import Global, Mapped
-from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.fluid import FluidWriter
 from ckpttool.writing.interface import Content, WriteOptions
@@ -92,7 +92,7 @@ def loaded(*asked: tuple[Path, Mapping[str, tuple[str, tuple[int, ...], bool]]])
 
 
 def made(name: str, dtype: str, shape: tuple[int, ...], data: bytes, **more: Any) -> Tensor:
-    return Tensor((name,), BY_NAME[dtype], shape, Role.WEIGHTS, InMemory(data), **more)
+    return Tensor((name,), BY_NAME[dtype], shape, Role.WEIGHTS, in_memory(data), **more)
 
 
 def written(path: Path, content: Content) -> Path:
@@ -414,8 +414,8 @@ def test_a_link_in_the_place_of_an_entry_is_not_followed(with_entry: Path) -> No
 
 @pytest.mark.parametrize("heights", [b"", b"[]", b'{"t": -1}', b'{"t": "9"}', b'{"t": 1e400}', b"[" * 9000])
 def test_strange_heights_make_variables_of_rows_and_values(tmp_path: Path, heights: bytes) -> None:
-    rows = Tensor(("t", "rows"), BY_NAME["int64"], (1,), values=InMemory(bytes(8)))
-    values = Tensor(("t", "values"), BY_NAME["int8"], (1,), values=InMemory(b"1"))
+    rows = Tensor(("t", "rows"), BY_NAME["int64"], (1,), values=in_memory(bytes(8)))
+    values = Tensor(("t", "values"), BY_NAME["int8"], (1,), values=in_memory(b"1"))
     root = written(tmp_path / "root", Content((rows, values), native={"fluid.heights": heights}))
     assert {"t.rows", "t.values"} <= set(os.listdir(root / "checkpoint_0" / "__model__"))
 

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint, Tensor, open_checkpoint, verify
+from ckpttool.core.values import Computed, Contiguous, Strided, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Role
-from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.wire.views import Strided
 from ckpttool.writing.hdf5 import Hdf5Writer
 from ckpttool.writing.interface import Content
 from tests.support.writing import OPTIONS, content_of, require_same, tensor, write
@@ -45,7 +44,7 @@ def test_every_type_comes_back(name: str, tmp_path: Path) -> None:
     raw = raw % 2 if name == "bool" else raw * 3
     shapes: dict[str, tuple[int, ...]] = {"some": (3, 2), "scalar": (), "none": (0,), "flat": (2, 0, 5)}
     made = [
-        Tensor(("t", label), kind, shape, Role.WEIGHTS, InMemory(raw[: kind.nbytes(size)].tobytes()))
+        Tensor(("t", label), kind, shape, Role.WEIGHTS, in_memory(raw[: kind.nbytes(size)].tobytes()))
         for label, shape in shapes.items()
         for size in (int(np.prod(shape, dtype=int)),)
     ]
@@ -104,7 +103,7 @@ def test_strided_and_large_tensors(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_hdf5_cannot_hold_are_refused(path: tuple[str, ...], why: str) -> None:
-    one = Tensor(path, BY_NAME["uint8"], (), values=InMemory(b"x"))
+    one = Tensor(path, BY_NAME["uint8"], (), values=in_memory(b"x"))
     (found,) = Hdf5Writer().refusals(Content((tensor("taken", VALUES), one)), OPTIONS)
     assert found.startswith(f"{one.name}: ") and why in found
 
@@ -117,13 +116,13 @@ def test_too_many_axes_are_refused() -> None:
 def test_what_is_not_refused_can_be_written(tmp_path: Path) -> None:
     names = ["..", " ", "x" * 60_000, "ключ", "a\\b", "line\nbreak", "/".join(["a"])]
     content = Content(
-        tuple(Tensor((one,), BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(b"1")) for one in names)
+        tuple(Tensor((one,), BY_NAME["uint8"], (), Role.WEIGHTS, in_memory(b"1")) for one in names)
     )
     require_same(write(Hdf5Writer(), content, tmp_path / "x.hdf5"), content)
 
 
 def at(path: tuple[str | int, ...], value: bytes = b"1", **more: Any) -> Tensor:
-    return Tensor(path, BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(value), **more)
+    return Tensor(path, BY_NAME["uint8"], (), Role.WEIGHTS, in_memory(value), **more)
 
 
 def test_slashes_stand_between_groups_and_the_entry_has_the_names(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ _part = st.text(st.characters(codec="utf-8"), max_size=6)
 def test_any_names_are_refused_or_come_back(
     tmp_path_factory: pytest.TempPathFactory, paths: list[tuple[str, ...]]
 ) -> None:
-    made = tuple(Tensor(path, BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(b"1")) for path in paths)
+    made = tuple(Tensor(path, BY_NAME["uint8"], (), Role.WEIGHTS, in_memory(b"1")) for path in paths)
     content = Content(made)
     if not [*Hdf5Writer().refusals(content, OPTIONS)]:
         target = write(Hdf5Writer(), content, tmp_path_factory.mktemp("any") / "x.hdf5")
@@ -250,11 +249,8 @@ def test_what_only_has_the_name_of_the_entry_is_no_entry(entry: Any, tmp_path: P
 
 
 def test_a_source_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
-    class Short(InMemory):
-        def blocks(self, limit: int) -> Any:
-            yield memoryview(b"x")
 
-    one = Tensor(("a",), BY_NAME["float32"], (5,), values=Short(b""))
+    one = Tensor(("a",), BY_NAME["float32"], (5,), values=Computed(lambda limit: iter([memoryview(b"x")])))
     with StagedOutput(tmp_path / "x.hdf5") as staged, pytest.raises(DamagedCheckpoint):
         Hdf5Writer().write(Content((one,)), staged, OPTIONS)
         staged.settle()

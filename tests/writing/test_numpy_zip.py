@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Truncated, open_checkpoint, verify
+from ckpttool.core.values import Contiguous, Strided, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
-from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
-from ckpttool.wire.views import Strided
 from ckpttool.writing import numpy_zip
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.numpy_zip import NpzWriter
@@ -31,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 def tensor(name: str, array: Array, **more: Any) -> Tensor:
     more.setdefault("role", Role.WEIGHTS)
-    values = InMemory(np.ascontiguousarray(array).tobytes())
+    values = in_memory(np.ascontiguousarray(array).tobytes())
     return Tensor((name,), BY_NAME[array.dtype.name], array.shape, values=values, **more)
 
 
@@ -82,7 +81,7 @@ def test_every_type_is_written_as_numpy_writes_it(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(("name", "descr"), [("bits8", "V1"), ("bits16", "V2")])
 def test_types_that_numpy_forgot_stay_forgotten(tmp_path: Path, name: str, descr: str) -> None:
     array = np.arange(16, dtype="u1").view(descr).reshape(2, -1)
-    one = Tensor(("a",), BY_NAME[name], array.shape, Role.WEIGHTS, InMemory(array.tobytes()))
+    one = Tensor(("a",), BY_NAME[name], array.shape, Role.WEIGHTS, in_memory(array.tobytes()))
     target = write(Content((one,)), tmp_path / "target.npz")
     assert target.read_bytes() == saved(tmp_path / "saved.npz", {"a": array})
     require_same(target, Content((one,)))
@@ -173,7 +172,7 @@ def _is_text(name: str) -> bool:
 
 
 def test_what_an_archive_has_no_place_for_is_carried(tmp_path: Path) -> None:
-    first = Tensor(("a", 0, "b"), BY_NAME["float32"], (2,), Role.OPTIMIZER, InMemory(bytes(8)))
+    first = Tensor(("a", 0, "b"), BY_NAME["float32"], (2,), Role.OPTIMIZER, in_memory(bytes(8)))
     second = Tensor(("c",), BY_NAME["float32"], (2,), Role.OTHER, first.values, shares_with="a.0.b")
     tree = {"a": [{"b": first}], "c": second, "epoch": 3}
     content = Content((first, second), tree, {}, {"x.y": b"\0\xff"})
@@ -221,7 +220,7 @@ def test_names_that_numpy_can_not_give_are_refused() -> None:
 
 
 def test_more_axes_or_arrays_than_can_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = Tensor(("d",), BY_NAME["int8"], (1,) * 65, values=InMemory(b"x"))
+    deep = Tensor(("d",), BY_NAME["int8"], (1,) * 65, values=in_memory(b"x"))
     assert [*NpzWriter().refusals(Content((deep,)), OPTIONS)] == [
         "d: 65 axes, and a NumPy array has at most 64"
     ]

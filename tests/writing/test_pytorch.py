@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from ckpttool import Tensor, Truncated, Unsupported, open_checkpoint, verify
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.tensor import Role
 from ckpttool.wire.pickle_nodes import Call, Global
-from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch
 from ckpttool.writing.interface import Content, WriteOptions
@@ -204,7 +204,7 @@ def test_a_long_pickle_is_streamed(saved: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_a_tree_it_is_tensors_by_name_and_the_rest_is_carried(tmp_path: Path) -> None:
-    first = Tensor(("a", 0, "b"), BY_NAME["float32"], (2,), Role.OPTIMIZER, InMemory(bytes(8)))
+    first = Tensor(("a", 0, "b"), BY_NAME["float32"], (2,), Role.OPTIMIZER, in_memory(bytes(8)))
     second = Tensor(("c",), BY_NAME["float32"], (2,), Role.OTHER, first.values, shares_with="a.0.b")
     content = Content(
         (first, second), None, {"epoch": 3, "nested": [1.5, None]}, {"x.y": b"\0\xff"}, "tensorflow"
@@ -297,7 +297,7 @@ def refused(content: Content, shard_size: int | None = None) -> list[str]:
 
 
 def test_quantized_tensors_without_scales_are_refused() -> None:
-    alone = Tensor(("q",), BY_NAME["qint8"], (2,), values=InMemory(bytes(2)))
+    alone = Tensor(("q",), BY_NAME["qint8"], (2,), values=in_memory(bytes(2)))
     told = ["q: qint8 means nothing without the scales that lie around it"]
     assert refused(Content((alone,))) == told
     assert refused(Content((alone,), {"q": alone}), 1000) == told

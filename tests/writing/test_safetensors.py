@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save
 
 import ckpttool.writing.safetensors as under_test
 from ckpttool import Tensor, TrainingState, open_checkpoint, verify
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.formats import safetensors as formats_safetensors
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.tensor import Role
-from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import shards
 from ckpttool.writing.interface import Content, WriteOptions
@@ -53,7 +53,7 @@ AWKWARD = [
 
 
 def made(name: str, dtype: str, shape: tuple[int, ...], data: bytes, **more: Any) -> Tensor:
-    return Tensor((name,), BY_NAME[dtype], shape, Role.WEIGHTS, InMemory(data), **more)
+    return Tensor((name,), BY_NAME[dtype], shape, Role.WEIGHTS, in_memory(data), **more)
 
 
 def of_torch(name: str, value: torch.Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, open_checkpoint
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
-from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.safetensors import SafetensorsWriter
@@ -105,7 +105,7 @@ def test_shards_are_written_from_more_shards_than_files_that_a_process_may_open(
     values = [number.to_bytes(4, "little") for number in range(150)]
     _written(
         tuple(
-            Tensor((f"t{number}",), BY_NAME["uint8"], (4,), values=InMemory(value))
+            Tensor((f"t{number}",), BY_NAME["uint8"], (4,), values=in_memory(value))
             for number, value in enumerate(values)
         ),
         tmp_path / "a",

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ckpttool import Tensor, Truncated, open_checkpoint
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Role
 from ckpttool.wire.pickler import dumps
-from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import torch_dcp
@@ -177,7 +177,7 @@ def test_what_a_state_dict_does_not_tell_is_carried(tmp_path: Path) -> None:
 
 
 def test_without_a_tree_it_is_tensors_by_name_and_the_rest_is_carried(tmp_path: Path) -> None:
-    first = Tensor(("a", 0, "b"), BY_NAME["float32"], (2,), Role.OPTIMIZER, InMemory(bytes(8)))
+    first = Tensor(("a", 0, "b"), BY_NAME["float32"], (2,), Role.OPTIMIZER, in_memory(bytes(8)))
     second = Tensor(("c",), BY_NAME["float32"], (2,), Role.OTHER, first.values, shares_with="a.0.b")
     content = Content((first, second), None, {"epoch": 3}, {"x.y": b"\0\xff"}, "tensorflow")
     target = write(content, tmp_path / "target")
@@ -275,7 +275,7 @@ def test_numbers_of_any_size_are_written(tmp_path: Path) -> None:
 
 
 def test_names_that_several_entries_would_have_are_refused() -> None:
-    one, other = byte_tensor("a.b", b"x"), Tensor(("a", "b"), UINT8, (1,), values=InMemory(b"y"))
+    one, other = byte_tensor("a.b", b"x"), Tensor(("a", "b"), UINT8, (1,), values=in_memory(b"y"))
     for tree in ({"a.b": one, "a": {"b": 5}}, {"a": {"b": other}, "a.b": []}):
         assert [*TorchDcpWriter().refusals(Content((one,), tree), WriteOptions())] == [
             "a.b: several entries of the state dict would have this name (use --map)"

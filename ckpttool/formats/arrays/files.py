@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import Readable, reader_from, swap_width
+from ckpttool.core.values import Contiguous, Strided, is_contiguous
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, training_of
@@ -28,8 +30,6 @@ from ckpttool.tensor import Extent, Path, Role, Span, Values
 from ckpttool.wire.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.wire.pickle_nodes import Payload
 from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
-from ckpttool.wire.views import Strided, is_contiguous
 from ckpttool.wire.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
 
 _SUFFIX = ".npy"

@@ -9,9 +9,11 @@ import codecs
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+from ckpttool.core.readable import swap_bytes, swap_width
+from ckpttool.core.values import Computed, Contiguous, Strided, in_memory, is_contiguous
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.flattening import Leaf
@@ -19,9 +21,7 @@ from ckpttool.formats.content.plain_data import PayloadChecksums, describe, desc
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.tensor import Extent, Values
 from ckpttool.wire.pickle_nodes import Call, Global, Payload
-from ckpttool.wire.readable import Contiguous, InMemory, swap_bytes, swap_width
 from ckpttool.wire.source import Source
-from ckpttool.wire.views import Strided, is_contiguous
 
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
@@ -47,61 +47,35 @@ _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 ByteOrder = Literal["little", "big"]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedArray:
-    """Array bytes that lie in the pickle as text, decoded when they are read; ``nbytes`` once decoded."""
-
-    payload: Payload
-    nbytes: int
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        step = max(16, limit - limit % 16)
-        ready = b""
-        for data in self._decode(step):
-            ready += data
-            while len(ready) >= step:
-                yield swap_bytes(memoryview(ready)[:step], self.swap)
-                ready = ready[step:]
-        if ready:
-            yield swap_bytes(memoryview(ready), self.swap)
-
-    def _decode(self, step: int) -> Iterator[bytes]:
-        source, end = self.payload.source, self.payload.offset + self.payload.nbytes
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        done = 0
-        for start in range(self.payload.offset, end, step):
-            length = min(step, end - start)
-            try:
-                data = decoder.decode(source.read(start, length), start + length == end).encode("latin-1")
-            except UnicodeError as error:
-                found = f"array bytes that are no 8-bit text: {error}"
-                raise DamagedCheckpoint(source.path, found, where=f"byte {start:,}") from error
-            done += len(data)
-            yield data
-        if done != self.nbytes:
-            found = f"{done:,} bytes of an array"
-            raise DamagedCheckpoint(source.path, found, expected=f"{self.nbytes:,}", code="tensor-damaged")
-
-    def once(self) -> DecodedArray:
-        return self
+def _decoded_blocks(payload: Payload, nbytes: int, swap: int, limit: int) -> Iterator[memoryview]:
+    """Yield array bytes that lie in the pickle as text; ``nbytes`` is how many they are once decoded."""
+    step = max(16, limit - limit % 16)
+    ready = b""
+    for data in _decode(payload, nbytes, step):
+        ready += data
+        while len(ready) >= step:
+            yield swap_bytes(memoryview(ready)[:step], swap)
+            ready = ready[step:]
+    if ready:
+        yield swap_bytes(memoryview(ready), swap)
 
 
-@dataclass(frozen=True, slots=True)
-class TransposedArray:
-    """Array bytes that must be decoded whole to be put in order; gathered in memory."""
-
-    stored: DecodedArray
-    element: DType
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        data = b"".join(map(bytes, self.stored.blocks(limit)))
-        return InMemory(_transpose(data, self.element, self.shape, self.axes)).blocks(limit)
-
-    def once(self) -> TransposedArray:
-        return self
+def _decode(payload: Payload, nbytes: int, step: int) -> Iterator[bytes]:
+    source, end = payload.source, payload.offset + payload.nbytes
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    for start in range(payload.offset, end, step):
+        length = min(step, end - start)
+        try:
+            data = decoder.decode(source.read(start, length), start + length == end).encode("latin-1")
+        except UnicodeError as error:
+            found = f"array bytes that are no 8-bit text: {error}"
+            raise DamagedCheckpoint(source.path, found, where=f"byte {start:,}") from error
+        done += len(data)
+        yield data
+    if done != nbytes:
+        found = f"{done:,} bytes of an array"
+        raise DamagedCheckpoint(source.path, found, expected=f"{nbytes:,}", code="tensor-damaged")
 
 
 def numpy_leaf(
@@ -215,10 +189,17 @@ def _values(
     moved = not is_contiguous(shape, strides) and 0 not in shape
     if not isinstance(data, Payload):
         content = _transpose(data, element, stored_shape, axes) if moved else data
-        return InMemory(content, swap), None
+        return in_memory(content, swap), None
     if data.kind == "latin1":
-        decoded = DecodedArray(data, element.nbytes(math.prod(shape)), swap)
-        return (TransposedArray(decoded, element, stored_shape, axes) if moved else decoded), None
+        decoded = Computed(partial(_decoded_blocks, data, element.nbytes(math.prod(shape)), swap))
+        if not moved:
+            return decoded, None
+
+        def put_in_order(limit: int) -> Iterator[memoryview]:  # they must be decoded whole
+            content = b"".join(map(bytes, decoded.blocks(limit)))
+            return in_memory(_transpose(content, element, stored_shape, axes)).blocks(limit)
+
+        return Computed(put_in_order), None
     # What had to be inflated lies in memory, and nowhere in the file.
     extent = Extent(path, data.offset, data.nbytes) if isinstance(data.source, Source) else None
     if moved:

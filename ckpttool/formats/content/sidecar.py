@@ -313,8 +313,8 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
     if key.endswith(_ARRAYS):
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
+    from ckpttool.core.readable import Buffer
     from ckpttool.formats.pickles import is_pickle
-    from ckpttool.wire.source import Buffer
 
     content = Buffer("", data)
     if is_pickle(content, 0, content.size):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ckpttool.core.values import Contiguous, Strided
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
 from ckpttool.formats.content.plain_data import describe
@@ -32,9 +33,7 @@ from ckpttool.wire.pickle_nodes import (
     is_gone,
     views_memory,
 )
-from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.trust import Trust, trust
-from ckpttool.wire.views import Strided
 
 MAX_READ = 1 << 26
 """The most bytes of texts and byte strings that are taken out of a pickle into a tree."""

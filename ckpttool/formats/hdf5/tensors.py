@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.core.readable import Readable, reader_from, swap_width
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.plain_data import MAX_SUMMED
 from ckpttool.formats.content.sidecar import ENTRY
@@ -32,7 +34,6 @@ from ckpttool.wire.hdf5 import (
     stored_chunks,
     walk,
 )
-from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
 
 _BUILT_IN = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
 _INFLATION = 1100

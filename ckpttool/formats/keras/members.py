@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
@@ -24,8 +25,7 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.hdf5 import Location
 from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.readable import Readable, reader_from
-from ckpttool.wire.source import Buffer, Part
+from ckpttool.wire.source import Part
 from ckpttool.wire.zip_reader import STORED, Archive, Member
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"

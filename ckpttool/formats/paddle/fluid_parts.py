@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ckpttool.checkpoint import FileEntry
+from ckpttool.core.readable import reader_from
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import scan
@@ -17,7 +19,6 @@ from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
-from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.source import Source
 
 MODEL = "__model__"

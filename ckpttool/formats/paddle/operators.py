@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ckpttool.core.readable import Readable
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf import BYTES, Field, fields
-from ckpttool.wire.readable import Readable
 
 Kinds = Mapping[str, str]
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.readable import Readable, reader_from
+from ckpttool.core.values import Concatenated
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
@@ -23,10 +25,9 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import error, note, warning
-from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
+from ckpttool.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.wire.pickle_nodes import Call
 from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 
 NAMES = "StructuredToParameterName@@"
@@ -178,19 +179,6 @@ def unwrap(node: object) -> object:
     return node
 
 
-class _JoinedPieces(NamedTuple):
-    """Elements that lie in several pieces, one after the other."""
-
-    pieces: tuple[Values, ...]
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        for piece in self.pieces:
-            yield from piece.blocks(limit)
-
-    def once(self) -> _JoinedPieces:
-        return self
-
-
 def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
     """Put together the tensors that were saved in pieces, for protocols that hold no large ones."""
     split = flat.plain.pop(PIECES, None) if isinstance(flat.plain, dict) else None
@@ -210,7 +198,7 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
             what = f"{len(pieces)} pieces that make no tensor of shape {list(shape)}"
             raise DamagedCheckpoint(path, what, where=name, code="piece-missing")
         values = tuple(piece.values for piece in pieces if piece.values is not None)
-        tensors[name,] = TensorParts(dtypes.pop(), shape, _JoinedPieces(values))
+        tensors[name,] = TensorParts(dtypes.pop(), shape, Concatenated(values))
     flat.tensors[:] = list(tensors.items())
 
 

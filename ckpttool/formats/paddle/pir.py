@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from ckpttool.core.readable import Readable
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.paddle.computation import ComputationStep, describe_program, pir_steps
@@ -22,7 +23,6 @@ from ckpttool.formats.paddle.program import (
     operator_findings,
 )
 from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.readable import Readable
 
 MAX_BYTES = 1 << 26
 """The largest program that is read; one of 50,000 operators has a third of it."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ckpttool.core.readable import Readable
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.operator_lists import OperatorLists
@@ -19,7 +20,6 @@ from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
 from ckpttool.report import Finding
 from ckpttool.wire.lodtensor import ELEMENTS, parse_description
 from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
-from ckpttool.wire.readable import Readable
 
 MAX_FIELDS = 2_000_000
 """The most fields of all messages that are looked at; a program of 50,000 operators has about as many."""

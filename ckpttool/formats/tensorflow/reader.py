@@ -18,6 +18,8 @@ from functools import partial
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.readable import MAX_READ, reader_from, swap_width
+from ckpttool.core.values import Contiguous
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
@@ -43,17 +45,16 @@ from ckpttool.formats.tensorflow.prefix import (
     shard_name,
 )
 from ckpttool.formats.tensorflow.values import (
-    SlicedValues,
     TensorSlice,
     checksummed_bytes,
     decoded_strings,
     require_tiling,
+    sliced_values,
 )
 from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.training import Scalar, training_state
 from ckpttool.wire.crc import crc32c
-from ckpttool.wire.readable import MAX_READ, Contiguous, reader_from, swap_width
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, Table
 
@@ -357,8 +358,7 @@ class Bundle:
         if len(opened) < len(sources) or entry.dtype.kind == "string":
             return tensor
         swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
-        values = SlicedValues(entry.shape, entry.dtype.itemsize, tuple(parts), opened, swap)
-        return replace(tensor, values=values)
+        return replace(tensor, values=sliced_values(entry, parts, opened, swap))
 
     def account(self) -> Iterator[Finding]:
         """Yield what is wrong with how the shards are filled: overlaps, and bytes that belong to nothing."""

@@ -14,9 +14,12 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import Buffer, reader_from
+from ckpttool.core.values import Computed
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.parts import file_entry
@@ -34,12 +37,11 @@ from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.object_graph import role_of_key
 from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tensorflow.reader import training_of
-from ckpttool.formats.tensorflow.values import SlicedValues, TensorSlice, require_tiling
+from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, sliced_values
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.protobuf import BYTES, VARINT, fields, varint
-from ckpttool.wire.readable import reader_from
-from ckpttool.wire.source import Buffer, Source
+from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table
 
 MAX_VARINTS = 1 << 26
@@ -64,37 +66,31 @@ class _ListedTensor(NamedTuple):
     tables: tuple[Table, ...]
 
 
-class TableValues(NamedTuple):
-    """The elements of a tensor in its tables; decoded when they are read."""
+def _decoded_blocks(
+    listed: _ListedTensor, whole: BundleEntry, parts: Sequence[TensorSlice], limit: int
+) -> Iterator[memoryview]:
+    """Yield the elements of a tensor in its tables, all of them decoded when the first are read."""
+    sources = [
+        Buffer(table.path, _decode(listed, part, key, table))
+        for part, key, table in zip(parts, listed.slices, listed.tables, strict=True)
+    ]
+    return sliced_values(whole, parts, sources).blocks(limit)
 
-    listed: _ListedTensor
-    parts: tuple[TensorSlice, ...]
 
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        listed = self.listed
-        sources = tuple(
-            Buffer(table.path, self._decode(part, key, table))
-            for part, key, table in zip(self.parts, listed.slices, listed.tables, strict=True)
-        )
-        return SlicedValues(listed.shape, listed.dtype.itemsize, self.parts, sources).blocks(limit)
-
-    def once(self) -> TableValues:
-        return self
-
-    def _decode(self, part: TensorSlice, key: Slice, table: Table) -> bytes:
-        name, dtype = self.listed.name, self.listed.dtype
-        stored = table.find(slice_key(self.listed.key, key))
-        if stored is None:
-            raise bundle_damage(table.path, name, "a slice that isn't there")
-        for field in fields(stored[1], table.path, name):
-            if field.number == _DATA:
-                for inner in fields(field.data, table.path, name):
-                    if inner.number == 3:
-                        data = _elements(table.path, name, dtype, inner.data)
-                        if len(data) != part.entry.nbytes:
-                            raise bundle_damage(table.path, name, f"{len(data):,} bytes of elements")
-                        return data
-        raise bundle_damage(table.path, name, "a slice without elements")
+def _decode(listed: _ListedTensor, part: TensorSlice, key: Slice, table: Table) -> bytes:
+    name, dtype = listed.name, listed.dtype
+    stored = table.find(slice_key(listed.key, key))
+    if stored is None:
+        raise bundle_damage(table.path, name, "a slice that isn't there")
+    for field in fields(stored[1], table.path, name):
+        if field.number == _DATA:
+            for inner in fields(field.data, table.path, name):
+                if inner.number == 3:
+                    data = _elements(table.path, name, dtype, inner.data)
+                    if len(data) != part.entry.nbytes:
+                        raise bundle_damage(table.path, name, f"{len(data):,} bytes of elements")
+                    return data
+    raise bundle_damage(table.path, name, "a slice without elements")
 
 
 def _elements(path: str, name: str, dtype: DType, message: memoryview) -> bytes:
@@ -181,9 +177,12 @@ def _join_tables(tables: Sequence[Table]) -> list[_ListedTensor]:
     return [by_key[key] for key in sorted(by_key)] if len(tables) > 1 else list(by_key.values())
 
 
+def _whole(listed: _ListedTensor) -> BundleEntry:
+    return BundleEntry(listed.key, listed.dtype, listed.shape, 0, 0, 0, 0)
+
+
 def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[TensorSlice, ...]:
     """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing."""
-    whole = BundleEntry(listed.key, listed.dtype, listed.shape, 0, 0, 0, 0)
     parts = []
     for part in listed.slices:
         axes = list(zip(part, listed.shape, strict=False))
@@ -195,7 +194,7 @@ def _slices_of(path: str, listed: _ListedTensor, *, is_complete: bool) -> tuple[
         raise bundle_damage(path, listed.name, "a tensor without slices")
     if not is_complete and sum(math.prod(part.lengths) for part in parts) != math.prod(listed.shape):
         return ()
-    require_tiling(path, whole, parts)
+    require_tiling(path, _whole(listed), parts)
     return tuple(parts)
 
 
@@ -218,7 +217,9 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
                 if table.block_of(slice_key(entry.key, part)) is None:
                     raise bundle_damage(table.path, entry.name, "a slice that isn't there")
             role = role_of_key(entry.name, entry.dtype, entry.shape, {})
-            values = TableValues(entry, parts) if entry.dtype.kind != "string" and parts else None
+            values = None
+            if entry.dtype.kind != "string" and parts:
+                values = Computed(partial(_decoded_blocks, entry, _whole(entry), parts))
             tensors.append(Tensor((entry.name,), entry.dtype, entry.shape, role, values))
         name = os.path.basename(path)
         sharded = OLD_SHARD.fullmatch(name)

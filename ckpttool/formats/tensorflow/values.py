@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from typing import Literal, NamedTuple
 
+from ckpttool.core.readable import Readable
+from ckpttool.core.values import Concatenated, Contiguous, Strided, Tile, Tiled, c_strides
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.tensorflow.bundle import BundleEntry, bundle_damage
+from ckpttool.tensor import Values
 from ckpttool.wire.protobuf import varint
-from ckpttool.wire.readable import Readable, swap_bytes
 from ckpttool.wire.source import Source
 
 MAX_STRINGS = 20_000_000
@@ -31,36 +33,6 @@ _MAX_U32 = (1 << 32) - 1
 ByteOrder = Literal["little", "big"]
 MAX_PAIRS = 2000
 """Slices that are cut along several axes are compared with one another; more would take too long."""
-
-
-class SlicedValues(NamedTuple):
-    """Elements that lie in slices, each in one piece; they are put together as they are read."""
-
-    shape: tuple[int, ...]
-    itemsize: int
-    parts: tuple[TensorSlice, ...]
-    sources: tuple[Readable, ...]
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        total = math.prod(self.shape) * self.itemsize
-        buffer = memoryview(bytearray(min(total, max(16, limit - limit % 16))))
-        filled = 0
-        for part, offset, nbytes in slice_runs(self.shape, self.itemsize, self.parts):
-            start = self.parts[part].entry.offset + offset
-            end = start + nbytes
-            while start < end:
-                count = min(end - start, len(buffer) - filled)
-                self.sources[part].read_into(start, buffer[filled : filled + count])
-                start, filled = start + count, filled + count
-                if filled == len(buffer):
-                    yield swap_bytes(buffer, self.swap)
-                    filled = 0
-        if filled:
-            yield swap_bytes(buffer[:filled], self.swap)
-
-    def once(self) -> SlicedValues:
-        return self
 
 
 class TensorSlice(NamedTuple):
@@ -110,45 +82,23 @@ def _overlap(path: str, name: str, parts: Sequence[TensorSlice]) -> bool:
     )
 
 
-class SliceRun(NamedTuple):
-    """Bytes of one slice that follow each other in the whole tensor, too."""
-
-    part: int
-    offset: int
-    nbytes: int
-
-
-def slice_runs(shape: tuple[int, ...], itemsize: int, parts: Sequence[TensorSlice]) -> Iterator[SliceRun]:
-    """Yield where the bytes of a tensor lie in its slices, in C order; offsets count in the slice."""
-    if not math.prod(shape):
-        return
-    cut = [axis for axis in range(len(shape)) if any(part.lengths[axis] != shape[axis] for part in parts)]
-    last = cut[-1] if cut else 0
-    inner = math.prod(shape[last + 1 :]) * itemsize
-    ordered = sorted(enumerate(parts), key=lambda pair: pair[1].starts[last : last + 1])
-    for row in _rows(shape[:last]):
-        for number, part in ordered:
-            within = [at - start for at, start in zip(row, part.starts, strict=False)]
-            if all(0 <= at < n for at, n in zip(within, part.lengths, strict=False)) and all(part.lengths):
-                place = 0
-                for at, length in zip(within, part.lengths, strict=False):
-                    place = place * length + at
-                width = (part.lengths[last] if part.lengths else 1) * inner
-                yield SliceRun(number, place * width, width)
-
-
-def _rows(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all indexes into the outer axes, the last of them fastest."""
-    index = [0] * len(shape)
-    while True:
-        yield tuple(index)
-        axis = len(shape) - 1
-        while axis >= 0 and index[axis] == shape[axis] - 1:
-            index[axis] = 0
-            axis -= 1
-        if axis < 0:
-            return
-        index[axis] += 1
+def sliced_values(
+    whole: BundleEntry, parts: Sequence[TensorSlice], sources: Sequence[Readable], swap: int = 1
+) -> Values:
+    """Return the elements of a tensor that lie in slices, each in one piece in a source of its own."""
+    size = whole.dtype.itemsize
+    stored = [
+        Contiguous(source, part.entry.offset, math.prod(part.lengths) * size, swap)
+        for part, source in zip(parts, sources, strict=True)
+    ]
+    if all(part.lengths[1:] == whole.shape[1:] for part in parts):  # one behind the other
+        order = sorted(range(len(parts)), key=lambda at: parts[at].starts[:1])
+        return Concatenated(tuple(stored[at] for at in order))
+    tiles = (
+        Tile(part.starts, Strided(one.source, one.offset, size, part.lengths, c_strides(part.lengths), swap))
+        for part, one in zip(parts, stored, strict=True)
+    )
+    return Tiled(whole.shape, size, tuple(tiles))
 
 
 # Strings and variants -------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.core.values import tile
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
-from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
@@ -303,7 +303,7 @@ class _DcpDirectory:
             tensor = intact[0]
         elif not findings and len(intact) == len(chunks):
             starts = [chunk.offsets for chunk in entry.chunks]
-            tensor = replace(tensor, values=tiled_values(entry.shape, starts, intact))
+            tensor = replace(tensor, values=tile(entry.shape, starts, intact))
         self.tensors.append((entry.path, tensor))
 
     def _chunk_tensor(self, fqn: str, entry: MetadataEntry, chunk: TensorChunk) -> TensorParts | None:

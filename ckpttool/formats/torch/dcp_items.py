@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ckpttool.core.readable import Buffer
+from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
@@ -15,8 +17,7 @@ from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_finding
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor
 from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.source import Buffer, Part, Source
+from ckpttool.wire.source import Part, Source
 from ckpttool.wire.zip_reader import STORED, Archive
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096

@@ -17,8 +17,8 @@ from functools import partial
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.core.values import tile
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.interface import Format, Probe, scan
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import indexes, read_index
@@ -205,7 +205,7 @@ class _ChunkMerger:
         if chunks.parts[filled[0]].shape == shape:
             return chunks.parts[filled[0]]
         starts, parts = [chunks.starts[index] for index in filled], [chunks.parts[index] for index in filled]
-        return replace(empty, values=tiled_values(shape, starts, parts))
+        return replace(empty, values=tile(shape, starts, parts))
 
     def _fault(self, code: str, message: str, where: str) -> None:
         self._parts.findings.append(error(code, message, where))

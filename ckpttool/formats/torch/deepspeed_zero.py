@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.content.chunks import JoinedRuns
+from ckpttool.core.values import Concatenated, Contiguous
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.report import Finding, error, note
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.readable import Contiguous
 
 STATES = "optimizer_state_dict"
 _STAGE = re.compile(r"ZeroStageEnum\((\d)\)")
@@ -259,7 +258,10 @@ def _parameter_of_ranks(
             missing -= joined[-1].nbytes
     if missing == 0:
         storages = tuple(tensor.storage for tensors in ranks for tensor in tensors if tensor.storage)
-        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, JoinedRuns(tuple(joined), storages))
+        yield (
+            name,
+            Tensor(("module", name), dtype, shape, Role.WEIGHTS, Concatenated(tuple(joined), storages)),
+        )
 
 
 def apart_notes(ranks: Ranks) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.core.values import in_memory
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.plain_data import describe
@@ -23,7 +24,6 @@ from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error, note
 from ckpttool.tensor import Extent, Path, Range, Shard, Tensor
 from ckpttool.wire.pickle_nodes import Call, Global
-from ckpttool.wire.readable import InMemory
 
 if TYPE_CHECKING:
     from ckpttool.formats.torch.objects import TensorParts, TorchObjects
@@ -332,5 +332,5 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
         from ckpttool.formats.torch.objects import TensorParts
 
         shard = replace(common, ranges=tuple(() for _ in shape))
-        tensors.append(((), TensorParts(dtype, (0, *shape[1:]), InMemory(b""), shard=shard)))
+        tensors.append(((), TensorParts(dtype, (0, *shape[1:]), in_memory(b""), shard=shard)))
     return Leaf(tuple(tensors))

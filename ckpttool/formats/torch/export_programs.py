@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import Readable, reader_from
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat
@@ -36,7 +37,6 @@ from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.zip_reader import LOCAL_MAGIC, STORED, Archive, Member
 
 MAX_JSON = 1 << 27

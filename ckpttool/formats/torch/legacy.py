@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import Readable, reader_from
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
@@ -30,7 +31,6 @@ from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Interpreter, PickleBudget
 from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle
 from ckpttool.wire.pickle_safety import attach_safety, judge, run
-from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 
 PROTOCOL = 1001

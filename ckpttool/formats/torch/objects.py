@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ckpttool.core.readable import Readable, swap_width
+from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous, reach
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
@@ -22,8 +24,6 @@ from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
 from ckpttool.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.wire.pickle_nodes import Call, Global, Persistent
-from ckpttool.wire.readable import Contiguous, Readable, swap_width
-from ckpttool.wire.views import LazyConjNeg, Strided, is_contiguous, reach
 
 MAX_AXES = 64
 MAX_NESTING = 50
@@ -340,6 +340,8 @@ def apply_lazy_signs(leaf: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]
     ((path, parts),) = leaf.tensors
     if parts.values is None:
         return leaf
-    values = LazyConjNeg(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
+    values = flip_signs(
+        parts.values, parts.dtype, conjugated=bool(bits.get("conj")), negated=bool(bits.get("neg"))
+    )
     identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
     return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))

@@ -18,9 +18,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.core.values import Strided, Tile, Tiled, as_strided
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
-from ckpttool.formats.content.chunks import Chunked, Tile, strided_view
 from ckpttool.formats.content.tree import make_mapped, replace_tensors, tensors_in, trees_equal
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
@@ -30,7 +30,6 @@ from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Path, Role, Shard, Tensor, Values
 from ckpttool.training import training_state
 from ckpttool.wire.pickle_nodes import Mapped
-from ckpttool.wire.views import Strided
 
 VARIANT = "ranks"
 MAX_RANKS = 100_000
@@ -450,7 +449,7 @@ def _view(tensor: Tensor) -> object:
     """Return where in its storage a tensor lies, and how large that is."""
     if tensor.values is None:
         return None
-    view = strided_view(tensor.values, tensor.shape, tensor.dtype.itemsize)
+    view = as_strided(tensor.values, tensor.shape, tensor.dtype.itemsize)
     base, nbytes = (0, 0) if tensor.storage is None else (tensor.storage.offset, tensor.storage.nbytes)
     return None if view is None else (view.offset - base, view.strides, nbytes)
 
@@ -482,7 +481,7 @@ def _tile(shape: tuple[int, ...], example: Tensor, boxes: Sequence[tuple[Tensor,
     """Return the elements of pieces as one tensor's; None where they can't be read where they lie."""
     width, tiles, storages = example.dtype.itemsize, [], []
     for tensor, box in boxes:
-        view = None if tensor.values is None else strided_view(tensor.values, tensor.shape, width)
+        view = None if tensor.values is None else as_strided(tensor.values, tensor.shape, width)
         if view is None or tensor.dtype.bits < 8:
             return None
         skipped = sum(index * stride for index, stride in zip(box.start_in_part, view.strides, strict=True))
@@ -492,7 +491,7 @@ def _tile(shape: tuple[int, ...], example: Tensor, boxes: Sequence[tuple[Tensor,
         storages += [tensor.storage] if tensor.storage is not None else []
     # Which storages they lie in is known of all pieces or not at all.
     known = tuple(dict.fromkeys(storages)) if len(storages) == len(boxes) else ()
-    return Chunked(shape, width, tuple(tiles), known)
+    return Tiled(shape, width, tuple(tiles), known)
 
 
 # What is no tensor ------------------------------------------------------------------------------------

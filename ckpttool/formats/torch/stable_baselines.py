@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.errors import DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
@@ -23,8 +24,6 @@ from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.readable import Readable, reader_from
-from ckpttool.wire.source import Buffer
 from ckpttool.wire.zip_reader import STORED, Member
 
 SETTINGS, VERSION = "data", "_stable_baselines3_version"

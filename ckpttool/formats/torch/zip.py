@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.readable import reader_from
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
@@ -25,7 +26,6 @@ from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
 from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.wire.readable import reader_from
 from ckpttool.wire.zip_reader import STORED, Archive, Member
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")

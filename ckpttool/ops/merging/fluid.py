@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.values import Concatenated, Contiguous
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.chunks import JoinedRuns
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
 from ckpttool.formats.paddle.fluid_serial import SHARD
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.report import counted
 from ckpttool.tensor import Tensor
-from ckpttool.wire.readable import Contiguous
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +113,7 @@ def _joined_tensor(
         if isinstance(part.values, Contiguous)
     )
     storages = tuple(part.storage for part in parts if part.storage is not None)
-    return Tensor(path, like.dtype, shape, like.role, JoinedRuns(runs, storages))
+    return Tensor(path, like.dtype, shape, like.role, Concatenated(runs, storages))
 
 
 # Rows ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.values import Concatenated
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.chunks import JoinedRuns
 from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
 from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_in_states
 from ckpttool.tensor import Path, Role, Tensor
@@ -241,7 +241,7 @@ class ParameterCut(NamedTuple):
             dtypes |= {one.dtype for one in tensors}
         if len(dtypes) != 1:
             return None
-        joined = pieces[0] if len(pieces) == 1 else JoinedRuns(tuple(pieces), tuple(storages))
+        joined = pieces[0] if len(pieces) == 1 else Concatenated(tuple(pieces), tuple(storages))
         return Tensor(path, dtypes.pop(), self.shape, role, joined)
 
 

@@ -1,11 +1,11 @@
-"""Bytes that can be read at any offset, and elements in them: in one piece, or decoded in memory."""
+"""Bytes that can be read at any offset."""
 
 from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.errors import LimitExceeded, Truncated
 
@@ -77,6 +77,23 @@ class Readable(ABC):
         """
 
 
+class Buffer(Readable):
+    """Bytes in memory, read like a file: what had to be decompressed."""
+
+    __slots__ = ("_data", "path", "size")
+
+    _called: ClassVar[str] = "data"
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.path = path
+        self._data = data
+        self.size = len(data)
+
+    def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
+        self.check(offset, len(buffer), where)
+        buffer[:] = self._data[offset : offset + len(buffer)]
+
+
 def aligned_buffer(nbytes: int) -> memoryview:
     """Return memory to read into, at the start of a page where it is large.
 
@@ -91,43 +108,6 @@ def aligned_buffer(nbytes: int) -> memoryview:
 def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None]:
     """Return what fills a buffer from an offset that counts from ``base``, in bytes."""
     return lambda offset, buffer: source.read_into(base + offset, buffer)
-
-
-class Contiguous(NamedTuple):
-    """Elements that lie in one piece, in C order.
-
-    ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
-    """
-
-    source: Readable
-    offset: int
-    nbytes: int
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        buffer = aligned_buffer(min(self.nbytes, max(16, limit - limit % 16)))
-        for start in range(0, self.nbytes, len(buffer) or 1):
-            view = memoryview(buffer)[: min(len(buffer), self.nbytes - start)]
-            self.source.read_into(self.offset + start, view)
-            yield swap_bytes(view, self.swap)
-
-    def once(self) -> Contiguous:
-        return self
-
-
-class InMemory(NamedTuple):
-    """Elements that had to be decoded, as bytes in C order; small by nature."""
-
-    data: bytes
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        step = max(16, limit - limit % 16)
-        for start in range(0, len(self.data), step):
-            yield swap_bytes(memoryview(self.data)[start : start + step], self.swap)
-
-    def once(self) -> InMemory:
-        return self
 
 
 def swap_bytes(view: memoryview, word: int) -> memoryview:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.readable import Readable, aligned_buffer
+from ckpttool.core.readable import Readable, aligned_buffer
 
 if TYPE_CHECKING:
     import numpy as np

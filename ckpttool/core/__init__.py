@@ -1,0 +1,1 @@
+"""What every room builds on: bytes that can be read anywhere, and a tensor's elements as lazy values."""
