@@ -1,11 +1,23 @@
-"""How much work is done at once, who is told how far it is, and where a child process imports from."""
+"""Work that is shared: threads that take tasks, how many, who is told how far it is; what a child imports."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BATCH_BYTES = 1 << 22
+_BATCH_ITEMS = 256
 
 Advance = Callable[[int], None]
 """Called with the bytes done, from any thread."""
@@ -27,3 +39,225 @@ def child_places() -> list[str]:
         here = os.getcwd()
     places = [place for place in sys.path if os.path.isabs(place) and (place != here or place == root)]
     return [*places, root]
+
+
+class Stopped(Exception):
+    """Nobody waits for the result any more; raised by ``Pool.check``."""
+
+
+class TaskReturned(Exception):
+    """A worker is lost, its child process above all; another worker is to do the task."""
+
+
+Work = Callable[[T], object]
+"""Does one task."""
+Worker = Callable[[], AbstractContextManager[Work[T]]]
+"""Makes what one thread needs for its tasks, buffers or a child process, and frees it afterwards."""
+
+
+class Pool(Generic[T]):
+    """Threads that share tasks, which may still come while others are done.
+
+    The first exception in one of them, Ctrl-C above all, stops the others as soon as they take another task
+    or call ``check``. It comes out of whatever waits for the pool. Used as a context, a pool leaves no thread
+    behind.
+
+    Args:
+        most_scarce: How many of the scarce tasks may be under way at once; see ``add``.
+    """
+
+    def __init__(self, most_scarce: int = 0) -> None:
+        self._workers: Iterator[Worker[T]] = iter(())
+        self._tasks: deque[T] = deque()
+        self._scarce: deque[T] = deque()
+        self._scarce_room = most_scarce
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._is_complete = False
+        self._error: BaseException | None = None
+        self.is_stopped = False
+
+    def __enter__(self) -> Pool[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, task: T, *, is_scarce: bool = False) -> None:
+        """Have a task done by some thread; tasks are begun in their order, the scarce ones first."""
+        with self._changed:
+            (self._scarce if is_scarce else self._tasks).append(task)
+            self._changed.notify()
+        can_begin = not is_scarce or len(self._scarce) <= self._scarce_room
+        if can_begin and (worker := next(self._workers, None)) is not None:
+            self.start(worker)
+
+    def recruit(self, workers: Iterable[Worker[T]]) -> None:
+        """Have a thread started for each of some workers, one with each of the next tasks."""
+        self._workers = iter(workers)
+
+    def start(self, worker: Worker[T]) -> None:
+        """Start a thread that takes tasks until no more can come."""
+        thread = threading.Thread(target=self._take_tasks, args=(worker,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def work(self, worker: Worker[T]) -> None:
+        """Take tasks in this thread, too, until all are done; no more may be added."""
+        with self._changed:
+            self._is_complete = True
+            self._changed.notify_all()
+        self._take_tasks(worker)
+        for thread in self._threads:
+            thread.join()
+        self._raise_error()
+        self._take_tasks(worker)  # what a lost worker has returned
+        self._raise_error()
+
+    def settle(self) -> None:
+        """Wait until all that was added is done; after an error, until all that was begun is."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._busy and (self._error or not (self._tasks or self._scarce))
+            )
+        self._raise_error()
+
+    def check(self) -> None:
+        """Require that somebody still waits for the result."""
+        if self.is_stopped:
+            raise Stopped
+
+    def stop(self) -> None:
+        """Have all threads end as soon as they can, whatever is left to do."""
+        with self._changed:
+            self.is_stopped = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop, and wait for the threads."""
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _take_tasks(self, worker: Worker[T]) -> None:
+        try:
+            with worker() as work:
+                while (taken := self._next_task()) is not None:
+                    error: BaseException | None = None
+                    try:
+                        work(taken[0])
+                    except BaseException as failure:  # noqa: BLE001 - raised again by the thread that waits
+                        error = failure
+                    self._note_end(*taken, error)
+                    if error is not None:
+                        return
+        except TaskReturned:  # the worker couldn't begin
+            return
+        except BaseException as failure:  # noqa: BLE001 - raised again by the thread that waits
+            self._fail(failure)
+
+    def _note_end(self, task: T, is_scarce: bool, error: BaseException | None) -> None:
+        with self._changed:
+            self._busy -= 1
+            self._scarce_room += is_scarce
+            if isinstance(error, TaskReturned):
+                (self._scarce if is_scarce else self._tasks).appendleft(task)
+            elif error is not None and not isinstance(error, Stopped):
+                self._fail(error)  # at once: whoever waits until nobody is busy has to see it
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self.is_stopped = True
+            self._changed.notify_all()
+
+    def _next_task(self) -> tuple[T, bool] | None:
+        """Return a task, and whether it is a scarce one; None if there is nothing more to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_stopped or self._has_task() or self._is_complete)
+            if self.is_stopped or not self._has_task():
+                return None
+            self._busy += 1
+            if self._scarce and self._scarce_room:
+                self._scarce_room -= 1
+                return self._scarce.popleft(), True
+            return self._tasks.popleft(), False
+
+    def _has_task(self) -> bool:
+        return bool(self._tasks or (self._scarce and self._scarce_room))
+
+
+def worker_of(work: Work[T]) -> Worker[T]:
+    """Return a worker that needs nothing of its own."""
+    return lambda: nullcontext(work)
+
+
+Calls = Pool[Callable[[], object]]
+"""A pool whose tasks are called."""
+
+
+def pool_of_calls(jobs: int) -> Calls:
+    """Return a pool that calls its tasks, in at most so many threads."""
+    pool: Calls = Pool()
+    pool.recruit([worker_of(lambda task: task())] * max(1, jobs))
+    return pool
+
+
+def in_order(
+    function: Callable[[T, Callable[[], None]], R],
+    items: Iterable[T],
+    jobs: int,
+    executor: Executor | None = None,
+) -> list[R]:
+    """Return what a function makes of items, in their order.
+
+    Args:
+        function: Told an item, and what to call now and then: it ends the work that nobody waits for.
+        items: May be made while the first of them are worked on.
+        jobs: How many threads work at once, this one among them.
+        executor: Does the work instead, on other machines perhaps; then function and items are pickled.
+    """
+    if executor is not None:
+        futures = [executor.submit(function, item, _go_on) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+    results: dict[int, R] = {}
+
+    def work(task: tuple[int, T]) -> None:
+        number, item = task
+        results[number] = function(item, pool.check)
+
+    pool: Pool[tuple[int, T]] = Pool()
+    with pool:
+        pool.recruit([worker_of(work)] * (jobs - 1))
+        for task in enumerate(items):
+            pool.add(task)
+        pool.work(worker_of(work))
+    return [results[number] for number in range(len(results))]
+
+
+def _go_on() -> None:
+    """Stop nothing."""
+
+
+def batches(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items in their order, small ones together: to hand over a task takes some microseconds."""
+    batch: list[T] = []
+    nbytes = 0
+    for item in items:
+        batch.append(item)
+        nbytes += nbytes_of(item)
+        if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_ITEMS:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.comparing.crew import Meter, RangeCrew, RangeWorker, WorkRange, batches
 from ckpttool.comparing.elements import Side, Unreadable
 from ckpttool.comparing.remote_worker import MAX_CHILDREN, WORTH_BYTES, RemoteWorker
 from ckpttool.comparing.statistics import Statistics, Tally, Tolerance
 from ckpttool.comparing.workers import (
     BytesWorker,
+    Meter,
+    PairWorker,
     RangeCutter,
+    RangePool,
     TensorPair,
     ValuesWorker,
+    WorkRange,
     byte_ranges,
     element_ranges,
 )
 from ckpttool.core.values import Strided
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Tensor
-from ckpttool.work import Advance, default_jobs
+from ckpttool.work import Advance, batches, default_jobs
 
 __all__ = [
     "Comparison",
@@ -42,7 +46,9 @@ __all__ = [
 ]
 EXACT = Tolerance()
 """Equal values are equal, and no others."""
-Begin = Callable[[RangeCrew[TensorPair], Meter], RangeWorker[TensorPair]]
+MAX_STREAMS = 2
+"""How many tensors are put together as they are read at once: each takes tens of MiB a side."""
+Begin = Callable[[RangePool, Meter], PairWorker]
 """What makes the worker of one thread."""
 MAX_REPEATED_BYTES = 1 << 36
 """How much may be compared that is not stored: where both sides repeat, each in its own way."""
@@ -168,7 +174,7 @@ class _TwoPasses:
         """Let as many threads as there are in ``begin`` do the ranges of pairs."""
         if not pairs:
             return
-        streams: dict[int, list[WorkRange[TensorPair]]] = defaultdict(list)
+        streams: dict[int, list[WorkRange]] = defaultdict(list)
         placed: list[TensorPair] = []
         for pair in pairs:
             stream = pair.stream
@@ -176,8 +182,29 @@ class _TwoPasses:
                 placed.append(pair)
             else:
                 streams[stream] += cut(pair, whole=True)
-        crew = RangeCrew(batches(one for pair in placed for one in cut(pair)), streams.values())
-        crew.work([partial(one, crew, Meter(self._advance)) for one in begin])
+        with RangePool(MAX_STREAMS) as pool:
+            own, *others = [partial(self._worker, one, pool) for one in begin]
+            pool.recruit(others)
+            for ranges in streams.values():
+                pool.add(ranges, is_scarce=True)
+            for batch in batches((one for pair in placed for one in cut(pair)), lambda one: one.nbytes):
+                pool.add(batch)
+            pool.work(own)
+
+    @contextmanager
+    def _worker(self, begin: Begin, pool: RangePool) -> Iterator[Callable[[list[WorkRange]], None]]:
+        """Yield what does ranges in one thread."""
+        worker = begin(pool, Meter(self._advance))
+
+        def work(ranges: list[WorkRange]) -> None:
+            for one in ranges:
+                pool.check()
+                worker.do(one)
+
+        try:
+            yield work
+        finally:
+            worker.end()
 
     def _value_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
         """Return what measures values: this thread, others for what has to be put together, children."""

@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from ckpttool.children import Child, Lost
-from ckpttool.comparing.crew import Meter, RangeCrew, WorkRange
 from ckpttool.comparing.elements import place_of
 from ckpttool.comparing.statistics import Tally, Tolerance
-from ckpttool.comparing.workers import PairWorker, TensorPair, ValuesWorker
+from ckpttool.comparing.workers import Meter, PairWorker, RangePool, TensorPair, ValuesWorker, WorkRange
 from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
@@ -32,8 +31,8 @@ MAX_CHILDREN = 3
 class RemoteWorker(PairWorker):
     """Lets a child do the ranges of one thread; what no child can do, it does itself."""
 
-    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
-        super().__init__(crew, meter)
+    def __init__(self, pool: RangePool, meter: Meter, tolerance: Tolerance) -> None:
+        super().__init__(pool, meter)
         self._tolerance = tolerance
         self._own: ValuesWorker | None = None
         self._child: Child | None = None  # None, too, if none can be started
@@ -46,16 +45,16 @@ class RemoteWorker(PairWorker):
             self._own.end()
         self._dismiss()
 
-    def _do(self, part: WorkRange[TensorPair]) -> None:
+    def _do(self, part: WorkRange) -> None:
         request = _request(part, self._tolerance)
         tally = None if request is None else self._answer(request)
         if tally is None:
             if self._own is None:
-                self._own = ValuesWorker(self._crew, self._meter, self._tolerance)
+                self._own = ValuesWorker(self._pool, self._meter, self._tolerance)
             self._own.do(part)
             return
-        part.item.tallies.append(tally)
-        self._count(part.item, sum(one.dtype.nbytes(part.count) for one in (part.item.a, part.item.b)))
+        part.pair.tallies.append(tally)
+        self._count(part.pair, sum(one.dtype.nbytes(part.count) for one in (part.pair.a, part.pair.b)))
 
     def _answer(self, request: Mapping[str, Any]) -> Tally | None:
         """Return the child's tally; None where it can't tell one, or is gone."""
@@ -74,10 +73,10 @@ class RemoteWorker(PairWorker):
             child.dismiss()
 
 
-def _request(part: WorkRange[TensorPair], tolerance: Tolerance) -> dict[str, Any] | None:
+def _request(part: WorkRange, tolerance: Tolerance) -> dict[str, Any] | None:
     """Return what a child has to know of a range; None where only this process can read it."""
     sides = []
-    for tensor in (part.item.a, part.item.b):
+    for tensor in (part.pair.a, part.pair.b):
         place = place_of(tensor)
         if place is None or type(place.source) is not Source:
             return None
@@ -118,7 +117,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
         try:
             a, b = map(tensor_of, request["sides"])
             pair = TensorPair(a, b)
-            worker = ValuesWorker(RangeCrew((), ()), Meter(lambda nbytes: None), tolerance)
+            worker = ValuesWorker(RangePool(), Meter(lambda nbytes: None), tolerance)
             worker.do(WorkRange(pair, request["start"], request["count"], 0))
         except CheckpointError:
             return None

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpttool.comparing.crew import Meter, RangeCrew, WorkRange
 from ckpttool.comparing.elements import Buffers, Elements, Side, Unreadable, place_of, stream_of
 from ckpttool.comparing.statistics import Tally, Tolerance
 from ckpttool.tensor import Tensor
+from ckpttool.work import Advance, Pool
 
 _BUFFER_BYTES = 1 << 18
 """What is read of each side and compared at once: both have to stay in a processor's own cache."""
@@ -19,6 +19,7 @@ _FIRST_BYTES = 1 << 15
 """What is read of each side first: after training, most tensors differ here already."""
 _RANGE_BYTES = 1 << 24
 _RANGE_ELEMENTS = 1 << 21
+_REPORTED_BYTES = 1 << 22
 
 
 @dataclass(slots=True, eq=False)
@@ -69,12 +70,46 @@ class TensorPair:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WorkRange:
+    """A part of the work on one pair: from where on, and how much; ``nbytes`` is what is read."""
+
+    pair: TensorPair
+    start: int
+    count: int
+    nbytes: int
+
+
+RangePool = Pool[list[WorkRange]]
+"""Threads that take ranges of pairs, small ones many at a time."""
+
+
+class Meter:
+    """Tells how many bytes are done, not too often; one a thread."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._pending = 0
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes as done."""
+        self._pending += nbytes
+        if self._pending >= _REPORTED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what was not told yet."""
+        if self._pending:
+            self._advance(self._pending)
+        self._pending = 0
+
+
 class RangeCutter(Protocol):
-    def __call__(self, pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[TensorPair]]:
+    def __call__(self, pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
         """Cut a pair into ranges, or not."""
 
 
-def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[TensorPair]]:
+def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
     """Yield the ranges of a pair in bytes."""
     nbytes = pair.a.nbytes
     step = nbytes if whole else _RANGE_BYTES
@@ -82,7 +117,7 @@ def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[
         yield WorkRange(pair, start, min(step, nbytes - start), min(step, nbytes - start))
 
 
-def element_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[TensorPair]]:
+def element_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange]:
     """Yield the ranges of a pair in elements."""
     size = pair.a.size
     step = size if whole else _RANGE_ELEMENTS
@@ -98,24 +133,24 @@ _lock = threading.Lock()
 class PairWorker(ABC):
     """What one thread needs for its ranges."""
 
-    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter) -> None:
-        self._crew = crew
+    def __init__(self, pool: RangePool, meter: Meter) -> None:
+        self._pool = pool
         self._meter = meter
 
     @abstractmethod
-    def _do(self, part: WorkRange[TensorPair]) -> None:
+    def _do(self, part: WorkRange) -> None:
         """Compare a range."""
 
-    def do(self, part: WorkRange[TensorPair]) -> None:
+    def do(self, part: WorkRange) -> None:
         """Compare a range, unless it is known that the pair can't be."""
-        if part.item.failure is None:
+        if part.pair.failure is None:
             try:
                 self._do(part)
             except Unreadable as failure:
-                part.item.failure = failure
+                part.pair.failure = failure
 
     def end(self) -> None:
-        """Tell how much was done."""
+        """Tell how much was done, and give back what was taken: there is no more to do."""
         self._meter.flush()
 
     def _count(self, pair: TensorPair, nbytes: int) -> None:
@@ -124,18 +159,18 @@ class PairWorker(ABC):
             counted = min(nbytes, pair.unread)
             pair.unread -= counted
         self._meter.add(counted)
-        self._crew.check()
+        self._pool.check()
 
 
 class BytesWorker(PairWorker):
     """Finds out whether the bytes of both sides are the same."""
 
-    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter) -> None:
-        super().__init__(crew, meter)
+    def __init__(self, pool: RangePool, meter: Meter) -> None:
+        super().__init__(pool, meter)
         self._buffers = Buffers(_BUFFER_BYTES)
 
-    def _do(self, part: WorkRange[TensorPair]) -> None:
-        pair, buffers = part.item, self._buffers
+    def _do(self, part: WorkRange) -> None:
+        pair, buffers = part.pair, self._buffers
         if pair.a.nbytes != pair.b.nbytes:
             pair.differs = True
         # In one byte order, both sides can be compared as they lie.
@@ -156,18 +191,18 @@ class BytesWorker(PairWorker):
 class ValuesWorker(PairWorker):
     """Finds out how far values lie apart."""
 
-    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
+    def __init__(self, pool: RangePool, meter: Meter, tolerance: Tolerance) -> None:
         from ckpttool.comparing.kernels import Workspace
 
-        super().__init__(crew, meter)
+        super().__init__(pool, meter)
         self._workspace = Workspace(tolerance)
 
-    def _do(self, part: WorkRange[TensorPair]) -> None:
+    def _do(self, part: WorkRange) -> None:
         import numpy as np
 
         from ckpttool.comparing.kernels import BLOCK_ELEMENTS
 
-        pair, buffers, tally = part.item, self._workspace.buffers, Tally()
+        pair, buffers, tally = part.pair, self._workspace.buffers, Tally()
         dtypes = pair.a.dtype, pair.b.dtype
         self._workspace.take(dtypes)
         a, b = pair.elements()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.core.readable import aligned_buffer
@@ -15,6 +15,10 @@ from ckpttool.report import Finding, error
 from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
+from ckpttool.work import in_order
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 SCHEMA = "ckpttool.digests/1"
 MAX_BYTES = 1 << 27
@@ -27,23 +31,24 @@ Digest = str | CheckpointError
 """SHA-256 in hexadecimal digits, or why the bytes can't be read."""
 
 
-class _DigestStopped(Exception):
-    """Somebody waits no longer for the answer."""
+def digests_of_files(paths: Iterable[str], jobs: int, executor: Executor | None = None) -> dict[str, Digest]:
+    """Return the digest of each file by its path; every file is read by one thread.
 
-
-def digests_of_files(paths: Iterable[str], jobs: int) -> dict[str, Digest]:
-    """Return the digest of each file by its path; every file is read by one thread."""
-
-    def blocks(path: str) -> Iterator[memoryview]:
-        with Source(path) as source:
-            buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
-            for start in range(0, source.size, _BLOCK_BYTES):
-                block = buffer[: min(_BLOCK_BYTES, source.size - start)]
-                source.read_into(start, block)
-                yield block
+    Instead of threads here, an executor may do it, wherever it has the files.
+    """
 
     wanted = list(dict.fromkeys(paths))
-    return dict(zip(wanted, _side_by_side(wanted, blocks, jobs), strict=True))
+    digests = in_order(partial(_digest_of, _blocks_of_file), wanted, jobs, executor)
+    return dict(zip(wanted, digests, strict=True))
+
+
+def _blocks_of_file(path: str) -> Iterator[memoryview]:
+    with Source(path) as source:
+        buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
+        for start in range(0, source.size, _BLOCK_BYTES):
+            block = buffer[: min(_BLOCK_BYTES, source.size - start)]
+            source.read_into(start, block)
+            yield block
 
 
 def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest | None]:
@@ -54,36 +59,22 @@ def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest
     wanted = {tensor.name: tensor for tensor in tensors}
     owners = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
     read = [tensor for name, tensor in wanted.items() if name not in owners and tensor.values is not None]
-    digests = _side_by_side(read, lambda tensor: tensor.blocks(), jobs)
+    digests = in_order(partial(_digest_of, Tensor.blocks), read, jobs)
     by_name = {tensor.name: digest for tensor, digest in zip(read, digests, strict=True)}
     return {name: by_name.get(owners.get(name) or name) for name in wanted}
 
 
-def _side_by_side(items: Sequence[T], blocks: Callable[[T], Iterator[memoryview]], jobs: int) -> list[Digest]:
-    """Return the digests of items in their order; Ctrl-C ends all threads at their next block."""
-    from concurrent.futures import ThreadPoolExecutor
+def _digest_of(blocks: Callable[[T], Iterator[memoryview]], item: T, check: Callable[[], None]) -> Digest:
+    import hashlib
 
-    stop = threading.Event()
-
-    def digest_of(item: T) -> Digest:
-        import hashlib
-
-        running = hashlib.sha256()
-        try:
-            for block in blocks(item):
-                if stop.is_set():
-                    raise _DigestStopped
-                running.update(block)
-        except CheckpointError as failure:
-            return failure
-        return running.hexdigest()
-
-    with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(items)))) as pool:
-        try:
-            return list(pool.map(digest_of, items))
-        except BaseException:  # Ctrl-C above all: leaving the pool waits for its threads
-            stop.set()
-            raise
+    running = hashlib.sha256()
+    try:
+        for block in blocks(item):
+            check()
+            running.update(block)
+    except CheckpointError as failure:
+        return failure
+    return running.hexdigest()
 
 
 # The document beside a checkpoint -------------------------------------------------------------------

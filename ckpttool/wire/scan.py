@@ -6,9 +6,9 @@ are combined. The threads run at memory speed because the checksum and NumPy rel
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
@@ -19,6 +19,7 @@ from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Span, Values
 from ckpttool.wire.crc import combined_crc, crc32c
+from ckpttool.work import Pool, batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,20 +63,6 @@ class _Piece:
     element: bytes | None = None
 
 
-@dataclass(slots=True)
-class _Progress:
-    """The pieces still to do; threads take them in file order."""
-
-    pieces: Iterator[_Piece]
-    advance: Callable[[int], None]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    error: BaseException | None = None
-
-    def next(self) -> _Piece | None:
-        with self.lock:
-            return None if self.error else next(self.pieces, None)
-
-
 def scan(
     spans: Iterable[Span],
     *,
@@ -95,19 +82,25 @@ def scan(
     """
     results = [Scanned(span) for span in spans]
     pieces = [piece for scanned in results for piece in _pieces(scanned)]
-    progress = _Progress(iter(pieces), advance)
-    threads = min(jobs, len(pieces))
-    others = [
-        threading.Thread(target=_work, args=(progress, checksum, values), daemon=True)
-        for _ in range(threads - 1)
-    ]
-    for thread in others:
-        thread.start()
-    _work(progress, checksum, values)
-    for thread in others:
-        thread.join()
-    if progress.error is not None:
-        raise progress.error
+
+    @contextmanager
+    def worker() -> Iterator[Callable[[list[_Piece]], None]]:
+        buffer = aligned_buffer(CHUNK_BYTES)
+        tests: dict[tuple[str, str], Callable[[int], bool]] = {}
+
+        def work(batch: list[_Piece]) -> None:
+            for piece in batch:
+                _scan_piece(piece, buffer, tests, checksum, values, pool.check)
+                advance(piece.nbytes)
+
+        yield work
+
+    pool: Pool[list[_Piece]] = Pool()
+    with pool:
+        pool.recruit([worker] * (jobs - 1))
+        for batch in batches(pieces, lambda piece: piece.nbytes):
+            pool.add(batch)
+        pool.work(worker)
     _combine(pieces)
     return results
 
@@ -121,23 +114,13 @@ def _pieces(scanned: Scanned) -> Iterator[_Piece]:
         yield _Piece(scanned, start, min(length, nbytes - start))
 
 
-def _work(progress: _Progress, checksum: bool, values: bool) -> None:
-    buffer = aligned_buffer(CHUNK_BYTES)
-    tests: dict[tuple[str, str], Callable[[int], bool]] = {}
-    try:
-        while (piece := progress.next()) is not None:
-            _scan_piece(piece, buffer, tests, checksum, values)
-            progress.advance(piece.nbytes)
-    except BaseException as error:  # noqa: BLE001 - handed to the thread that waits, which raises it
-        progress.error = error
-
-
 def _scan_piece(
     piece: _Piece,
     buffer: memoryview,
     tests: dict[tuple[str, str], Callable[[int], bool]],
     checksum: bool,
     values: bool,
+    check: Callable[[], None],
 ) -> None:
     scanned, span = piece.scanned, piece.scanned.span
     test = _special_test(span, buffer, tests) if values else None
@@ -146,6 +129,7 @@ def _scan_piece(
         return
     repetition = Repetition(span.dtype.itemsize) if test is not None and span.dtype is not None else None
     for start in range(piece.start, piece.start + piece.nbytes, CHUNK_BYTES):
+        check()
         chunk = buffer[: min(CHUNK_BYTES, piece.start + piece.nbytes - start)]
         try:
             span.read(start, chunk)

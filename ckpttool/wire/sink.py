@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,7 +15,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import combined_crc, crc32c
 from ckpttool.wire.directories import CREATE, OpenDirectory
 from ckpttool.wire.source import Source
-from ckpttool.work import Advance
+from ckpttool.work import Advance, Calls
 
 Algorithm = Literal["crc32", "crc32c"]
 
@@ -34,68 +32,6 @@ _NO_KERNEL_COPY = frozenset(
 )
 
 
-class Crew:
-    """Threads that copy tensors; what fails in one is raised by ``settle``.
-
-    Attributes:
-        is_closed: Whether what is left to do, or half done, need not be done.
-    """
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = max(1, jobs)
-        self._pending: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._threads: list[threading.Thread] = []
-        self._busy = 0
-        self._error: BaseException | None = None
-        self.is_closed = False
-
-    def do(self, task: Callable[[], None]) -> None:
-        """Have a task done by some thread, in the order in which they are given."""
-        with self._wake:
-            self._pending.append(task)
-            if len(self._threads) < self._jobs:
-                thread = threading.Thread(target=self._work, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._wake.notify()
-
-    def settle(self) -> None:
-        """Wait until all is done."""
-        with self._wake:
-            self._wake.wait_for(lambda: not self._busy and (self._error or not self._pending))
-            if self._error is not None:
-                raise self._error
-
-    def close(self) -> None:
-        """Stop, whatever is left to do, and wait for the threads."""
-        with self._wake:
-            self.is_closed = True
-            self._wake.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        while (task := self._next_task()) is not None:
-            error: BaseException | None = None
-            try:
-                task()
-            except BaseException as failure:  # noqa: BLE001 - handed to the thread that waits, which raises it
-                error = failure
-            with self._wake:
-                self._busy -= 1
-                self._error = self._error or error
-                self._wake.notify_all()
-
-    def _next_task(self) -> Callable[[], None] | None:
-        with self._wake:
-            self._wake.wait_for(lambda: self._pending or self.is_closed or self._error)
-            if self.is_closed or self._error is not None:
-                return None
-            self._busy += 1
-            return self._pending.popleft()
-
-
 class Written:
     """A tensor in its place.
 
@@ -106,12 +42,12 @@ class Written:
         elements_checksum: The checksum of its bytes alone, as they were read; None until they were.
     """
 
-    __slots__ = ("_before", "_crew", "algorithm", "elements_checksum", "offset", "tensor")
+    __slots__ = ("_before", "_pool", "algorithm", "elements_checksum", "offset", "tensor")
 
-    def __init__(self, tensor: Tensor, offset: int, algorithm: Algorithm, before: int, crew: Crew) -> None:
+    def __init__(self, tensor: Tensor, offset: int, algorithm: Algorithm, before: int, pool: Calls) -> None:
         self.tensor, self.offset, self.algorithm = tensor, offset, algorithm
         self.elements_checksum: int | None = None
-        self._before, self._crew = before, crew
+        self._before, self._pool = before, pool
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +58,7 @@ class Written:
     def checksum(self) -> int:
         """Return the checksum that ``Sink.put`` was asked for; this waits for all that is on its way."""
         if self.elements_checksum is None:
-            self._crew.settle()
+            self._pool.settle()
         assert self.elements_checksum is not None  # settled without an error
         return combined_crc(self._before, self.elements_checksum, self.nbytes, self.algorithm)
 
@@ -136,11 +72,11 @@ class Sink:
     """
 
     def __init__(
-        self, path: str, crew: Crew, advance: Advance, directory: OpenDirectory | None = None
+        self, path: str, pool: Calls, advance: Advance, directory: OpenDirectory | None = None
     ) -> None:
         """Make the file, which nobody else has made; its path is one in ``directory``, if that is given."""
         self.path = path
-        self._crew, self._advance = crew, advance
+        self._pool, self._advance = pool, advance
         if directory is None:
             self._descriptor = os.open(path, CREATE, 0o666)
         else:
@@ -176,7 +112,7 @@ class Sink:
             checksum: Which checksum the format wants of it; CRC-32 where it wants none.
             before: The checksum of bytes in front of the tensor, from which its own goes on.
         """
-        written = Written(tensor, self.offset, checksum or "crc32", before, self._crew)
+        written = Written(tensor, self.offset, checksum or "crc32", before, self._pool)
         self.written.append(written)
         if tensor.nbytes <= _SMALL:
             data = tensor.tobytes()
@@ -187,19 +123,19 @@ class Sink:
             return written
         self._flush()
         self._flushed += tensor.nbytes
-        self._crew.do(lambda: self._copy(tensor, written))
+        self._pool.add(lambda: self._copy(tensor, written))
         return written
 
     def patch(self, offset: int, data: bytes) -> None:
         """Replace bytes that were written, or that a tensor will fill."""
         self._flush()
-        self._crew.settle()
+        self._pool.settle()
         _write_at(self._descriptor, offset, memoryview(data))
 
     def settle(self) -> None:
-        """Wait until all that was put stands in the file; see ``Crew.settle``."""
+        """Wait until all that was put stands in the file; see ``Pool.settle``."""
         self._flush()
-        self._crew.settle()
+        self._pool.settle()
 
     def close(self) -> None:
         """Make the file durable, and close it; closing twice is allowed."""
@@ -226,8 +162,7 @@ class Sink:
         values, is_direct = tensor.values, _is_shareable(tensor, written.offset)
         done, total = 0, 0
         for block in tensor.blocks(_BLOCK):
-            if self._crew.is_closed:  # nobody waits for it any more
-                return
+            self._pool.check()
             total = add(block, total)
             if is_direct:
                 is_direct = self._copy_by_kernel(values, done, written.offset + done, len(block))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +21,7 @@ from typing import Literal
 from ckpttool.errors import AccessDenied, UsageError, from_os_error
 from ckpttool.wire.atomic import adopt_mode
 from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
-from ckpttool.wire.sink import Crew, Sink, Written
+from ckpttool.wire.sink import Sink, Written
 from ckpttool.wire.staging_area import (
     CONTENT,
     REPLACED,
@@ -36,7 +35,7 @@ from ckpttool.wire.staging_area import (
     undo_swap,
     write_plan,
 )
-from ckpttool.work import Advance, default_jobs
+from ckpttool.work import Advance, default_jobs, pool_of_calls
 
 try:
     import fcntl
@@ -81,11 +80,10 @@ class StagedOutput:
         self.shape = shape
         directory, self._name = os.path.split(self.target)
         self._replaces = replaces
-        self._crew = Crew(default_jobs() if jobs is None else jobs)
+        self._pool = pool_of_calls(default_jobs() if jobs is None else jobs)
         self._advance = advance
         self._sinks: list[Sink] = []
-        self._sync_thread: threading.Thread | None = None
-        self._sync_error: BaseException | None = None
+        self._syncing = pool_of_calls(1)
         self.written: list[Written] = []
         self.warnings: tuple[str, ...] = ()
         self._holds_old = False
@@ -130,7 +128,7 @@ class StagedOutput:
         path = os.path.join(self._name, name) if self.shape == "directory" else self._name + name
         above, own = os.path.split(path)
         with self._content.make_or_open(above) as directory:
-            sink = Sink(directory.join(own), self._crew, self._advance, directory)
+            sink = Sink(directory.join(own), self._pool, self._advance, directory)
         self._sinks.append(sink)
         return sink
 
@@ -143,22 +141,13 @@ class StagedOutput:
         for sink in self._sinks:
             sink.settle()
             self.written += sink.written
-        self._crew.close()
-        self._sync_thread = threading.Thread(target=self._sync)
-        self._sync_thread.start()
+        self._pool.close()
+        self._syncing.add(self._sync)
 
     def _sync(self) -> None:
-        try:
-            for sink in self._sinks:
-                sink.close()
-            self._content.sync_tree()
-        except BaseException as failure:  # noqa: BLE001 - handed to the thread that commits, which raises it
-            self._sync_error = failure
-
-    def _wait_until_durable(self) -> None:
-        if self._sync_thread is not None:
-            self._sync_thread.join()
-            self._sync_thread = None
+        for sink in self._sinks:
+            sink.close()
+        self._content.sync_tree()
 
     def commit(self) -> None:
         """Bring the target to its place, all of it or nothing.
@@ -166,9 +155,7 @@ class StagedOutput:
         After an OSError what stood there is back; an AccessDenied says where it lies if it is not.
         """
         # A rename may reach the disk before what was written: after a power cut, the target would be empty.
-        self._wait_until_durable()
-        if self._sync_error is not None:
-            raise self._sync_error
+        self._syncing.settle()
         self._sinks.clear()
         self.require_in_place()
         names = sorted(self._content.names(), key=lambda name: (name.endswith(".index"), name))
@@ -232,8 +219,8 @@ class StagedOutput:
 
     def discard(self) -> None:
         """Leave nothing behind but what was committed; doing it twice is allowed."""
-        self._wait_until_durable()
-        self._crew.close()
+        self._syncing.close()
+        self._pool.close()
         for sink in self._sinks:
             with suppress(OSError):  # it goes
                 sink.abandon()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
 from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.work import in_order
 
 _MOST_OPEN = 16
 """How many files of a set are open at once."""
@@ -93,9 +93,7 @@ class Files:
     def create(self, name: str) -> Sink:
         """Return a new file; now and then those created before are closed, and take no more."""
         if len(self._open) == _MOST_OPEN:
-            with ThreadPoolExecutor(_CLOSING) as threads:
-                for _ in threads.map(Sink.close, self._open):
-                    pass
+            in_order(lambda sink, _: sink.close(), self._open, _CLOSING)
             self._open.clear()
         self._open.append(self._target.create(name))
         return self._open[-1]

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool import Tensor, Truncated, open_checkpoint
-from ckpttool.comparing import crew, elements, strings
+from ckpttool.comparing import compare, elements, strings
 from ckpttool.comparing.compare import (
     Comparison,
     Failure,
@@ -418,7 +418,7 @@ def test_few_tensors_are_put_together_at_once() -> None:
     streamed = replace(tensor_of(array), values=Slow(array.tobytes()))
     pairs = [(replace(streamed), tensor_of(array)) for _ in range(12)]
     assert compare_all(pairs, jobs=8) == [Comparison(True)] * 12
-    assert most <= crew.MAX_STREAMS
+    assert most <= compare.MAX_STREAMS
 
 
 def test_errors_of_other_kinds_are_not_swallowed() -> None:

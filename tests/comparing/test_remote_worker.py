@@ -36,7 +36,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Child]]:
     """Let small tensors be worth a child, and require that none is left."""
     monkeypatch.setattr(compare, "WORTH_BYTES", 1)
     monkeypatch.setattr(workers, "_RANGE_ELEMENTS", 1000)
-    monkeypatch.setattr("ckpttool.comparing.crew._BATCH_BYTES", 1)
+    monkeypatch.setattr("ckpttool.work._BATCH_BYTES", 1)
     monkeypatch.setattr(children_module.subprocess, "Popen", Child)
     Child.made = []
     yield Child.made

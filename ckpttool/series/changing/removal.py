@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from threading import Event
 
 from ckpttool.errors import AccessDenied, from_os_error
 from ckpttool.series.changing.journal import (
@@ -44,6 +42,7 @@ from ckpttool.series.files import opened
 from ckpttool.series.paths import shown
 from ckpttool.wire.atomic import sync_directory, write_in
 from ckpttool.wire.directories import OpenDirectory
+from ckpttool.work import in_order
 
 _MANY = 200
 """From so many checkpoints on a second thread is worth its start."""
@@ -116,24 +115,13 @@ def _remove_with_journal(directory: str, journal: Journal, outcome: RemovalOutco
 def _unlink_all(stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outcome: RemovalOutcome) -> None:
     """Unlink what was set aside; of many, two threads do one half each: the disk works meanwhile."""
     if len(staged) < _MANY:
-        _unlink_each(stage, staged, outcome, Event())
+        _unlink_each(stage, staged, outcome)
         return
     # What has several names is counted as freed with the last of them: one thread has all of those.
     linked = [pair for pair in staged if any(file.links > 1 for file in pair[1].contents.files)]
     single = [pair for pair in staged if all(file.links == 1 for file in pair[1].contents.files)]
     halves = ([*linked, *single[::2]], single[1::2])
-    outcomes, stop = [RemovalOutcome() for _ in halves], Event()
-    with ThreadPoolExecutor(len(halves)) as pool:
-        try:
-            working = [
-                pool.submit(_unlink_each, stage, half, one, stop)
-                for half, one in zip(halves, outcomes, strict=True)
-            ]
-            for future in working:
-                future.result()
-        finally:
-            stop.set()
-    for part in outcomes:
+    for part in in_order(partial(_unlink_half, stage), halves, len(halves)):
         outcome.removed += part.removed
         outcome.failed |= part.failed
         outcome.crowded |= part.crowded
@@ -141,12 +129,22 @@ def _unlink_all(stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outc
         outcome.freed += part.freed
 
 
+def _unlink_half(
+    stage: RemovalStage, half: Sequence[tuple[int, Removal]], check: Callable[[], None]
+) -> RemovalOutcome:
+    outcome = RemovalOutcome()
+    _unlink_each(stage, half, outcome, check)
+    return outcome
+
+
 def _unlink_each(
-    stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outcome: RemovalOutcome, stop: Event
+    stage: RemovalStage,
+    staged: Sequence[tuple[int, Removal]],
+    outcome: RemovalOutcome,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     for number, removal in staged:
-        if stop.is_set():
-            return
+        check()
         if _succeeds(outcome, removal, partial(_unlink_or_restore, stage, number, removal, outcome)):
             outcome.removed.append(removal.path)
 
