@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ckpttool.core.readable import Buffer
 from ckpttool.wire.pickle_safety import PickleSequence, read_pickles
-from ckpttool.wire.source import Buffer, Source
+from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table
 from ckpttool.wire.staged_output import OutputShape, StagedOutput
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ckpttool import Checkpoint, Tensor, open_checkpoint, verify
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
-from ckpttool.wire.readable import InMemory
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from tests.support.containers import stage
 
@@ -20,7 +20,7 @@ OPTIONS = WriteOptions()
 
 def tensor(name: str, array: np.ndarray[Any, Any], dtype: DType | None = None, **more: Any) -> Tensor:
     """Return a tensor with the elements of an array; its path is the name, cut at dots."""
-    values = InMemory(np.ascontiguousarray(array).tobytes())
+    values = in_memory(np.ascontiguousarray(array).tobytes())
     more.setdefault("role", Role.WEIGHTS)
     return Tensor(
         tuple(name.split(".")), dtype or BY_NAME[array.dtype.name], array.shape, values=values, **more
@@ -30,7 +30,7 @@ def tensor(name: str, array: np.ndarray[Any, Any], dtype: DType | None = None, *
 def byte_tensor(name: str, data: bytes, **more: Any) -> Tensor:
     """Return a tensor of bytes; its path is the name."""
     more.setdefault("role", Role.WEIGHTS)
-    return Tensor((name,), BY_NAME["uint8"], (len(data),), values=InMemory(data), **more)
+    return Tensor((name,), BY_NAME["uint8"], (len(data),), values=in_memory(data), **more)
 
 
 def array_record(array: np.ndarray[Any, Any]) -> list[object]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpttool.wire.sink import Crew
+from ckpttool.work import Calls, pool_of_calls
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
+def crew() -> Iterator[Calls]:
     """Return three threads that write."""
-    made = Crew(3)
+    made = pool_of_calls(3)
     yield made
     made.close()
 

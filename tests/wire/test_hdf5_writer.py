@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
+from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
-from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 from tests.support.containers import stage
 from tests.support.writing import tensor
@@ -57,7 +57,7 @@ def test_h5py_reads_each_type_of_numpy(dtype: str, tmp_path: Path) -> None:
 def test_other_types_are_opaque_and_say_what_they_are(dtype: str, tmp_path: Path) -> None:
     kind = BY_NAME[dtype]
     array = pattern("uint8", 6, kind.itemsize)
-    one = Tensor(("one",), kind, (2, 3), values=InMemory(array.tobytes()))
+    one = Tensor(("one",), kind, (2, 3), values=in_memory(array.tobytes()))
     with h5py.File(written(tmp_path / "x.h5", Plan(tensors={("one",): one}))) as file:
         found = file["one"]
         assert (found.dtype, found.shape) == (np.dtype(f"V{kind.itemsize}"), (2, 3))
@@ -78,7 +78,7 @@ def test_bfloat16_lies_as_h5py_and_keras_write_it(tmp_path: Path) -> None:
 
 def test_half_complex_numbers_are_pairs(tmp_path: Path) -> None:
     halves = np.arange(8, dtype=np.float16)
-    one = Tensor(("one",), BY_NAME["complex32"], (4,), values=InMemory(halves.tobytes()))
+    one = Tensor(("one",), BY_NAME["complex32"], (4,), values=in_memory(halves.tobytes()))
     with h5py.File(written(tmp_path / "x.h5", Plan(tensors={("one",): one}))) as file:
         assert file["one"]["r"].tolist() == halves[::2].tolist()
         assert file["one"]["i"].tolist() == halves[1::2].tolist()
@@ -127,7 +127,7 @@ def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
 
 
 def test_elements_take_no_memory_while_a_file_is_drawn() -> None:
-    huge = Tensor(("huge",), BY_NAME["float32"], (1 << 40,), values=InMemory(b""))
+    huge = Tensor(("huge",), BY_NAME["float32"], (1 << 40,), values=in_memory(b""))
     drawing = draw(Plan(tensors={("huge",): huge, ("small",): tensor("one", np.arange(3))}))
     pieces = [*drawing.pieces()]
     assert drawing.size > huge.nbytes

@@ -17,12 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, open_checkpoint
+from ckpttool.core.readable import Buffer
 from ckpttool.wire import interpreter as under_test
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.wire.pickle_nodes import Call, Global, Payload, Pickle
 from ckpttool.wire.pickle_safety import judge, read_pickle
-from ckpttool.wire.source import Buffer
 from tests.support.containers import pickles_in
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

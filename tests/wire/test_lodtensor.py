@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
+from ckpttool.core.readable import Buffer
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire.lodtensor import (
     ELEMENTS,
@@ -19,7 +20,6 @@ from ckpttool.wire.lodtensor import (
     rows_header,
     values_header,
 )
-from ckpttool.wire.source import Buffer
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 127, 128, 300, 1 << 14, 1 << 40]), max_size=6).map(tuple)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError
+from ckpttool.core.readable import Buffer
 from ckpttool.wire.npy import itemsize, read_npy_header
-from ckpttool.wire.source import Buffer
 from tests.support.numpy_files import npy
 
 

@@ -21,8 +21,9 @@ from ckpttool import DamagedCheckpoint, Tensor, Truncated
 from ckpttool.core.values import Contiguous, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire import sink as under_test
-from ckpttool.wire.sink import Crew, Sink
+from ckpttool.wire.sink import Sink
 from ckpttool.wire.source import Part, Source
+from ckpttool.work import Calls, pool_of_calls
 
 SMALL, LARGE = under_test._SMALL, under_test._SMALL + 1
 BYTES = np.random.default_rng(5).integers(0, 256, 1 << 21, np.uint8).tobytes()
@@ -66,7 +67,7 @@ def source(tmp_path: Path) -> Iterator[Source]:
 
 
 @pytest.fixture
-def sink(tmp_path: Path, crew: Crew) -> Iterator[Sink]:
+def sink(tmp_path: Path, crew: Calls) -> Iterator[Sink]:
     made = Sink(str(tmp_path / "target"), crew, lambda nbytes: None)
     yield made
     made.abandon()
@@ -147,7 +148,7 @@ def test_any_order(tmp_path: Path, source: Source, parts: list[tuple[str, int]])
     path = tmp_path / "target"
     with suppress(FileNotFoundError):
         path.unlink()
-    crew = Crew(2)
+    crew = pool_of_calls(2)
     sink = Sink(str(path), crew, lambda nbytes: None)
     expected = bytearray()
     for number, (kind, nbytes) in enumerate(parts):
@@ -277,7 +278,7 @@ def test_what_fails_in_a_thread_is_raised_where_it_is_waited_for(
             ask(sink)
 
 
-def test_nothing_is_done_behind_a_failure(crew: Crew) -> None:
+def test_nothing_is_done_behind_a_failure(crew: Calls) -> None:
     done = []
     begun = threading.Event()
 
@@ -286,9 +287,9 @@ def test_nothing_is_done_behind_a_failure(crew: Crew) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     for _ in range(3):
-        crew.do(fail)
+        crew.add(fail)
     for number in range(50):
-        crew.do(lambda number=number: done.append(number))  # type: ignore[misc]
+        crew.add(lambda number=number: done.append(number))  # type: ignore[misc]
     begun.set()
     with pytest.raises(OSError, match="full"):
         crew.settle()
@@ -296,7 +297,7 @@ def test_nothing_is_done_behind_a_failure(crew: Crew) -> None:
     assert done == []
 
 
-def test_who_stops_does_not_wait_for_a_large_tensor(sink: Sink, crew: Crew) -> None:
+def test_who_stops_does_not_wait_for_a_large_tensor(sink: Sink, crew: Calls) -> None:
     begun, count = threading.Event(), 1000
     seen: list[int] = []
 
@@ -304,7 +305,7 @@ def test_who_stops_does_not_wait_for_a_large_tensor(sink: Sink, crew: Crew) -> N
         def blocks(self, limit: int) -> Iterator[memoryview]:
             for number in range(count):
                 begun.set()
-                while number == 1 and not crew.is_closed:
+                while number == 1 and not crew.is_stopped:
                     pass
                 seen.append(number)
                 yield memoryview(BYTES)[:LARGE]
@@ -315,14 +316,14 @@ def test_who_stops_does_not_wait_for_a_large_tensor(sink: Sink, crew: Crew) -> N
     assert len(seen) < count
 
 
-def test_all_threads_work_at_once(crew: Crew) -> None:
+def test_all_threads_work_at_once(crew: Calls) -> None:
     together = threading.Barrier(3)
     for _ in range(9):
-        crew.do(lambda: together.wait(60) and None)  # type: ignore[func-returns-value]
+        crew.add(lambda: together.wait(60) and None)  # type: ignore[func-returns-value]
     crew.settle()
 
 
-def test_progress_is_all_bytes_of_tensors(tmp_path: Path, crew: Crew, source: Source) -> None:
+def test_progress_is_all_bytes_of_tensors(tmp_path: Path, crew: Calls, source: Source) -> None:
     told: list[int] = []
     sink = Sink(str(tmp_path / "target"), crew, told.append)
     sink.write(b"head")
@@ -332,7 +333,7 @@ def test_progress_is_all_bytes_of_tensors(tmp_path: Path, crew: Crew, source: So
     assert sum(told) == 10 + LARGE + len(BYTES)
 
 
-def test_nothing_is_written_over_or_through_a_link(tmp_path: Path, crew: Crew) -> None:
+def test_nothing_is_written_over_or_through_a_link(tmp_path: Path, crew: Calls) -> None:
     (tmp_path / "there").write_bytes(b"untouched")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("there", "link"):

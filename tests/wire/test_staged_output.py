@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, NotFound, Tensor, UsageError
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
 from ckpttool.wire import staged_output, staging_area
 from ckpttool.wire.directories import OpenDirectory
-from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
 from tests.support.faults import in_child, is_killed_at

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Tensor, Truncated
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import UINT8
-from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.sink import Crew, Sink, Written
+from ckpttool.wire.sink import Sink, Written
 from ckpttool.wire.source import Source
 from ckpttool.wire.zip_reader import Archive
 from ckpttool.wire.zip_writer import NumpyZip, TorchZip, ZipWriter
+from ckpttool.work import Calls, pool_of_calls
 from tests.support.writing import byte_tensor
 
 torch = pytest.importorskip("torch")
@@ -62,7 +63,7 @@ def all_of(expected: bytes, records: Mapping[str, bytes]) -> dict[str, bytes]:
 def written(
     path: Path, records: Mapping[str, bytes], kind: type[ZipWriter] = TorchZip, *, as_tensors: bool = False
 ) -> bytes:
-    crew = Crew(2)
+    crew = pool_of_calls(2)
     sink = Sink(str(path), crew, lambda nbytes: None)
     archive = kind(sink)
     for name, data in records.items():
@@ -120,7 +121,7 @@ def test_more_records_than_16_bits_can_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.framework
-def test_records_beyond_32_bits_are_where_pytorch_puts_them(tmp_path: Path, crew: Crew) -> None:
+def test_records_beyond_32_bits_are_where_pytorch_puts_them(tmp_path: Path, crew: Calls) -> None:
     sizes = {"a": 20, "big": LARGE, "c": 28, "none": 0, "exact": SATURATED, "d": 400, "last": LARGE}
     theirs = tmp_path / "theirs.pt"
     writer = torch._C.PyTorchFileWriter(str(theirs))
@@ -160,7 +161,7 @@ def test_it_is_what_numpy_writes(tmp_path: Path) -> None:
     assert written(tmp_path / "b.npz", records, NumpyZip, as_tensors=True) == expected
 
 
-def test_a_head_counts_for_size_and_checksum(tmp_path: Path, crew: Crew) -> None:
+def test_a_head_counts_for_size_and_checksum(tmp_path: Path, crew: Calls) -> None:
     for kind, nbytes in ((TorchZip, 10), (NumpyZip, 10), (TorchZip, 100_000), (NumpyZip, 100_000)):
         path = tmp_path / f"{kind.__name__}-{nbytes}"
         sink = Sink(str(path), crew, lambda nbytes: None)
@@ -174,7 +175,7 @@ def test_a_head_counts_for_size_and_checksum(tmp_path: Path, crew: Crew) -> None
             assert read.read("r/a") == b"before" + bytes(range(200)) * (nbytes // 200) + b"x"
 
 
-def test_numpy_zips_beyond_32_bits_are_read_by_python(tmp_path: Path, crew: Crew) -> None:
+def test_numpy_zips_beyond_32_bits_are_read_by_python(tmp_path: Path, crew: Calls) -> None:
     path = tmp_path / "a.npz"
     sink = Hollow(str(path), crew, lambda nbytes: None)
     archive = NumpyZip(sink)
@@ -201,7 +202,7 @@ def test_numpy_zips_count_as_many_records_as_16_bits_can_not(tmp_path: Path) -> 
         assert sum(1 for _ in Archive(source).names) == 65_535
 
 
-def test_zips_behind_each_other_count_from_their_own_start(tmp_path: Path, crew: Crew) -> None:
+def test_zips_behind_each_other_count_from_their_own_start(tmp_path: Path, crew: Calls) -> None:
     alone = written(tmp_path / "alone", {"archive/a": bytes(70_000), "archive/b": b"b"}, as_tensors=True)
     path = tmp_path / "both"
     sink = Sink(str(path), crew, lambda nbytes: None)
@@ -219,7 +220,7 @@ def test_zips_behind_each_other_count_from_their_own_start(tmp_path: Path, crew:
     assert path.read_bytes() == b"x" * 13 + alone + alone
 
 
-def test_a_stream_must_keep_its_word(tmp_path: Path, crew: Crew) -> None:
+def test_a_stream_must_keep_its_word(tmp_path: Path, crew: Calls) -> None:
     sink = Sink(str(tmp_path / "a"), crew, lambda nbytes: None)
     archive = TorchZip(sink)
     with pytest.raises(ValueError, match="r/a: 2 bytes instead of 3"):
@@ -227,7 +228,7 @@ def test_a_stream_must_keep_its_word(tmp_path: Path, crew: Crew) -> None:
     sink.abandon()
 
 
-def test_a_source_that_became_shorter_is_told(tmp_path: Path, crew: Crew) -> None:
+def test_a_source_that_became_shorter_is_told(tmp_path: Path, crew: Calls) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(200_000))
     with Source(source) as held:
