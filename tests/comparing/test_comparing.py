@@ -27,10 +27,11 @@ from ckpttool.comparing.compare import (
     Statistics,
     compare_all,
 )
+from ckpttool.core.readable import Buffer
+from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
 from ckpttool.tensor import Extent, Values
-from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.source import Buffer, Source
+from ckpttool.wire.source import Source
 from tests.support.opening import paths_in
 from tests.support.tensors import Array, compared, measured, tensor_of
 

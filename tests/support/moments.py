@@ -41,7 +41,7 @@ def before_scanning(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
 
 def before_each_thread_scans(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something in each thread that reads values, before it does."""
-    _do_before(patch, scan, "_work", lambda *_: act())
+    _do_before(patch, scan, "_scan_piece", lambda *_: act())
 
 
 def before_statistics(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
