@@ -74,8 +74,12 @@ class _Bystanders:
             if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
                 yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
                 return
-            if os.path.abspath(entry.path) not in self._known:
+            if os.path.abspath(entry.path) in self._known:
+                continue
+            try:
                 yield from (add_part_name(finding, where) for finding in self._judge(entry))
+            except CheckpointError as closed:  # a link leads into a closed directory
+                unread.append(closed)
         for failure in unread:
             yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
 

@@ -161,11 +161,11 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
             for name, entry in scan(path).items()
             if not name.startswith(OWN_PREFIX) and name not in _NEVER_ENTERED
         }
+        sets = sets_in(path, everything)
     except CheckpointError as error:
         _report(error, walk)
         return
     entries = {name: entry for name, entry in everything.items() if not is_excluded(entry.path, walk)}
-    sets = sets_in(path, everything)
     for unit in sets:
         excluded = tuple(name for name in unit.members if name not in entries)
         if len(excluded) == len(unit.members) or is_excluded(unit.path, walk):

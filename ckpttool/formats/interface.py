@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
@@ -21,6 +21,8 @@ from ckpttool.wire.sstable import begins_with_empty_key
 from ckpttool.wire.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
 HEAD_BYTES = 4096
+_NOWHERE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
+"""What the system says of links that lead nowhere, but for those that dangle."""
 SIDECARS = (".sha256", ".digests.json")
 """Endings of what ``verify --write-manifest`` puts beside a checkpoint; it goes where the checkpoint goes."""
 
@@ -207,25 +209,52 @@ def ranked_paths(prefix: str) -> list[str]:
 
 
 def scan(path: str) -> dict[str, os.DirEntry[str]]:
-    """Return the entries of a directory by name, in the order of their names, numbers as numbers."""
+    """Return the entries of a directory by name, in the order of their names, numbers as numbers.
+
+    Whoever asks of a link that can't be followed what it leads to gets a ``CheckpointError``.
+    """
     try:
         with os.scandir(path) as entries:
-            known = [entry for entry in entries if _leads_somewhere(entry)]
+            known = [_checked(entry) for entry in entries]
     except OSError as error:
         raise from_os_error(error, path) from error
     return {entry.name: entry for entry in sorted(known, key=lambda entry: natural(entry.name))}
 
 
-def _leads_somewhere(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is more than a link in a circle, which is as good as dangling."""
+def _checked(entry: os.DirEntry[str]) -> os.DirEntry[str]:
     try:
         entry.is_file()
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            return False
-        # Into a closed directory, for instance: what lies there is not known to be harmless.
-        raise from_os_error(error, entry.path) from error
-    return True
+        if not entry.is_symlink():
+            raise from_os_error(error, entry.path) from error
+        return cast("os.DirEntry[str]", _BlockedLink(entry.name, entry.path, error))
+    return entry
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockedLink:
+    """The entry of a link that can't be followed; of no account to those who don't ask what it leads to.
+
+    One in a circle is as good as dangling. What another leads to, such as one into a closed directory, is not
+    known to be harmless.
+    """
+
+    name: str
+    path: str
+    failure: OSError
+
+    def is_symlink(self) -> bool:
+        return True
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        if follow_symlinks and self.failure.errno not in _NOWHERE:
+            raise from_os_error(self.failure, self.path) from self.failure
+        return False
+
+    is_dir = is_file
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
 
 
 def group_names(

@@ -21,6 +21,7 @@ import pytest
 from ckpttool import CheckpointError, Severity, Verification, open_checkpoint, verify
 from ckpttool.formats import bystanders
 from ckpttool.ops.verdict import Safety
+from tests.support.faults import close_link
 from tests.support.opening import checkpoints_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -192,6 +193,18 @@ def test_a_nested_model_is_judged(tmp_path: Path) -> None:
     assert verification.safety is Safety.UNSAFE
     unsafe = [one for one in verification.findings if one.code == "unsafe-op"]
     assert unsafe and all("assets.extra/other/saved_model.pb" in str(one.where) for one in unsafe)
+
+
+def test_a_link_that_may_not_be_followed_hides_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(FILES / "savedmodel" / "plain", copy)
+    planted(copy, "extra.pkl", tmp_path / "ran")
+    close_link(copy / "data", monkeypatch)
+    with open_checkpoint(copy) as opened:
+        places = {(one.code, one.where) for one in opened.safety}
+    assert places == {("not-scanned", "data"), ("unsafe-import", "extra.pkl")}
 
 
 def test_links_are_not_followed_out_of_the_checkpoint(tmp_path: Path) -> None:

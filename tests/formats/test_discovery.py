@@ -21,6 +21,7 @@ from ckpttool import (
 from ckpttool.formats import formats
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.testing import no_file_left_open
+from tests.support.faults import close_link
 from tests.support.opening import (
     checkpoint_at,
     checkpoints_in,
@@ -145,6 +146,27 @@ def test_what_cannot_be_looked_at_is_told(
     monkeypatch.undo()
     assert paths == [tmp_path / "a.pth"]
     assert [str(error) for error in errors] == [f"{tmp_path / 'shut'}: permission denied"]
+
+
+def test_links_that_are_no_checkpoints_hide_none(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("run/a.pth")
+    (tmp_path / "run" / "inner.pth").symlink_to("a.pth/inner")
+    (tmp_path / "run" / "loop.pth").symlink_to("loop.pth")
+    close_link(tmp_path / "run" / "data", monkeypatch)
+    assert paths_in(tmp_path) == [tmp_path / "run" / "a.pth"]
+    assert paths_in(tmp_path / "run") == [tmp_path / "run" / "a.pth"]
+
+
+def test_a_link_that_may_not_be_followed_hides_no_other_directory(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("a.pth", "run/b.pth")
+    close_link(tmp_path / "run" / "a.pth", monkeypatch)
+    errors: list[CheckpointError] = []
+    assert paths_in(tmp_path, on_error=errors.append) == [tmp_path / "a.pth"]
+    assert [str(error) for error in errors] == [f"{tmp_path / 'run' / 'a.pth'}: permission denied"]
 
 
 def test_order_does_not_depend_on_the_file_system(

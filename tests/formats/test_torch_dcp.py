@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
-import errno
 import io
 import os
 import pickle
@@ -20,6 +18,7 @@ from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, open_chec
 from ckpttool.ops.verdict import Safety
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
+from tests.support.faults import close_link
 from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
@@ -176,13 +175,7 @@ def test_a_link_to_itself_is_a_missing_part_and_hides_no_other(files: Path, tmp_
 
 
 def test_a_link_that_may_not_be_followed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed:
-        name, path = "extra.bin", str(tmp_path / "extra.bin")
-
-        def is_file(self) -> bool:
-            raise PermissionError(errno.EACCES, "Permission denied", self.path)
-
-    monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext([Closed()]))
+    close_link(tmp_path / "extra.bin", monkeypatch)
     with pytest.raises(AccessDenied, match=r"extra\.bin"):
         open_checkpoint(tmp_path)
 

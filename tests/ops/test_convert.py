@@ -166,6 +166,14 @@ def test_what_is_no_part_of_a_checkpoint_is_never_removed(
     assert below(tmp_path) == before
 
 
+def test_a_link_that_leads_to_itself_is_no_part_either(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", ConvertWishes(to="torch-dcp"))
+    (tmp_path / "out" / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="loop is no part"):
+        convert(source, tmp_path / "out", ConvertWishes(to="torch-dcp", force=True))
+    assert (tmp_path / "out" / "loop").is_symlink()
+
+
 def test_files_behind_a_name_are_in_the_way_of_a_prefix_alone(source: Path, tmp_path: Path) -> None:
     for name in ("run.meta", "run.index", "run.data-00000-of-00001"):
         (tmp_path / name).write_bytes(b"somebody's")

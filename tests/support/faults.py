@@ -1,14 +1,16 @@
-"""Faults at the calls that change the disk: each call in turn fails, or kills the process."""
+"""Faults at calls of the system: one that changes the disk fails or kills the process, a link is closed."""
 
 from __future__ import annotations
 
 import errno
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 CHANGES = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "symlink", "fsync", "write")
@@ -109,3 +111,43 @@ class Fault:
     def none(self) -> None:
         """Let all calls do what they should again."""
         self._monkeypatch.undo()
+
+
+class _ClosedLink:
+    """The entry of a link into a directory that is closed to this user."""
+
+    def __init__(self, entry: os.DirEntry[str]) -> None:
+        self.name, self.path, self.is_symlink = entry.name, entry.path, entry.is_symlink
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        if follow_symlinks:
+            raise PermissionError(errno.EACCES, "Permission denied", self.path)
+        return False
+
+    is_dir = is_file
+
+
+def close_link(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a link into a directory that no user but root could enter; root could."""
+    link.symlink_to(link.parent.parent / "closed" / link.name)
+    scandir = os.scandir
+
+    class Scanning:
+        def __init__(self, *arguments: Any) -> None:
+            self._entries = scandir(*arguments)
+            self.close = self._entries.close
+
+        def __enter__(self) -> Scanning:
+            return self
+
+        def __exit__(self, *failure: object) -> None:
+            self.close()
+
+        def __iter__(self) -> Iterator[Any]:
+            return self
+
+        def __next__(self) -> Any:
+            entry = next(self._entries)
+            return _ClosedLink(entry) if entry.path == str(link) else entry
+
+    monkeypatch.setattr(os, "scandir", Scanning)
