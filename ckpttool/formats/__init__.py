@@ -28,7 +28,8 @@ from importlib import import_module
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import recognise_foreign
-from ckpttool.formats.interface import Format, Probe, open_with
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.opening import open_with
 
 FORMATS: dict[str, str] = {
     "torch.zip:PytorchZip": "zip",
@@ -46,7 +47,7 @@ FORMATS: dict[str, str] = {
     "torch.dcp_safetensors:DcpSafetensors": "directory",
     "torch.dcp_safetensors:DcpConsolidated": "directory",
     "torch.deepspeed:DeepSpeed": "directory",
-    "torch.rank_files:RankFiles": "zip pickle other directory",
+    "torch.rank_set:RankFiles": "zip pickle other directory",
     "torch.export:TorchExport": "zip",
     "torch.stable_baselines:StableBaselines": "zip",
     "arrays.files:Npy": "numpy",

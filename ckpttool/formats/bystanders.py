@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.interface import Probe, scan
-from ckpttool.formats.parts import add_part_name
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
 from ckpttool.report import Finding, warning
+from ckpttool.wire.pickle_detection import has_torch_magic, is_pickle
 from ckpttool.wire.source import Source
 
 MAX_FILES = 20_000
@@ -139,10 +140,8 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
             return True
         if not may_begin_pickle(head):
             return False
-        from ckpttool.formats.pickles import PlainPickle, PytorchLegacy
-
-        with Probe(entry.path) as probe:
-            return PytorchLegacy().matches(probe) or PlainPickle().matches(probe)
+        with Source(entry.path) as source:
+            return has_torch_magic(head) or is_pickle(source, 0, source.size)
     except CheckpointError as failure:
         return not isinstance(failure, NotFound)
 
@@ -162,3 +161,8 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
         return
     if not formats and _has_checkpoint_name(entry.name):
         yield warning("not-scanned", "no format recognises it, so what loading it would run is not known")
+
+
+def add_part_name(finding: Finding, name: str) -> Finding:
+    """Return a finding that says in which file it is."""
+    return replace(finding, where=name if finding.where is None else f"{name}: {finding.where}")

@@ -18,10 +18,12 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.formats.interface import Format, Probe, Unit, scan
+from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
-from ckpttool.formats.torch.rank_files import FSDP, fsdp_units
+from ckpttool.formats.torch.rank_files import FSDP
+from ckpttool.formats.torch.rank_set import fsdp_units
 from ckpttool.report import warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
@@ -224,7 +226,7 @@ def _add_rank_sets(
 
 def _open_unit(unit: Unit) -> Checkpoint:
     assert unit.format is not None  # a set has one
-    return unit.format.open_unit(unit)
+    return open_unit(unit.format, unit)
 
 
 def _is_of_optimizer(unit: Unit) -> bool:

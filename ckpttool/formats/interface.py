@@ -8,7 +8,6 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar, cast
@@ -40,7 +39,7 @@ _Key = TypeVar("_Key")
 class Probe:
     """A path, looked at once for all formats: its first bytes, or the names in a directory.
 
-    A context manager that closes the file; ``open_with`` hands it over to the checkpoint instead.
+    A context manager that closes the file; ``opening.open_with`` hands it over to the checkpoint instead.
 
     Attributes:
         also: Entries of other directories under a name of ``entries``, of a checkpoint that lies in several.
@@ -357,61 +356,13 @@ class Format(ABC):
         """Let what comes from a child name the formats of this process, not copies of them."""
         return _known_instance, (type(self),)
 
-    def open_unit(self, unit: Unit) -> Checkpoint:
-        """Return the checkpoint that discovery found; see ``open``.
+    def open_unit(self, unit: Unit) -> Checkpoint | None:
+        """Return what discovery found, if that is another checkpoint than its path alone leads to.
 
         Raises:
             CheckpointError: It can't be read, or its structure is wrong.
         """
-        return open_with(unit.path, lambda probe: self)
-
-
-def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:
-    """Return the checkpoint at a path, opened by the format that ``choose`` returns for it.
-
-    The checkpoint closes the file; if there comes to be none, it is closed here.
-    """
-    return open_probe(Probe(path), choose)
-
-
-def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
-    """Return the checkpoint at a path that was looked at already; see ``open_with``."""
-    with ExitStack() as until_opened:
-        until_opened.enter_context(probe)
-        checkpoint = _open_and_judge(choose(probe), probe)
-        until_opened.pop_all()
-    return checkpoint
-
-
-def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
-    """Return the checkpoint with what all other readings of its file or directory could run.
-
-    What those readings say of one that can't be opened is in the ``safety`` of the error.
-    """
-    from ckpttool.formats.readings import add_readings, further_readings
-
-    is_file = not probe.is_directory and not isinstance(format, SetFormat)
-    try:
-        checkpoint = format.open(probe)
-    except DamagedCheckpoint as failure:
-        with suppress(CheckpointError):  # it is damaged, and perhaps closed already
-            if is_file:
-                findings = further_readings(probe, format, damaged=True)
-                failure.safety = tuple(dict.fromkeys((*failure.safety, *findings)))
-            elif probe.is_directory:
-                from ckpttool.formats.bystanders import bystander_findings
-
-                failure.safety += bystander_findings(probe.path)
-        raise
-    if is_file:
-        add_readings(checkpoint, probe, format)
-        return checkpoint
-    root = probe.path if probe.is_directory else checkpoint.path
-    if os.path.isdir(root):
-        from ckpttool.formats.bystanders import add_bystanders
-
-        add_bystanders(checkpoint, root)
-    return checkpoint
+        return None
 
 
 @cache

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry
 from ckpttool.errors import DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
-from ckpttool.formats.interface import Format, Probe, SetFormat, open_with
+from ckpttool.formats.bystanders import add_part_name
+from ckpttool.formats.interface import Format, Probe, SetFormat
+from ckpttool.formats.opening import open_with
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Span
 
@@ -70,11 +72,6 @@ class OpenedParts:
     def keep(self) -> Callable[[], None]:
         """Return what closes the files; leaving the context does so no more."""
         return self._opened.pop_all().close
-
-
-def add_part_name(finding: Finding, name: str) -> Finding:
-    """Return a finding that says in which file it is."""
-    return replace(finding, where=name if finding.where is None else f"{name}: {finding.where}")
 
 
 def open_file(path: str) -> Checkpoint:

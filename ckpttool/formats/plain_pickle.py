@@ -12,14 +12,13 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.flattening import Flat, Leaf, flatten
+from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.object_parts import nodes, references
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy
-from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.pickle_nodes import Call, Payload, Persistent
@@ -61,9 +60,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         producer=Producer(framework),
         findings=tuple(findings),
         safety=tuple(objects.safety),
-        tree=lambda tensors: build_tree(
-            root, objects.leaf, tensors, probe.path, arrays=framework == "pytorch"
-        ),
+        tree=tree_of(root, objects.leaf, probe.path, arrays=framework == "pytorch"),
     )
 
 

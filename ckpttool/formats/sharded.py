@@ -61,9 +61,9 @@ class Sharded(SetFormat):
         index = read_index(os.path.join(probe.path, name) if name else probe.path)
         return open_set(self.name, probe, index)
 
-    def open_unit(self, unit: Unit) -> Checkpoint:
+    def open_unit(self, unit: Unit) -> Checkpoint | None:
         if os.path.lexists(unit.path):
-            return super().open_unit(unit)
+            return None
         finding = error("index-missing", "there is no index", os.path.basename(unit.path))
         index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (finding,))
         return open_set(self.name, unit, index)

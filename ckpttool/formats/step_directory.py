@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.name_patterns import STEP_DIRECTORY
 from ckpttool.naming import NameFields, parse_name
@@ -220,7 +221,7 @@ def _add_all(parts: OpenedParts, directory: str) -> None:
         opening: Callable[[], Checkpoint] = (
             partial(open_checkpoint, unit.path)
             if unit.format is None
-            else partial(unit.format.open_unit, unit)
+            else partial(open_unit, unit.format, unit)
         )
         parts.add(os.path.relpath(unit.path, directory), opening)
 

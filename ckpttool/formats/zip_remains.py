@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from ckpttool.core.readable import Buffer, Readable
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, warning
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
+from ckpttool.wire.pickle_detection import is_pickle
 from ckpttool.wire.zip_reader import LOCAL_MAGIC
 
 MAX_SEARCHED = 1 << 26

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.interface import Unit
+from ckpttool.formats.opening import open_unit
 from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
@@ -64,7 +65,7 @@ def verify_and_seal(
         return verdict, SealResult(refused="it is not valid")
     assert unit.format is not None  # what no format recognises is not valid
     try:
-        with unit.format.open_unit(unit) as checkpoint:
+        with open_unit(unit.format, unit) as checkpoint:
             return verdict, _write_manifest(checkpoint, unit, before, force, jobs or default_jobs())
     except CheckpointError as failure:
         return verdict, SealResult(refused=str(failure), failed=True)

@@ -15,6 +15,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, CheckpointError, DamagedCheckpoint, Truncated, Unsupported
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
+from ckpttool.formats.opening import open_unit
 from ckpttool.ops.verdict import (
     CHECKS,
     OPTIONAL,
@@ -69,7 +70,7 @@ def verify(
             with Probe(name) as probe:
                 format = recognise(probe)
         with (
-            format.open_unit(unit or Unit(name, (), format)) as checkpoint,
+            open_unit(format, unit or Unit(name, (), format)) as checkpoint,
             _start_prediction(checkpoint, prediction) as child,
         ):
             from ckpttool.ops.checks import Verifier

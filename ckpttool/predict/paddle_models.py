@@ -276,7 +276,7 @@ def _load_parameters(job: PredictionJob) -> Loaded:
 
 def _read_content(path: str) -> Any:
     """Return what ``paddle.save`` wrote, with Paddle's tensors."""
-    from ckpttool.formats.paddle.pickles import open_pickle
+    from ckpttool.formats.paddle.files import open_pickle
 
     with open_pickle(path) as checkpoint:
         return content_of(checkpoint, _read_tensor)

@@ -14,7 +14,8 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.series.members.order import Group, GroupBy
 from ckpttool.series.paths import shown
-from ckpttool.series.pointers.protection import PointerProtections, follow_pointers
+from ckpttool.series.pointers.protection import follow_pointers
+from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.pruning.planning import Depth, PrunePlan, Request, make_plan
 from ckpttool.series.reasons import Problem, true_of_all
 from ckpttool.series.retention.policy import Mode

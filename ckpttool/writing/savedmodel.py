@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.formats.savedmodel.directory import BINARY, CONTENT, VARIABLES
+from ckpttool.formats.savedmodel.layout import BINARY, CONTENT, VARIABLES
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
     graph_of,

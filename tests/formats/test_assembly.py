@@ -11,8 +11,9 @@ from ckpttool.core.readable import Buffer
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.assembly import infer_roles, name_tensors, training_of
+from ckpttool.formats.content.flattening import TensorParts
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.tensor import Extent, Path, Role
 
 

@@ -25,6 +25,7 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
+from ckpttool.formats.opening import open_unit
 from tests.support.opening import checkpoints_in, only_checkpoint
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -282,7 +283,7 @@ def test_finds_the_sets_in_a_directory(tmp_path: Path) -> None:
     assert (whole.path, whole.members) == (str(tmp_path / INDEX), (INDEX, FIRST, SECOND, EXTRA))
     assert orphans.path == str(tmp_path / "other.safetensors.index.json")
     assert orphans.format is not None
-    with orphans.format.open_unit(orphans) as opened:
+    with open_unit(orphans.format, orphans) as opened:
         assert (list(opened), opened.complete) == (["y", "x"], False)
         assert [finding.code for finding in opened.findings] == ["index-missing", "shard-missing"]
 
@@ -290,7 +291,7 @@ def test_finds_the_sets_in_a_directory(tmp_path: Path) -> None:
 def test_finds_no_unit_that_the_unit_does_not_open(tmp_path: Path) -> None:
     unit = only_checkpoint(laid_out(tmp_path, {}))
     assert unit.format is not None
-    with unit.format.open_unit(unit) as opened:
+    with open_unit(unit.format, unit) as opened:
         assert list(opened) == ["a", "b"]
 
 

@@ -23,6 +23,7 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
+from ckpttool.formats.opening import open_unit
 from ckpttool.tensor import Role
 from tests.support.commands import Run
 from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, paths_in
@@ -263,7 +264,7 @@ def test_data_without_an_index(keras: Path) -> None:
     unit = only_checkpoint(keras)
     assert Path(unit.path).name == "ckpt-1"
     assert unit.format is not None
-    with unit.format.open_unit(unit) as checkpoint:
+    with open_unit(unit.format, unit) as checkpoint:
         assert not checkpoint.complete
         assert [finding.code for finding in checkpoint.findings] == ["index-missing"]
     assert not verify(keras / f"ckpt-1.{DATA}").is_valid

@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
-from ckpttool.formats.content.flattening import Flat
+from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts
 from ckpttool.formats.content.plain_data import under_free_key
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.tree import mark_none
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.torch.distributed import shard_findings
-from ckpttool.formats.torch.objects import TensorParts
-from ckpttool.report import Finding
+from ckpttool.report import Finding, error, note
 from ckpttool.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
 from ckpttool.tensor import Path, Role, Span, Tensor
 from ckpttool.training import is_training_scalar, training_state
@@ -61,6 +59,19 @@ def assemble(
         safety=safety,
         close=probe.close,
     )
+
+
+def tree_of(
+    root: object, leaf: Callable[[object], Leaf[TensorParts] | None], path: str, **options: Any
+) -> Callable[[tuple[Tensor, ...]], object]:
+    """Return what builds the tree of a pickle from tensors with names; most commands never ask for it."""
+
+    def build(tensors: tuple[Tensor, ...]) -> object:
+        from ckpttool.formats.content.tree_builder import build_tree
+
+        return build_tree(root, leaf, tensors, path, **options)
+
+    return build
 
 
 def name_tensors(
@@ -182,3 +193,18 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
         if tensor.size == 1 and tensor.role in (Role.TRAINING, Role.OTHER)
     }
     return training_state(metadata, scalars, name)
+
+
+def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
+    """Yield what is to be said of the parts of tensors that a file holds."""
+    for tensor in tensors:
+        if tensor.shard is not None and tensor.shard.is_partial:
+            placements = ", ".join(tensor.shard.placements)
+            message = f"{placements}: terms of a sum that was never made, not its values"
+            yield error("dtensor-partial", message, tensor.name)
+    cut = [tensor.shard for tensor in tensors if tensor.shard is not None and not tensor.shard.is_whole]
+    if cut:
+        rank = "a process" if cut[0].rank is None else f"rank {cut[0].rank:,}"
+        world = f" of {cut[0].world:,}" if cut[0].world else ""
+        message = f"what {rank}{world} kept of {len(cut):,} tensors; the others have the rest"
+        yield note("rank-alone", message)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from ckpttool.dtypes import DType
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.object_parts import (
     add_under_free_keys,
@@ -17,7 +18,7 @@ from ckpttool.formats.content.object_parts import (
     own_state,
 )
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
-from ckpttool.tensor import Path
+from ckpttool.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.wire.pickle_nodes import Call, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
@@ -37,6 +38,25 @@ _SCALARS_PER_VISIT = 8
 """How many numbers in a list count as one object: they take far less memory and time."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """What a format knows of a tensor before it has a name; a role only where the object itself says it.
+
+    ``described_by`` are storages that say how it lies, and are no tensors of the checkpoint's own.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    values: Values | None = None
+    extent: Extent | None = None
+    storage: Extent | None = None
+    byteorder: Literal["little", "big"] = "little"
+    identity: object = None
+    role: Role | None = None
+    shard: Shard | None = None
+    described_by: frozenset[Extent] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

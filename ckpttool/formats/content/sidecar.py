@@ -314,14 +314,14 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
     from ckpttool.core.readable import Buffer
-    from ckpttool.formats.pickles import is_pickle
+    from ckpttool.wire.pickle_detection import is_pickle
 
     content = Buffer("", data)
     if is_pickle(content, 0, content.size):
         from ckpttool.wire.pickle_safety import read_pickles
 
         return tuple(read_pickles(content, 0, content.size, where).safety)
-    from ckpttool.formats.keras.native import is_own_asset
+    from ckpttool.formats.keras.config import is_own_asset
 
     if is_own_asset(key.removeprefix(_ASSET)):
         return ()

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickle_nodes import NOTHING, Call, Global, Mapped, Opaque, is_gone
@@ -42,31 +41,6 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
 """How nodes are compared that have no parts, and are shared by whoever likes."""
 _DROPPED = object()
 """Stands for what is left out, while the tree around it is made."""
-
-
-def build_tree(
-    root: object,
-    leaf: Callable[[object], Leaf[Any] | None],
-    tensors: tuple[Tensor, ...],
-    path: str,
-    *,
-    unwrap: Callable[[object], object] = lambda node: node,
-    arrays: bool = True,
-) -> object:
-    """Return the tree of what a pickle holds.
-
-    Args:
-        root: What the interpreter built.
-        leaf: As for ``flattening.flatten``, which has asked it before.
-        tensors: The tensors that came out of that, with their names.
-        path: The file, for errors.
-        unwrap: Says what a node stands for, where it merely wraps another.
-        arrays: Whether an array of NumPy is told from a tensor.
-    """
-    # Most commands open checkpoints without ever asking for the tree.
-    from ckpttool.formats.content.tree_builder import TreeBuilder
-
-    return TreeBuilder(leaf, tensors, path, unwrap, arrays).run(root)
 
 
 def mark_none(root: object) -> object:

@@ -47,8 +47,30 @@ _RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
 """Classes of which any attribute may be missing."""
 
 
+def build_tree(
+    root: object,
+    leaf: Callable[[object], Leaf[Any] | None],
+    tensors: tuple[Tensor, ...],
+    path: str,
+    *,
+    unwrap: Callable[[object], object] = lambda node: node,
+    arrays: bool = True,
+) -> object:
+    """Return the tree of what a pickle holds.
+
+    Args:
+        root: What the interpreter built.
+        leaf: As for ``flattening.flatten``, which has asked it before.
+        tensors: The tensors that came out of that, with their names.
+        path: The file, for errors.
+        unwrap: Says what a node stands for, where it merely wraps another.
+        arrays: Whether an array of NumPy is told from a tensor.
+    """
+    return TreeBuilder(leaf, tensors, path, unwrap, arrays).run(root)
+
+
 class TreeBuilder:
-    """Builds one tree; see ``tree.build_tree`` for the arguments."""
+    """Builds one tree; see ``build_tree`` for the arguments."""
 
     def __init__(
         self,

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.assembly import name_tensors, training_of
-from ckpttool.formats.content.flattening import Leaf, flatten
+from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.torch.objects import TensorParts, TorchObjects, with_attributes
+from ckpttool.formats.torch.objects import TorchObjects, with_attributes
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickle_nodes import (
     FROM_TYPE,

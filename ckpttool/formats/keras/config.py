@@ -42,6 +42,8 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.trust import Trust, trust
 
+ASSETS = "assets/"
+_VOCABULARY = "/vocabulary.txt"
 MAX_CONFIG = 100_000_000
 """The longest config in bytes."""
 MAX_ALIKE = 100
@@ -311,3 +313,8 @@ def _judge_typespec(node: Node, place: str) -> Iterator[Finding]:
             yield _judge_import(module, imported, place)
     else:
         yield _gadget(f"{module}.{name}", place)
+
+
+def is_own_asset(name: str) -> bool:
+    """Return whether a record is a file beside a model that Keras's own layers write and read."""
+    return name.startswith(ASSETS) and name.endswith(_VOCABULARY)

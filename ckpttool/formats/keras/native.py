@@ -27,9 +27,6 @@ from ckpttool.wire.jsontext import parse_json
 CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"
 STORED, ASSET = "keras.stored", "keras.asset:"
 
-ASSETS = "assets/"
-_VOCABULARY = "/vocabulary.txt"
-
 Parts = tuple[str, ...]
 
 CONFIGS = ("model_config", "training_config")
@@ -53,11 +50,6 @@ class Stored:
     def lists(self) -> bool:
         """Return whether layers and weights are listed in attributes, as ``.h5`` does; or else numbered."""
         return top_of(self.groups) is not None
-
-
-def is_own_asset(name: str) -> bool:
-    """Return whether a record is a file beside a model that Keras's own layers write and read."""
-    return name.startswith(ASSETS) and name.endswith(_VOCABULARY)
 
 
 def stored_native(groups: Groups, tensors: tuple[Tensor, ...]) -> bytes:

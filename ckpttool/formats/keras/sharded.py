@@ -80,9 +80,9 @@ class KerasSharded(SetFormat):
         probe.close()
         return open_set(probe.path, read_index(os.path.join(probe.path, name) if name else probe.path))
 
-    def open_unit(self, unit: Unit) -> Checkpoint:
+    def open_unit(self, unit: Unit) -> Checkpoint | None:
         if os.path.lexists(unit.path):
-            return super().open_unit(unit)
+            return None
         missing = error("index-missing", "there is no index", os.path.basename(unit.path))
         return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,)))
 

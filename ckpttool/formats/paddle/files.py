@@ -13,13 +13,15 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
+from ckpttool.formats.bystanders import add_part_name
+from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
+from ckpttool.formats.opening import open_with
 from ckpttool.formats.paddle.fluid_parts import FluidParts, role_of, spans_in_order
 from ckpttool.formats.paddle.fluid_programs import add_combined, check_program
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
-from ckpttool.formats.parts import add_part_name
+from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.report import error, warning
 from ckpttool.wire.lodtensor import read_file, starts_like_stream
 from ckpttool.wire.pickle_safety import read_pickles
@@ -141,8 +143,6 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program
 
 def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
     """Read the state dicts beside a program; they hold all of its variables."""
-    from ckpttool.formats.paddle.pickles import open_pickle
-
     for entry in entries:
         if not parts.is_inside(entry):
             continue
@@ -211,3 +211,14 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
         complete=parts.complete,
         close=parts.opened.pop_all().close,
     )
+
+
+def open_pickle(path: str) -> Checkpoint:
+    """Return the checkpoint that one pickle of Paddle's is."""
+
+    def format_of(probe: Probe) -> Format:
+        if not PlainPickle().matches(probe):
+            raise DamagedCheckpoint(probe.path, "no pickle", expected="one of paddle.save")
+        return PaddlePickle()
+
+    return open_with(path, format_of)

@@ -11,6 +11,7 @@ from itertools import islice
 
 from ckpttool.checkpoint import Producer
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.paddle.fluid_parts import (
     MODEL,
     Entries,
@@ -22,7 +23,6 @@ from ckpttool.formats.paddle.fluid_parts import (
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
-from ckpttool.formats.parts import add_part_name
 from ckpttool.report import counted, note, warning
 from ckpttool.wire.lodtensor import Stream, lod_fault, read_all
 from ckpttool.wire.source import Source

@@ -16,14 +16,12 @@ from ckpttool.core.values import Concatenated
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.assembly import name_tensors, training_of
-from ckpttool.formats.content.flattening import Flat, Leaf, flatten
-from ckpttool.formats.content.tree import build_tree, mark_none
-from ckpttool.formats.interface import Format, Probe, open_with
+from ckpttool.formats.content.assembly import name_tensors, training_of, tree_of
+from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
+from ckpttool.formats.content.tree import mark_none
+from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
-from ckpttool.formats.pickles import PaddlePickle, PlainPickle
-from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.wire.pickle_nodes import Call
@@ -133,17 +131,6 @@ def names_in(path: str) -> dict[Path, str]:
         return names
 
 
-def open_pickle(path: str) -> Checkpoint:
-    """Return the checkpoint that one pickle of Paddle's is."""
-
-    def format_of(probe: Probe) -> Format:
-        if not PlainPickle().matches(probe):
-            raise DamagedCheckpoint(probe.path, "no pickle", expected="one of paddle.save")
-        return PaddlePickle()
-
-    return open_with(path, format_of)
-
-
 class _ArrayReader:
     """Reads the arrays of one pickle; ``bfloats`` counts those that stand for bfloat16."""
 
@@ -204,7 +191,7 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
-    tree = build_tree(root, objects.leaf, tensors, path, unwrap=unwrap, arrays=False)
+    tree = tree_of(root, objects.leaf, path, unwrap=unwrap, arrays=False)(tensors)
     split = tree.pop(PIECES, None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(split, dict):
         return tree

@@ -22,8 +22,8 @@ from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import OpenedParts, file_entry
-from ckpttool.formats.savedmodel.directory import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
+from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
 from ckpttool.formats.savedmodel.pbtext import text_message
 from ckpttool.formats.savedmodel.safety import judge_links, safety_of
 from ckpttool.formats.savedmodel.variables import (

@@ -11,8 +11,8 @@ from itertools import islice
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.keras.config import judge
-from ckpttool.formats.savedmodel.directory import BINARY, CHUNKED, TEXT, require_inside
 from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph, SavedModel
+from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS

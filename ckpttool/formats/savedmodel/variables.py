@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.savedmodel.directory import require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph
+from ckpttool.formats.savedmodel.layout import require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.report import Finding, error, note, warning

@@ -60,9 +60,10 @@ class TensorFlow(SetFormat):
     def open(self, probe: Probe) -> Checkpoint:
         if probe.is_directory:
             unit = Unit(probe.path, (), self) if is_stage(probe.path) else self._only_unit(probe)
-            if unit is None:  # it has changed since it was recognised
+            checkpoint = None if unit is None else self.open_unit(unit)
+            if checkpoint is None:  # it has changed since it was recognised
                 raise NotACheckpoint(probe.path, "no checkpoint in this directory, or several")
-            return self.open_unit(unit)
+            return checkpoint
         path = probe.source.path
         probe.close()
         prefix = prefix_of(probe.path) or prefix_of(path)
@@ -70,7 +71,7 @@ class TensorFlow(SetFormat):
             return self._open_old(path)
         return self._open_prefix(prefix)
 
-    def open_unit(self, unit: Unit) -> Checkpoint:
+    def open_unit(self, unit: Unit) -> Checkpoint | None:
         if is_stage(unit.path):
             from ckpttool.formats.tensorflow.reader import open_stage
 
@@ -79,7 +80,7 @@ class TensorFlow(SetFormat):
         if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
             return self._open_old(unit.path)
         if not unit.members or (os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX)):
-            return super().open_unit(unit)
+            return None
         return self._open_prefix(prefix_of(unit.path) or unit.path)
 
     def unit_of(self, probe: Probe) -> Unit | None:

@@ -21,11 +21,13 @@ from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.core.values import tile
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
+from ckpttool.formats.content.flattening import TensorParts
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import OpenedParts, add_part_name, file_entry, open_file
+from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import (
@@ -37,7 +39,6 @@ from ckpttool.formats.torch.dcp_metadata import (
     check_chunks,
     tree_of,
 )
-from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import counted, error, warning
 from ckpttool.tensor import Extent, Path, Span, Tensor
 from ckpttool.wire.jsontext import parse_json

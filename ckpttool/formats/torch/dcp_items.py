@@ -9,10 +9,10 @@ from functools import partial
 
 from ckpttool.core.readable import Buffer
 from ckpttool.core.values import Contiguous
-from ckpttool.formats.content.flattening import flatten
-from ckpttool.formats.content.tree import build_tree
+from ckpttool.formats.content.assembly import tree_of
+from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
-from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor
@@ -90,7 +90,7 @@ def open_item(source: Source, place: ItemPlace, fqn: str, pickles: KnownPickles)
         flat.plain,
         findings,
         (*judged.safety, *records.judged_others("data.pkl")),
-        lambda tensors: build_tree(root, leaf, tensors, source.path),
+        tree_of(root, leaf, source.path),
     )
 
 

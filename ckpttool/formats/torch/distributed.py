@@ -17,16 +17,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.values import in_memory
-from ckpttool.formats.content.flattening import Leaf
+from ckpttool.formats.content.flattening import Leaf, TensorParts
 from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.types import sizes, torch_dtype
-from ckpttool.report import Finding, error, note
-from ckpttool.tensor import Extent, Path, Range, Shard, Tensor
+from ckpttool.tensor import Extent, Path, Range, Shard
 from ckpttool.wire.pickle_nodes import Call, Global
 
 if TYPE_CHECKING:
-    from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+    from ckpttool.formats.torch.objects import TorchObjects
 
 _DTENSOR, _SHARDED = "DTensor", "ShardedTensor"
 _MODULES = (
@@ -70,21 +69,6 @@ def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
     shard = _dtensor_shard(mesh, spec, shape, parts.shape)
     parts = replace(parts, shard=shard, described_by=mesh.stored)
     return Leaf(((path, parts),), visits=sum(map(len, shard.ranges or ())))
-
-
-def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
-    """Yield what is to be said of the parts of tensors that a file holds."""
-    for tensor in tensors:
-        if tensor.shard is not None and tensor.shard.is_partial:
-            placements = ", ".join(tensor.shard.placements)
-            message = f"{placements}: terms of a sum that was never made, not its values"
-            yield error("dtensor-partial", message, tensor.name)
-    cut = [tensor.shard for tensor in tensors if tensor.shard is not None and not tensor.shard.is_whole]
-    if cut:
-        rank = "a process" if cut[0].rank is None else f"rank {cut[0].rank:,}"
-        world = f" of {cut[0].world:,}" if cut[0].world else ""
-        message = f"what {rank}{world} kept of {len(cut):,} tensors; the others have the rest"
-        yield note("rank-alone", message)
 
 
 def _attributes(state: Any) -> dict[str, Any]:
@@ -329,8 +313,6 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
         path: Path = () if len(shards) == 1 else (f"{ONE_OF_SEVERAL}{index}>",)
         tensors.append((path, replace(parts, shard=replace(common, ranges=ranges))))
     if not tensors:
-        from ckpttool.formats.torch.objects import TensorParts
-
         shard = replace(common, ranges=tuple(() for _ in shape))
         tensors.append(((), TensorParts(dtype, (0, *shape[1:]), in_memory(b""), shard=shard)))
     return Leaf(tuple(tensors))

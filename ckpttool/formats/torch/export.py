@@ -32,7 +32,7 @@ class TorchExport(Format):
     def open(self, probe: Probe) -> Checkpoint:
         from ckpttool.formats.torch.export_programs import open_program
 
-        return open_program(probe, self.name, is_old=_is_old(probe))
+        return open_program(probe, self.name, OLD_PROGRAM if _is_old(probe) else None)
 
 
 def _is_old(probe: Probe) -> bool:

@@ -15,13 +15,11 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.readable import Readable, reader_from
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.flattening import Flat
+from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
-from ckpttool.formats.torch.export import OLD_PROGRAM
 from ckpttool.formats.torch.export_graph import (
     describe_graph,
     judge_operators,
@@ -31,11 +29,12 @@ from ckpttool.formats.torch.export_graph import (
     user_inputs,
 )
 from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
-from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.zip import Records
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span
 from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.pickle_detection import is_pickle
 from ckpttool.wire.pickle_safety import read_pickles
 from ckpttool.wire.zip_reader import LOCAL_MAGIC, STORED, Archive, Member
 
@@ -56,9 +55,11 @@ _OBJECTS = ("custom_obj_", "opaque_obj_")
 """What the names of constants begin with that are no tensors."""
 
 
-def open_program(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
-    """Return the checkpoint that an archive holds."""
-    program = (_OldProgramArchive if is_old else _ProgramArchive)(probe.archive, probe.path)
+def open_program(probe: Probe, format: str, old_program: str | None) -> Checkpoint:
+    """Return the checkpoint that an archive holds; ``old_program`` names the program of one before 2.8."""
+    program = _ProgramArchive(probe.archive, probe.path)
+    if old_program is not None:
+        program = _OldProgramArchive(probe.archive, probe.path, old_program)
     program.read()
     return assemble(
         probe=probe,
@@ -275,6 +276,10 @@ class _OldProgramArchive(_ProgramArchive):
 
     variant = "old"
 
+    def __init__(self, archive: Archive, path: str, program: str) -> None:
+        super().__init__(archive, path)
+        self._program = program
+
     def read(self) -> None:
         members = {member.name: member for member in self._archive.members}
         self.findings += self._archive.findings
@@ -293,8 +298,12 @@ class _OldProgramArchive(_ProgramArchive):
                     role = Role.OTHER if prefix else Role.WEIGHTS
                     tensor_names.add(str(path[0]) if path else "")
                     self.tensors.append((prefix + path, replace(parts, role=role)))
-        self._read_graph("model", members[OLD_PROGRAM], tensor_names)
-        known = {OLD_PROGRAM, "version", *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json"))}
+        self._read_graph("model", members[self._program], tensor_names)
+        known = {
+            self._program,
+            "version",
+            *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json")),
+        }
         others = describe_members(self._archive, lambda name: name in known)
         self.metadata |= under_free_key(others, self.metadata)
         version = members.get("version")

@@ -17,18 +17,17 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.readable import Readable, reader_from
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
-from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.flattening import Flat, Leaf, flatten
+from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.pickles import MAGIC
-from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.zip import element_types, parse_persistent_id, unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Interpreter, PickleBudget
+from ckpttool.wire.pickle_detection import TORCH_MAGIC
 from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle
 from ckpttool.wire.pickle_safety import attach_safety, judge, run
 from ckpttool.wire.source import Source
@@ -63,7 +62,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
             *unused_storages(legacy.storages.by_key.values(), flat.tensors),
         ),
         safety=tuple(pickles.safety),
-        tree=lambda tensors: build_tree(legacy.root, leaf, tensors, probe.path),
+        tree=tree_of(legacy.root, leaf, probe.path),
     )
 
 
@@ -150,8 +149,8 @@ def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
         parts.append(pickles.read(parts[-1].end if parts else start, end, where))
     magic, protocol, info, root, keys = (part.root for part in parts)
     path = pickles.source.path
-    if magic != MAGIC:
-        raise DamagedCheckpoint(path, "another magic number", expected=f"{MAGIC:#x}", where=PARTS[0])
+    if magic != TORCH_MAGIC:
+        raise DamagedCheckpoint(path, "another magic number", expected=f"{TORCH_MAGIC:#x}", where=PARTS[0])
     if protocol != PROTOCOL:
         raise DamagedCheckpoint(path, str(describe(protocol)), expected=str(PROTOCOL), where=PARTS[1])
     if not isinstance(info, dict):

@@ -15,7 +15,8 @@ from ckpttool.tensor import Path, Role
 from ckpttool.wire.pickle_nodes import Call
 
 if TYPE_CHECKING:
-    from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+    from ckpttool.formats.content.flattening import TensorParts
+    from ckpttool.formats.torch.objects import TorchObjects
 
 MAX_MODULE_NESTING = 500
 MAX_MODULES = 1_000_000

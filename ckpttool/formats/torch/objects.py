@@ -16,13 +16,13 @@ from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous,
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.flattening import MAX_VISITS, Leaf, TreeBudget, flatten
+from ckpttool.formats.content.flattening import MAX_VISITS, Leaf, TensorParts, TreeBudget, flatten
 from ckpttool.formats.content.object_parts import merge_slots, references
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe
 from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
-from ckpttool.tensor import Extent, Path, Role, Shard, Values
+from ckpttool.tensor import Extent, Path, Role, Values
 from ckpttool.wire.pickle_nodes import Call, Global, Persistent
 
 MAX_AXES = 64
@@ -44,25 +44,6 @@ class Storage:
     offset: int
     extent: Extent | None
     byteorder: Literal["little", "big"] = "little"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorParts:
-    """What a format knows of a tensor before it has a name; a role only where the object itself says it.
-
-    ``described_by`` are storages that say how it lies, and are no tensors of the checkpoint's own.
-    """
-
-    dtype: DType
-    shape: tuple[int, ...]
-    values: Values | None = None
-    extent: Extent | None = None
-    storage: Extent | None = None
-    byteorder: Literal["little", "big"] = "little"
-    identity: object = None
-    role: Role | None = None
-    shard: Shard | None = None
-    described_by: frozenset[Extent] = frozenset()
 
 
 Resolve = Callable[[Any], Storage]

@@ -16,13 +16,10 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.interface import RANKED, Format, Probe, SetFormat, Unit, natural, ranked_paths
-from ckpttool.formats.pickles import PytorchLegacy
-from ckpttool.formats.torch.zip import PytorchZip
+from ckpttool.formats.interface import RANKED, Probe, natural, ranked_paths
 from ckpttool.wire.source import Source
 
 METADATA = "metadata.pkl"
@@ -34,12 +31,11 @@ _WORLD_FILE = re.compile(
     r"_rank_(?P<rank>\d{1,9})\.(pt|pth|bin)"
 )
 _NUMBERED = re.compile(r"(?P<stem>checkpoint)_(?P<rank>\d{1,9})\.pt")
-_LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")
-_COMPANION = re.compile(
+LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")
+COMPANION = re.compile(
     r"(data|dataloader|rng_state|random_states|scheduler|scaler|training_args)([._-]?\d{1,9})?\.\w+"
 )
 """What trainers write beside the files of the ranks; any other checkpoint there is another save."""
-_SHARDED = re.compile(rb"\b(DTensor|ShardedTensor)\b")
 _WORLD_SIZE = re.compile(rb"\bworld_size\b")
 _SEARCHED = 1 << 16
 """How many first and last bytes are searched: a file's pickle comes first, a count in it perhaps last."""
@@ -60,60 +56,15 @@ class RankFile(NamedTuple):
         return os.path.basename(self.path)
 
 
-class RankFiles(SetFormat):
-    """The files of all ranks of one save."""
-
-    name: ClassVar[str] = "pytorch"
-    specialises: ClassVar[tuple[type[Format], ...]] = (PytorchZip, PytorchLegacy)
-    takes_in = True
-
-    def matches(self, probe: Probe) -> bool:
-        return bool(_files_at(probe))
-
-    def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.torch.ranks import open_ranks
-
-        files = _files_at(probe)
-        probe.close()
-        metadata = probe.entries.get(METADATA)
-        others = [name for name in probe.entries if _COMPANION.fullmatch(name) and name.endswith(_LOADABLE)]
-        return open_ranks(probe.path, files, None if metadata is None else metadata.path, others)
-
-    def open_unit(self, unit: Unit) -> Checkpoint:
-        from ckpttool.formats.torch.ranks import open_ranks
-
-        directory = os.path.dirname(unit.path)
-        files = [
-            file
-            for name in unit.parts
-            if (file := parse_rank_file(os.path.join(directory, name))) is not None
-        ]
-        return open_ranks(unit.path, files) if files else super().open_unit(unit)
-
-    def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
-        for stem, files in _files_by_stem(_rank_files(entries)).items():
-            if _has_at_an_end(files[0].path, _SHARDED):
-                yield Unit(os.path.join(directory, stem), tuple(file.name for file in files), self)
-
-
-def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
-    """Return what the processes kept of each model and each optimizer that Accelerate saved."""
-    files = (file for file in _rank_files(entries) if FSDP.fullmatch(file.name))
-    return [
-        Unit(os.path.join(directory, stem), tuple(file.name for file in group), RankFiles())
-        for stem, group in _files_by_stem(files).items()
-    ]
-
-
 def _files_of_one_save(entries: Entries) -> list[RankFile]:
     """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
     files = [file for entry in entries.values() if (file := _parse_world_file(entry.path)) is not None]
-    if not files and METADATA in entries and _has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
+    if not files and METADATA in entries and has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
         matches = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
         files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in matches if match]
     names = {METADATA, *(file.name for file in files)}
-    others = (name for name in entries if name.endswith(_LOADABLE) and name not in names)
-    if any(not _COMPANION.fullmatch(name) and entries[name].is_file() for name in others):
+    others = (name for name in entries if name.endswith(LOADABLE) and name not in names)
+    if any(not COMPANION.fullmatch(name) and entries[name].is_file() for name in others):
         return []
     return sorted(files, key=_order)
 
@@ -127,11 +78,11 @@ def parse_rank_file(path: str) -> RankFile | None:
     return RankFile(path, match["stem"], int(match["rank"]), world_file.world if world_file else 0)
 
 
-def _rank_files(entries: Entries) -> Iterator[RankFile]:
+def rank_files(entries: Entries) -> Iterator[RankFile]:
     return (file for entry in entries.values() if (file := parse_rank_file(entry.path)) is not None)
 
 
-def _files_at(probe: Probe) -> list[RankFile]:
+def files_at(probe: Probe) -> list[RankFile]:
     """Return the files of ranks that a path stands for: a directory, or what their names begin with."""
     if probe.is_directory:
         return _files_of_one_save(probe.entries)
@@ -150,7 +101,7 @@ def _order(file: RankFile) -> tuple[bool, object, int]:
     return file.stem != "model", natural(file.stem), file.rank
 
 
-def _files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
+def files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
     """Return files by what their names have in common, in the order of ranks; no rank is there twice."""
     groups: dict[str, list[RankFile]] = defaultdict(list)
     for file in sorted(files, key=_order):
@@ -158,7 +109,7 @@ def _files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
     return {stem: group for stem, group in groups.items() if len({file.rank for file in group}) == len(group)}
 
 
-def _has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
+def has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
     try:
         with Source(path) as source:
             length = min(source.size, _SEARCHED)

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, NoReturn
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Truncated
-from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.flattening import Leaf, flatten
+from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
     Pickles,
@@ -26,7 +25,7 @@ from ckpttool.formats.torch.legacy import (
     storage_spans,
     view_of,
 )
-from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import MAX_AXES, Storage, TorchObjects
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.formats.torch.zip import unused_storages
 from ckpttool.report import Finding, error
@@ -73,7 +72,7 @@ class PytorchTar(Format):
             producer=Producer("pytorch"),
             findings=(*findings, *unused_storages(contents.stored.values(), flat.tensors)),
             safety=tuple(pickles.safety),
-            tree=lambda tensors: build_tree(root, leaf, tensors, probe.path),
+            tree=tree_of(root, leaf, probe.path),
         )
 
 

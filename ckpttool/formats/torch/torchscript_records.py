@@ -17,11 +17,11 @@ from zlib import crc32
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.flattening import Flat, Leaf, flatten
+from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.object_parts import direct_parts, nodes
 from ckpttool.formats.content.plain_data import describe_content, under_free_key
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
 from ckpttool.formats.torch.torchscript_code import (
     definitions_of,

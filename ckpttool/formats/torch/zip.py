@@ -13,18 +13,17 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.readable import reader_from
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.flattening import flatten
+from ckpttool.formats.content.assembly import assemble, tree_of
+from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_member
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_record
-from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.pickles import is_pickle
-from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
+from ckpttool.wire.pickle_detection import is_pickle
 from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
 from ckpttool.wire.zip_reader import STORED, Archive, Member
 
@@ -70,7 +69,7 @@ class PytorchZip(Format):
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
-            tree=lambda tensors: build_tree(root, objects.leaf, tensors, probe.path),
+            tree=tree_of(root, objects.leaf, probe.path),
         )
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.tree import make_mapped, trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.formats.parts import add_part_name
 from ckpttool.report import counted
 from ckpttool.tensor import Span, Tensor
 from ckpttool.wire.pickle_nodes import Mapped

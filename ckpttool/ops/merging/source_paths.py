@@ -20,7 +20,8 @@ from ckpttool.formats.shard_index import indexes, mapped_files
 from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
-from ckpttool.formats.torch.rank_files import RankFiles, parse_rank_file
+from ckpttool.formats.torch.rank_files import parse_rank_file
+from ckpttool.formats.torch.rank_set import RankFiles
 from ckpttool.naming import parse_name
 from ckpttool.report import counted
 from ckpttool.wire.source import open_regular

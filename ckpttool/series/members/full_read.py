@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.opening import open_unit
 from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.report import Finding, Severity
 from ckpttool.series.members.entry import Entry
@@ -87,7 +88,7 @@ def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Findi
     if not findings or entry.unit.format is None:
         return []
     role = Role.WEIGHTS if entry.has_weights else Role.OTHER  # an average alone is weights, too
-    with entry.unit.format.open_unit(entry.unit) as checkpoint:
+    with open_unit(entry.unit.format, entry.unit) as checkpoint:
         weights = [tensor for tensor in checkpoint.tensors if tensor.role is role and tensor.size > 1]
         names = {tensor.shares_with or tensor.name for tensor in weights}  # of ties the first
     return [finding for finding in findings if finding.where in names]

@@ -18,7 +18,8 @@ from ckpttool.errors import (
 )
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import unit_of
-from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, open_probe
+from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
+from ckpttool.formats.opening import open_probe, open_unit
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.report import Finding, Severity, counted
@@ -78,7 +79,7 @@ def _entry_from(
 
 def _open(unit: Unit) -> Checkpoint:
     if unit.format is not None:
-        return unit.format.open_unit(unit)
+        return open_unit(unit.format, unit)
     with Probe(unit.path) as probe:
         return _open_from(probe, None)
 

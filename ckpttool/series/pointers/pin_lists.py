@@ -23,8 +23,7 @@ from ckpttool.wire.toml import change_strings, parse_toml
 
 if TYPE_CHECKING:
     from ckpttool.series.members.order import Group
-    from ckpttool.series.pointers.protection import PointerProtections
-    from ckpttool.series.pointers.targets import CheckpointIndex
+    from ckpttool.series.pointers.targets import CheckpointIndex, PointerProtections
 
 
 KEY = "pinned"

@@ -6,7 +6,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -31,6 +30,7 @@ from ckpttool.series.pointers.readers import (
 )
 from ckpttool.series.pointers.targets import (
     CheckpointIndex,
+    PointerProtections,
     exists,
     lies_nearby,
     renamed_targets,
@@ -46,30 +46,6 @@ BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
 _NEVER_ENTERED = frozenset({".git"})
 _STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; what is older was probably left behind."""
-
-
-@dataclass(slots=True)
-class PointerProtections:
-    """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
-
-    Attributes:
-        reasons: Why checkpoints stay, by their paths.
-        skipped: Why series are left alone, by their keys.
-        holders: The file that a reason comes from, by the checkpoint's path and the reason.
-        warnings: What pointers name that is gone, where nobody has to wait for it.
-    """
-
-    reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    skipped: dict[str, str] = field(default_factory=dict)
-    holders: dict[tuple[str, str], str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
-        """Add a reason to those for which a checkpoint stays."""
-        if reason not in self.reasons[entry.path]:
-            self.reasons[entry.path].append(reason)
-            if holder is not None:
-                self.holders[entry.path, reason] = shown(holder)
 
 
 class SeriesIndex:

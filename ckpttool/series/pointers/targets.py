@@ -6,12 +6,14 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.history import identities, read_record, state_dirs
 from ckpttool.series.changing.moves import Move
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.paths import shown
 
 _MOST_LEVELS = 4
 """How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
@@ -177,3 +179,27 @@ def exists(path: str) -> bool:
         return os.path.exists(path) or os.path.exists(f"{path}{INDEX}")
     except ValueError:  # a NUL in it
         return False
+
+
+@dataclass(slots=True)
+class PointerProtections:
+    """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
+
+    Attributes:
+        reasons: Why checkpoints stay, by their paths.
+        skipped: Why series are left alone, by their keys.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+        warnings: What pointers name that is gone, where nobody has to wait for it.
+    """
+
+    reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    skipped: dict[str, str] = field(default_factory=dict)
+    holders: dict[tuple[str, str], str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
+        """Add a reason to those for which a checkpoint stays."""
+        if reason not in self.reasons[entry.path]:
+            self.reasons[entry.path].append(reason)
+            if holder is not None:
+                self.holders[entry.path, reason] = shown(holder)

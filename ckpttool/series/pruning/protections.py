@@ -29,7 +29,7 @@ from ckpttool.series.members.series_doubts import (
     witnesses,
 )
 from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
-from ckpttool.series.pointers.protection import PointerProtections
+from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.retention.companions import doubts_of
 from ckpttool.series.retention.plan import Protections
