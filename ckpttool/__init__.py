@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ckpttool.series.renaming.rename import rename
     from ckpttool.series.resuming.latest import latest
     from ckpttool.series.retention.policy import Policy
-    from ckpttool.series.undoing.undo import undo
+    from ckpttool.series.undo import undo
     from ckpttool.tensor import Tensor
 
 __all__ = [
@@ -110,7 +110,7 @@ _HOMES = {
     "series.renaming.rename": ("rename",),
     "series.renaming.plan": ("RenameRequest",),
     "series.resuming.latest": ("latest",),
-    "series.undoing.undo": ("undo",),
+    "series.undo": ("undo",),
     "tensor": ("Tensor",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -41,7 +41,7 @@ from ckpttool.render.terminal import printable
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
     from ckpttool.series.listing import DirectoryPreview, ListedDirectory, Listing
-    from ckpttool.series.reasons import Problem
+    from ckpttool.transaction.paths import Problem
 
 Sort = Annotated[
     str | None,

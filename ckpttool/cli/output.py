@@ -14,7 +14,7 @@ FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
 """Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C."""
 
 if TYPE_CHECKING:
-    from ckpttool.series.reasons import Problem
+    from ckpttool.transaction.paths import Problem
     from ckpttool.work import Advance
 
 

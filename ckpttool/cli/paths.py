@@ -77,9 +77,9 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
 
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
-    from ckpttool.series.changing.pending_journals import owner_of_journal
-    from ckpttool.series.changing.state_dir import owner_of_stage
-    from ckpttool.series.paths import shown
+    from ckpttool.transaction.paths import shown
+    from ckpttool.transaction.pending_journals import owner_of_journal
+    from ckpttool.transaction.state_dir import owner_of_stage
 
     for path in journals:
         directory = owner_of_stage(os.path.dirname(path))

@@ -80,9 +80,9 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
-    from ckpttool.series.paths import shown
     from ckpttool.series.pointers.pin_lists import absence_message, pin_fault
     from ckpttool.series.pointers.pins import pins_below
+    from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
     listed = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ckpttool.series.members.entry import Entry
     from ckpttool.series.pruning.planning import PrunePlan, Request
     from ckpttool.series.pruning.prune import Pruned
-    from ckpttool.series.reasons import Problem
     from ckpttool.series.retention.plan import GroupPlan
-    from ckpttool.series.undoing.trash import EmptiedTrash
+    from ckpttool.transaction.paths import Problem
+    from ckpttool.transaction.trash import EmptiedTrash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
 
     An error in the only directory is raised; in one of several it is printed, and the others are pruned.
     """
-    from ckpttool.series.changing.moves import new_identity
+    from ckpttool.transaction.moves import new_identity
 
     requests = options.requests()
     _say_unread(options, output)
@@ -103,8 +103,8 @@ def _prune_directory(request: Request, trash: str | None, output: OutputOptions)
 
 def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOptions) -> Pruned:
     """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
-    from ckpttool.series.reasons import Problem
     from ckpttool.series.surveying.survey import NOTHING, nothing_in
+    from ckpttool.transaction.paths import Problem
 
     message = nothing_in(request.directory, recursive=request.recursive)
     if message != NOTHING:
@@ -357,9 +357,9 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
 
     An error in the only directory is raised.
     """
-    from ckpttool.series.paths import require_directory
-    from ckpttool.series.undoing.trash import empty
-    from ckpttool.series.undoing.undo import directories_with_trash
+    from ckpttool.series.undo import directories_with_trash
+    from ckpttool.transaction.paths import require_directory
+    from ckpttool.transaction.trash import empty
 
     emptied: list[EmptiedTrash] = []
     failures: list[str] = []

@@ -19,8 +19,8 @@ from ckpttool.series.retention.policy import Policies, Policy, delete_limit, opt
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention
     from ckpttool.series.members.order import Group
-    from ckpttool.series.reasons import Problem
     from ckpttool.series.retention.policy import PathRule
+    from ckpttool.transaction.paths import Problem
 
 _REQUEST_OPTIONS = tuple(
     one.name for one in fields(Request) if one.name not in ("directory", "policy", "policies")
@@ -190,7 +190,7 @@ def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[
     others: so nothing may be removed. A rule for what lies outside of the command line's directory is not
     meant, nor one for what can't be read, which is an error of its own.
     """
-    from ckpttool.series.reasons import Problem
+    from ckpttool.transaction.paths import Problem
 
     if options.policies is None or not options.policies.rules:
         return []

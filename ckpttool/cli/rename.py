@@ -17,9 +17,9 @@ from ckpttool.cli.retention_options import Metrics, Series
 from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.plan import PlannedNames
     from ckpttool.series.renaming.rename import RenameResult
+    from ckpttool.transaction.paths import Problem
 
 TemplateText = Annotated[
     str | None,

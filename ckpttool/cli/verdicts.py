@@ -145,7 +145,7 @@ def _verify_each(targets: Sequence[_VerifyTarget], options: VerifyOptions, outco
 
 def _unit_now(unit: Unit) -> Unit | None:
     """Return a checkpoint as it is on disk now; None if it was removed or renamed."""
-    from ckpttool.series.changing.pending_journals import current_unit
+    from ckpttool.transaction.pending_journals import current_unit
 
     return current_unit(unit)
 
@@ -225,7 +225,7 @@ def _require_any(path: str, errors: Sequence[CheckpointError]) -> None:
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     """Return what was found at a path without what an interrupted command has half moved, and tell of it."""
     from ckpttool.cli.paths import say_journals
-    from ckpttool.series.changing.pending_journals import unaffected_units
+    from ckpttool.transaction.pending_journals import unaffected_units
 
     inside = unaffected_units((), [path] if os.path.isdir(path) else ()).journals
     if [unit.path for unit in units] == [path]:  # the user asks for this one, whatever becomes of it

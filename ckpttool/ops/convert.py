@@ -16,9 +16,9 @@ from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
 from ckpttool.report import Finding, Severity
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.scan import Scanned, scan
 from ckpttool.wire.sink import Written
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.work import Advance, default_jobs
 
 _AS_IT_IS = ConvertWishes()

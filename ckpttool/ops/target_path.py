@@ -16,8 +16,8 @@ from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.manifest import SHARED, base_of
-from ckpttool.wire.staged_output import clear_beside
-from ckpttool.wire.staging_area import is_area_name
+from ckpttool.transaction.staged_output import clear_beside
+from ckpttool.transaction.staging_area import is_area_name
 from ckpttool.writing import SUFFIXES, WRITERS, format_of
 
 _HDF5 = "keras-h5"

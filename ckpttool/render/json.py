@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ckpttool.series.pruning.explanation import Explanation
     from ckpttool.series.pruning.planning import PrunePlan
     from ckpttool.series.pruning.prune import Pruned
-    from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.rename import RenameResult
     from ckpttool.series.resuming.latest import Latest
     from ckpttool.series.retention.plan import GroupPlan
-    from ckpttool.series.undoing.trash import EmptiedTrash
-    from ckpttool.series.undoing.undo import Undone
+    from ckpttool.series.undo import Undone
     from ckpttool.tensor import Tensor
+    from ckpttool.transaction.paths import Problem
+    from ckpttool.transaction.trash import EmptiedTrash
 
 
 def dumps(document: Any) -> str:
@@ -563,7 +563,7 @@ def pin_document(
     pins: Sequence[Pin], changed: Sequence[str] = (), void: Sequence[tuple[Pin, str]] = ()
 ) -> dict[str, Any]:
     """Return the document: what is pinned, what of it isn't there, what was changed, what pins nothing."""
-    from ckpttool.series.paths import shown
+    from ckpttool.transaction.paths import shown
 
     document: dict[str, Any] = {
         "schema": "ckpttool.pin/1",

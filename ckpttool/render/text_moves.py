@@ -7,10 +7,10 @@ from collections import defaultdict
 
 from ckpttool.render.terminal import display_width, pad, printable
 from ckpttool.report import counted
-from ckpttool.series.changing.history import moment_of
-from ckpttool.series.reasons import NotUndone
 from ckpttool.series.renaming.rename import RenameResult
-from ckpttool.series.undoing.undo import Undone
+from ckpttool.series.undo import Undone
+from ckpttool.transaction.history import moment_of
+from ckpttool.transaction.paths import NotUndone
 
 REFUSED = "  can't be used"
 """Stands behind a name in a plan that can't be carried out."""

@@ -13,11 +13,11 @@ from ckpttool.render.numbers import file_size
 from ckpttool.render.terminal import colour_text, display_width, pad, printable, shorten
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.paths import shown
 from ckpttool.series.pruning.explanation import Explanation
 from ckpttool.series.pruning.prune import Pruned, foreign_files
 from ckpttool.series.retention.plan import GroupPlan
-from ckpttool.series.undoing.trash import EmptiedTrash
+from ckpttool.transaction.paths import shown
+from ckpttool.transaction.trash import EmptiedTrash
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""

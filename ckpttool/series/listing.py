@@ -13,14 +13,14 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.series.members.order import Group, GroupBy
-from ckpttool.series.paths import shown
 from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.pruning.planning import Depth, PrunePlan, Request, make_plan
-from ckpttool.series.reasons import Problem, true_of_all
+from ckpttool.series.reasons import true_of_all
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
 from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from ckpttool.transaction.paths import Problem, shown
 
 _DIGITS = re.compile(r"([0-9]+)")
 

@@ -6,7 +6,6 @@ Programs go by the code alone. The words are written once, where a reason arises
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
@@ -52,25 +51,6 @@ def fault(code: Code, detail: str = "") -> Reason:
 def code_of(reason: str) -> Code | None:
     """Return the code of a reason; None for one in words alone, which no program asks about."""
     return reason.code if isinstance(reason, Reason) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that the user must look at: where, and what."""
-
-    path: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotUndone(Problem):
-    """A checkpoint that ``undo`` leaves as it is; ``why`` is the message without its first words."""
-
-    why: str
-
-    @classmethod
-    def because(cls, path: str, why: str) -> NotUndone:
-        return cls(path, f"not taken back: {why}", why)
 
 
 def true_of_all(warnings: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -19,10 +19,4 @@ What a pickle does
     it is made, ``states`` what is set on objects, by the lists in ``names/`` that ``trust`` reads;
     ``pickle_safety`` turns what isn't on the lists into findings. Nothing recurses, and what is built has a
     budget in bytes.
-
-How files appear
-    Outputs are staged: written in a locked directory beside the target under their final names, made
-    durable, then renamed. A kill leaves the stage without its lock, and whoever stages next clears it.
-    Directories are held open by descriptors, and never reached through a symlink, so that nobody can swap a
-    link in. ``sink`` lets the kernel copy what lies at the same place of a block in source and target.
 """

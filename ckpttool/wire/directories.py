@@ -11,10 +11,18 @@ import errno
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
+from typing import TypeVar
 
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
+
+HAS_LOCKS = fcntl is not None
 IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
 """Whether the system can work below open directories."""
 
@@ -25,6 +33,13 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | FOLLOWS_NOTHING
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
 _PROBE = ".ckpttool-probe"
+_BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
+RETRIES = 5
+RETRY_SECONDS = 0.2
+"""An open file on NFS keeps its directory busy for a moment after it was unlinked."""
+_T = TypeVar("_T")
+_UNLINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+"""What ``link`` says where there are no hard links, or no more of them."""
 _CLOSED = -1
 """Stands for a descriptor that was given back: whatever is done with it fails."""
 
@@ -287,3 +302,71 @@ def walk(
             continue
         yield directory, subdirectories, others
         pending += [os.path.join(directory, name) for name in reversed(subdirectories) if name not in links]
+
+
+def link_or_rename(
+    name: str,
+    here: int | None,
+    other: str,
+    there: int | None,
+    is_taken: Callable[[], bool],
+    *,
+    is_strict: bool = False,
+) -> bool:
+    """Bring an entry to another directory or name, never in the place of what is there.
+
+    ``rename`` would replace what comes to stand there between a look and the call; ``link`` never does. So a
+    file gets a second name, and whoever calls unlinks the first. A directory is renamed, and so is a file
+    where it can't have two names.
+
+    Args:
+        name: Its name, or its path if ``here`` is None.
+        here: Descriptor of its directory.
+        other: The name that it gets.
+        there: Descriptor of the directory that it comes to.
+        is_taken: Looks whether something has that name, before a rename.
+        is_strict: Whether any other failure than that of a file system without links is one; what is put
+            back is better renamed than left.
+
+    Returns:
+        Whether it has both names now.
+    """
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=here).st_mode):
+        try:
+            os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+            return True
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _UNLINKABLE and is_strict:
+                raise
+    if is_taken():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
+    retry_while_busy(lambda: os.rename(name, other, src_dir_fd=here, dst_dir_fd=there))
+    return False
+
+
+def retry_while_busy(step: Callable[[], _T]) -> _T:
+    """Do a step; where it is busy try again for a while."""
+    for _ in range(RETRIES - 1):
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+        time.sleep(RETRY_SECONDS)
+    return step()
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock what is open until it is closed; tell whether nobody else has it locked.
+
+    An OSError says that the file system has no locks. Where the system has none, nobody has anything locked.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

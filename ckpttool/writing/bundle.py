@@ -13,11 +13,11 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
 from ckpttool.tensor import Tensor
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.crc import crc32c, mask_crc
 from ckpttool.wire.protobuf import bytes_field, encoded_varint, fixed32_field, number_field
 from ckpttool.wire.sink import Sink, Written
 from ckpttool.wire.sstable_writer import TableWriter
-from ckpttool.wire.staged_output import StagedOutput
 
 NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}
 """TensorFlow's number of each type, by name."""

@@ -31,6 +31,7 @@ from ckpttool.formats.paddle.fluid_parts import (
 from ckpttool.formats.paddle.fluid_serial import MAX_ARGUMENT, SHARD
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import training_state
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.lodtensor import (
     MAX_AXES,
     NO_LEVELS,
@@ -42,7 +43,6 @@ from ckpttool.wire.lodtensor import (
     values_header,
 )
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer, fold_name
 from ckpttool.writing.shards import Files
 from ckpttool.writing.sidecar import sidecar_of

@@ -11,8 +11,8 @@ from typing import ClassVar
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.sidecar import parts_of
 from ckpttool.tensor import Tensor
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.sidecar import sidecar_of
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.tensor import Tensor
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from ckpttool.formats.keras.layout import top_of
 from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import depends_on_name
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.hdf5_writer import Plan, draw
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.writing.hdf5 import hdf5_plan, path_refusals
 from ckpttool.writing.interface import Content, WriteOptions, Writer, fold_name

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Tensor
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.npy import MAGIC
 from ckpttool.wire.npy import MAX_AXES as _READ_AXES
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_reader import MAX_DIRECTORY, MAX_MEMBERS
 from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.writing.interface import Content, WriteOptions, Writer

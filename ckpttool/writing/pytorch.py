@@ -17,10 +17,10 @@ from ckpttool.errors import Unsupported
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.tensor import Tensor
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.opcodes import PAYLOAD_BYTES
 from ckpttool.wire.pickler import Storages, imported_by, pickle_into
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.trust import admitted_by_weights_only
 from ckpttool.wire.zip_writer import ALIGNMENT, Piece, TorchZip
 from ckpttool.writing.interface import Content, WriteOptions, Writer

@@ -17,8 +17,8 @@ from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.tensor import Tensor
 from ckpttool.training import depends_on_name
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.shards import Files, cut, index, refusals, shard_names
 from ckpttool.writing.sidecar import sidecar_of

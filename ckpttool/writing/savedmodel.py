@@ -24,8 +24,8 @@ from ckpttool.formats.tensorflow.object_graph import (
     steps_of_name,
 )
 from ckpttool.tensor import Role, Tensor
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.protobuf import bytes_field, number_field, text_field
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import NUMBERS, refused_type, shape_message, write_bundle
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.sidecar import sidecar_of

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
 from ckpttool.tensor import Tensor
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.work import in_order
 
 _MOST_OPEN = 16

@@ -21,7 +21,7 @@ from ckpttool.formats.tensorflow.object_graph import (
     key_of,
     objects_of,
 )
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing.bundle import MAX_KEY, NUMBERS, refused_type, write_bundle
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.sidecar import sidecar_of

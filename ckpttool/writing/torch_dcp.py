@@ -16,8 +16,8 @@ from typing import ClassVar
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
+from ckpttool.transaction.staged_output import OutputShape, StagedOutput
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Global
-from ckpttool.wire.staged_output import OutputShape, StagedOutput
 from ckpttool.wire.zip_writer import TorchZip
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from ckpttool.writing.pytorch import ANONYMOUS, WHOLE, name_refusals, write_archive

@@ -12,9 +12,9 @@ from tests.benchmarks.measure import Command
 
 DELETE = """
 import os, sys
-from ckpttool.series.files import Contents, contents
-from ckpttool.series.changing.journal import Journal, Removal
-from ckpttool.series.changing.removal import remove
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.journal import Journal, Removal
+from ckpttool.transaction.removal import remove
 directory = sys.argv[1]
 found = contents(directory, sorted(os.listdir(directory))).files
 removals = [Removal(file.path, (file.path,), Contents((file,))) for file in found]

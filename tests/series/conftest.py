@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.changing import stage
 from ckpttool.series.members.entry import Entry
+from ckpttool.wire import directories
 from tests.support.directories import make_entry
 from tests.support.faults import Fault
 
 
 @pytest.fixture(autouse=True)
 def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(directories, "RETRY_SECONDS", 0)
 
 
 @pytest.fixture

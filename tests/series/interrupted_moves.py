@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from ckpttool import CheckpointError, undo
-from ckpttool.series.changing import stage
-from ckpttool.series.changing.journal import Removal, stages, stages_beside
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.move_transaction import ChainedMoves, apply_moves
-from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
-from ckpttool.series.changing.pending_journals import incomplete_names, pending_journals
-from ckpttool.series.changing.state_dir import state_dir_of
-from ckpttool.series.files import contents
-from ckpttool.series.undoing.trash import put_aside
+from ckpttool.transaction.apply import ChainedMoves, apply_moves
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import Removal, stages, stages_beside
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite
+from ckpttool.transaction.pending_journals import incomplete_names, pending_journals
+from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.trash import put_aside
+from ckpttool.wire import directories
 from tests.support.changes import recover
 from tests.support.faults import CHANGES, hit_call, is_killed_at
 
@@ -31,7 +31,7 @@ IDENTITY = "20260102T030405.000006Z-0123abcd"
 Units = list[list[str]]
 Tree = dict[str, bytes | str]
 
-stage.RETRY_SECONDS = 0
+directories.RETRY_SECONDS = 0
 
 
 # What is moved --------------------------------------------------------------------------------------

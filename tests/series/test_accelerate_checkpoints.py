@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Policy, RenameRequest, Request, pin, prune, rename, undo, unpin
-from ckpttool.series.changing import state_dir
-from ckpttool.series.changing.pending_journals import pending_journals
-from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.pointers.pins import pins_below
 from ckpttool.series.renaming import reserved_names
-from ckpttool.series.undoing.trash import empty
+from ckpttool.transaction import state_dir
+from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.trash import empty
 from tests.support.changes import observed, prune_to_trash
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from ckpttool.series.changing.journal import stages
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.moves import Chain, Moves, document, moves_of
-from ckpttool.series.changing.recovery import recover_directory
-from ckpttool.series.changing.state_dir import StateDir
+from ckpttool.transaction.journal import stages
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.moves import Chain, Moves, document, moves_of
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.state_dir import StateDir
 from tests.series.renamings import content, names, renamed
 
 TEMPLATE = "model_{epoch}"
@@ -75,7 +75,7 @@ def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: py
 def test_what_a_kill_left_between_the_moves_is_taken_back(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import move_transaction
+    from ckpttool.transaction import apply
 
     before = content(swapped)
 
@@ -83,8 +83,8 @@ def test_what_a_kill_left_between_the_moves_is_taken_back(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(move_transaction, "_rewrite_journal", die)
-        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *arguments: None)
+        patch.setattr(apply, "rewrite_journal", die)
+        patch.setattr(apply.ChainedMoves, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             renamed(swapped, TEMPLATE)
     assert {"model_1~1.pt", "model_2~1.pt", "model_4.pt"} <= set(names(swapped))
@@ -98,20 +98,20 @@ def test_what_a_kill_left_between_the_moves_is_taken_back(
 def test_what_names_them_above_is_told_to_have_other_names(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import move_transaction
+    from ckpttool.transaction import apply
 
     before, waves = content(swapped.parent), []
-    make = move_transaction.ChainedMoves.make
+    make = apply.ChainedMoves.make
 
-    def die_at_the_second(self: move_transaction.ChainedMoves, moves: Moves, *, has_more: bool) -> object:
+    def die_at_the_second(self: apply.ChainedMoves, moves: Moves, *, has_more: bool) -> object:
         waves.append(moves)
         if len(waves) == 2:
             raise Killed
         return make(self, moves, has_more=has_more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(move_transaction.ChainedMoves, "make", die_at_the_second)
-        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *arguments: None)
+        patch.setattr(apply.ChainedMoves, "make", die_at_the_second)
+        patch.setattr(apply.ChainedMoves, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             renamed(swapped, TEMPLATE)
     assert (swapped.parent / "latest").read_text() == "a/model_1~1.pt\n"
@@ -148,7 +148,7 @@ def test_what_somebody_else_wrote_above_stays(swapped: Path) -> None:
 def test_an_undo_above_that_is_interrupted_can_be_done_again(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import move_transaction
+    from ckpttool.transaction import apply
 
     before = content(swapped.parent)
     assert renamed(swapped, TEMPLATE).problems == ()
@@ -158,8 +158,8 @@ def test_an_undo_above_that_is_interrupted_can_be_done_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(move_transaction, "_rewrite_journal", die)
-        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *arguments: None)
+        patch.setattr(apply, "rewrite_journal", die)
+        patch.setattr(apply.ChainedMoves, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             undo(str(swapped.parent), recursive=True)
     with lock_directory(str(swapped.parent)):
@@ -191,9 +191,9 @@ def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
 
 def _exchange(directory: Path, told: dict[str, str]) -> None:
     """Exchange the names of sharded sets, as a rename does."""
-    from ckpttool.series.changing.move_transaction import ChainedMoves
-    from ckpttool.series.changing.moves import Move, Rewrite, new_identity
-    from ckpttool.series.files import contents
+    from ckpttool.transaction.apply import ChainedMoves
+    from ckpttool.transaction.files import contents
+    from ckpttool.transaction.moves import Move, Rewrite, new_identity
 
     place, identity, ending = str(directory), new_identity(), ".safetensors.index.json"
     with ChainedMoves(place) as move_transaction:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.changing import move_transaction, stage
-from ckpttool.series.changing.journal import Journal, Removal, stages
-from ckpttool.series.changing.move_transaction import apply_moves
-from ckpttool.series.changing.moves import Move, Moves, new_identity
-from ckpttool.series.changing.pending_journals import incomplete_names
-from ckpttool.series.changing.removal import remove
-from ckpttool.series.files import contents
+from ckpttool.transaction import move_transaction, stage
+from ckpttool.transaction.apply import apply_moves
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import Journal, Removal, stages
+from ckpttool.transaction.moves import Move, Moves, new_identity
+from ckpttool.transaction.pending_journals import incomplete_names
+from ckpttool.transaction.removal import remove
 from tests.support.changes import recover
 
 ENDS = ("index", "data-00000-of-00002", "data-00001-of-00002")

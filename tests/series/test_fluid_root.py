@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, Policy, Request, UsageError, prune, undo
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.pending_journals import pending_journals
-from ckpttool.series.changing.state_dir import owner_of_stage, state_dir_of
 from ckpttool.series.surveying.survey import survey_directory
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.state_dir import owner_of_stage, state_dir_of
 from tests.support.changes import observed
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")

@@ -12,22 +12,13 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from ckpttool.series.changing.journal import JOURNAL, read_journal, stages
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.move_transaction import apply_moves
-from ckpttool.series.changing.moves import (
-    Move,
-    Moves,
-    Relink,
-    Rewrite,
-    document,
-    dumps,
-    moves_of,
-    new_identity,
-)
-from ckpttool.series.changing.recovery import recover_directory
-from ckpttool.series.changing.state_dir import StateDir
-from ckpttool.series.files import contents
+from ckpttool.transaction.apply import apply_moves
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import JOURNAL, read_journal, stages
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite, document, dumps, moves_of, new_identity
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.state_dir import StateDir
 
 ROOT = Path(__file__).parents[2]
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -225,7 +216,7 @@ def test_other_names_of_a_file_stay(run_of: Path) -> None:
 
 def halfway(directory: Path, monkeypatch: pytest.MonkeyPatch, step: str, moves: Moves) -> Path:
     """Let a renaming stop, as if killed, before a step; return its stage."""
-    from ckpttool.series.changing import move_transaction
+    from ckpttool.transaction import move_transaction
 
     def die(*arguments: object, **told: object) -> None:
         raise SystemExit
@@ -294,7 +285,7 @@ def test_a_journal_that_leads_out_is_refused(run_of: Path, monkeypatch: pytest.M
 
 
 def trashed(directory: str, name: str = "a.pt", inner: str = "a.pt/x") -> Moves:
-    from ckpttool.series.files import Contents, Fingerprint
+    from ckpttool.transaction.files import Contents, Fingerprint
 
     held = Contents((Fingerprint(inner, 1, 2, 3, 4),), (name,))
     return Moves(

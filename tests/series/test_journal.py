@@ -11,16 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
-from ckpttool.series.changing.journal import (
-    Journal,
-    PointerText,
-    Removal,
-    journal_bytes,
-    read_journal,
-    stages,
-)
-from ckpttool.series.changing.pending_journals import pending_journals
-from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.transaction.files import Contents, Fingerprint
+from ckpttool.transaction.journal import Journal, PointerText, Removal, journal_bytes, read_journal, stages
+from ckpttool.transaction.pending_journals import pending_journals
 
 
 def is_possible(name: str) -> bool:

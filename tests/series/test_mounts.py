@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
-from ckpttool.series import files, mounts
-from ckpttool.series.changing import removal, stage
-from ckpttool.series.files import contents
-from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from ckpttool.series.pruning.prune import Pruned
-from ckpttool.series.undoing.trash import empty
+from ckpttool.transaction import files, mounts, removal, stage
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
+from ckpttool.transaction.trash import empty
 from tests.support.changes import file_bytes
 
 OLDEST = "checkpoint-2"

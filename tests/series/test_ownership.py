@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
-from ckpttool.series.changing import journal, ownership
-from ckpttool.series.changing.journal import Journal, Removal, read_journal
-from ckpttool.series.changing.move_transaction import apply_moves
-from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite, new_identity, trash_path
-from ckpttool.series.changing.moves import dumps as moves_dumps
-from ckpttool.series.changing.pending_journals import incomplete_names, owner_of_journal, pending_journals
-from ckpttool.series.changing.state_dir import StateDir
-from ckpttool.series.files import contents
-from ckpttool.series.undoing.trash import empty, put_aside
+from ckpttool.transaction import journal, ownership
+from ckpttool.transaction.apply import apply_moves
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import Journal, Removal, read_journal
+from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite, new_identity, trash_path
+from ckpttool.transaction.moves import dumps as moves_dumps
+from ckpttool.transaction.pending_journals import incomplete_names, owner_of_journal, pending_journals
+from ckpttool.transaction.state_dir import StateDir
+from ckpttool.transaction.trash import empty, put_aside
 from tests.support.changes import recover
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"

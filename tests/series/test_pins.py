@@ -21,9 +21,9 @@ from ckpttool import (
     prune,
     unpin,
 )
-from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.pointers import pins
 from ckpttool.series.pointers.pins import pins_below, rename_pins
+from ckpttool.transaction.lock import lock_directory
 from ckpttool.wire.toml import parse_toml
 
 PINS = ".ckpttool.toml"

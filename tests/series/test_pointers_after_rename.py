@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.surveying.survey import Scope, survey_directory
-from ckpttool.series.undoing.trash import empty
+from ckpttool.transaction.trash import empty
 from tests.series.renamings import renamed
 
 

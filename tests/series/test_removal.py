@@ -26,9 +26,9 @@ from ckpttool import (
     list_checkpoints,
     prune,
 )
-from ckpttool.series.changing import removal
-from ckpttool.series.changing.journal import Journal, PointerText
-from ckpttool.series.changing.stage import RETRIES
+from ckpttool.transaction import removal
+from ckpttool.transaction.journal import Journal, PointerText
+from ckpttool.wire.directories import RETRIES
 from tests.support.changes import held_by_another
 from tests.support.faults import fill_disk, is_killed_at
 

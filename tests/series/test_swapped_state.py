@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, pin, undo
-from ckpttool.series.changing.journal import Journal, Removal
-from ckpttool.series.changing.move_transaction import apply_moves
-from ckpttool.series.changing.moves import Move, Moves, Rewrite
-from ckpttool.series.changing.removal import remove
-from ckpttool.series.files import contents
-from ckpttool.series.undoing.trash import put_aside
+from ckpttool.transaction.apply import apply_moves
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import Journal, Removal
+from ckpttool.transaction.moves import Move, Moves, Rewrite
+from ckpttool.transaction.removal import remove
+from ckpttool.transaction.trash import put_aside
 from tests.exchanging import WAYS, Way, exchanges
 from tests.support.changes import held_by_another
 from tests.support.commands import run_here

@@ -22,9 +22,9 @@ from ckpttool.formats.tensorflow.state import (
     state_text,
     unescape,
 )
-from ckpttool.series.changing.moves import Rewrite
-from ckpttool.series.changing.state_file import merged_state, state_without
 from ckpttool.series.pointers.readers import READERS, names_in
+from ckpttool.transaction.moves import Rewrite
+from ckpttool.transaction.state_file import merged_state, state_without
 from tests.support.state_files import read_state, write_state
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ckpttool import Policy, Request, prune
-from ckpttool.series.changing.journal import Journal, Removal, begin_journal, journal_bytes
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.recovery import Recovery, recover_directory
-from ckpttool.series.changing.state_dir import state_dir_of
-from ckpttool.series.files import contents
 from ckpttool.series.pruning.prune import Pruned
-from ckpttool.series.undoing.trash import EmptiedTrash, empty
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.journal import Journal, Removal, begin_journal, journal_bytes
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.recovery import Recovery, recover_directory
+from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.trash import EmptiedTrash, empty
 
 
 def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:

@@ -17,7 +17,7 @@ from ckpttool.ops.merge import open_parts
 from ckpttool.ops.merging import fluid
 from ckpttool.ops.readback import mismatches
 from ckpttool.testing import digest, expected_digests, read_truth
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import writer_of
 
 

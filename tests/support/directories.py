@@ -14,12 +14,12 @@ import pytest
 from ckpttool.formats import discovery
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
-from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.look import look_at
 from ckpttool.series.reasons import Code, Reason, fault
 from ckpttool.series.surveying import survey as surveying
 from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from ckpttool.transaction.files import Contents, Fingerprint
 from tests.support.opening import checkpoint_at
 
 

@@ -19,7 +19,7 @@ from ckpttool.render.text_diff import diff_text, name_only_text
 from ckpttool.render.text_drift import drift_text
 from ckpttool.render.text_moves import undo_text
 from ckpttool.series.listing import Listing
-from ckpttool.series.undoing.undo import Undone
+from ckpttool.series.undo import Undone
 
 
 def text_of(result: Inspection | Difference | Drift | Undone | Sequence[Verification], **options: Any) -> str:

@@ -14,10 +14,10 @@ from ckpttool.naming import parse_name
 from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Facts, ValueChange
 from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.ops.inspect import ValueStatistics
-from ckpttool.series.files import Contents
 from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
-from ckpttool.series.undoing.undo import RestoredCheckpoint, Undone
+from ckpttool.series.undo import RestoredCheckpoint, Undone
 from ckpttool.tensor import Role
+from ckpttool.transaction.files import Contents
 from tests.support.directories import file_of, make_entry
 
 NAN = float("nan")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, ConvertWishes, UsageError, convert, open_checkpoint
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.directories import Exchanged, OpenDirectory
-from ckpttool.wire.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
 
 pytestmark = pytest.mark.usefixtures("no_disk")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ckpttool import Tensor
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
-from ckpttool.wire.staged_output import StagedOutput
 from tests.support.containers import stage
 from tests.support.writing import tensor
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire import sstable_writer
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, Table
 from ckpttool.wire.sstable_writer import TableWriter
-from ckpttool.wire.staged_output import StagedOutput
 from tests.support.containers import entries_of_table, stage
 
 

@@ -22,10 +22,10 @@ import pytest
 from ckpttool import AccessDenied, CheckpointError, NotFound, Tensor, UsageError
 from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
-from ckpttool.wire import staged_output, staging_area
+from ckpttool.transaction import staged_output, staging_area
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged_output import StagedOutput
 from tests.support.faults import in_child, is_killed_at
 from tests.support.writing import byte_tensor
 

@@ -20,8 +20,8 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.tensor import Role
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickle_nodes import Global, Mapped
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.fluid import FluidWriter
 from ckpttool.writing.interface import Content, WriteOptions
 

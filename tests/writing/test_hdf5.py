@@ -18,8 +18,8 @@ from ckpttool.core.values import Computed, Contiguous, Strided, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Role
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.hdf5 import Hdf5Writer
 from ckpttool.writing.interface import Content
 from tests.support.writing import OPTIONS, content_of, require_same, tensor, write

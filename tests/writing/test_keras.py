@@ -18,7 +18,7 @@ import pytest
 from ckpttool import Tensor, UsageError, convert, open_checkpoint, verify
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Role
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import writer_of
 from ckpttool.writing.interface import Content, WriteOptions, Writer
 from tests.support.writing import content_of, tensor

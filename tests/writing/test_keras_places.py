@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.keras import KerasH5Writer, KerasWriter
 from tests.support.writing import tensor

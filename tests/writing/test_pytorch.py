@@ -21,8 +21,8 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.tensor import Role
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickle_nodes import Call, Global
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.pytorch import PyTorchWriter

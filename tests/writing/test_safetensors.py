@@ -24,7 +24,7 @@ from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.formats import safetensors as formats_safetensors
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.tensor import Role
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import shards
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.safetensors import SafetensorsWriter

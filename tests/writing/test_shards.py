@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ckpttool import Tensor, open_checkpoint
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.safetensors import SafetensorsWriter
 from ckpttool.writing.shards import cut, index, shard_names

@@ -13,7 +13,7 @@ import pytest
 from ckpttool import LimitExceeded, TrainingState, open_checkpoint
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
-from ckpttool.wire.staged_output import StagedOutput
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import sidecar as module
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.pytorch import PyTorchWriter

@@ -16,9 +16,9 @@ from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Role
+from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickler import dumps
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import torch_dcp
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.torch_dcp import StoredItem, TorchDcpWriter, flat_state_dict, write_metadata

@@ -12,8 +12,8 @@ from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.naming import NameFields
 from ckpttool.ops.verdict import Safety
-from ckpttool.series.files import Contents
 from ckpttool.series.reasons import Code, Reason
+from ckpttool.transaction.files import Contents
 
 Number = int | float
 

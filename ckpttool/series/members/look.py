@@ -23,12 +23,12 @@ from ckpttool.formats.opening import open_probe, open_unit
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.report import Finding, Severity, counted
-from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry, Number
 from ckpttool.series.members.needs import needed_paths
-from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Code, Reason, fault
 from ckpttool.tensor import Role
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.paths import shown
 
 
 def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:

@@ -9,7 +9,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.discovery import names_indexed_above, sets_in
 from ckpttool.formats.interface import Unit, scan
-from ckpttool.series.files import Contents
+from ckpttool.transaction.files import Contents
 
 _MOST_LINKS = 40
 """A chain of symlinks that is longer is a circle, as Linux has it."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.runs import read_number_pairs, split_into_runs, take_directory_counts
-from ckpttool.series.paths import shown
+from ckpttool.transaction.paths import shown
 
 GroupBy = Literal["parent", "prefix", "format", "none"]
 

@@ -18,10 +18,6 @@ from functools import partial
 from ckpttool.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.series.changing.lock import BUSY, lock_directory
-from ckpttool.series.changing.pending_journals import pending_journals
-from ckpttool.series.changing.recovery import recover_directory
-from ckpttool.series.paths import bare, shown
 from ckpttool.series.pointers.pin_lists import (
     KEY,
     Pin,
@@ -36,6 +32,10 @@ from ckpttool.series.pointers.pin_lists import (
 )
 from ckpttool.series.pointers.readers import PINS
 from ckpttool.series.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
+from ckpttool.transaction.lock import BUSY, lock_directory
+from ckpttool.transaction.paths import bare, shown
+from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.recovery import recover_directory
 from ckpttool.wire.directories import walk
 from ckpttool.wire.toml import change_strings, quote
 

@@ -15,7 +15,6 @@ from ckpttool.naming import is_named_best, parse_name
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.series.members.order import Group
-from ckpttool.series.paths import shown
 from ckpttool.series.pointers.notes import Mentions, is_note, read_note
 from ckpttool.series.pointers.pin_lists import follow_pins
 from ckpttool.series.pointers.readers import (
@@ -39,6 +38,7 @@ from ckpttool.series.pointers.targets import (
     was_here,
 )
 from ckpttool.series.reasons import Code, Reason
+from ckpttool.transaction.paths import shown
 
 NAMED_BEST = Reason(Code.NAMED_BEST)
 BEING_WRITTEN = Reason(Code.BEING_WRITTEN)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.series.changing.history import identities, read_record, state_dirs
-from ckpttool.series.changing.moves import Move
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.paths import shown
+from ckpttool.transaction.history import identities, read_record, state_dirs
+from ckpttool.transaction.moves import Move
+from ckpttool.transaction.paths import shown
 
 _MOST_LEVELS = 4
 """How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""

@@ -17,21 +17,21 @@ from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
 from ckpttool.naming import parse_name
 from ckpttool.report import counted
-from ckpttool.series.changing.state_dir import enclosing_serial
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_all
 from ckpttool.series.members.order import Group, order_entries
 from ckpttool.series.members.series_doubts import copy_warnings
-from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import follow_pointers, unseen_above
 from ckpttool.series.pruning.protections import protections_of
-from ckpttool.series.reasons import Code, Problem, Reason, code_of
+from ckpttool.series.reasons import Code, Reason, code_of
 from ckpttool.series.retention.companions import metric_followers, reasons_to_stay, saved_together
 from ckpttool.series.retention.failed_runs import Failures, failures
 from ckpttool.series.retention.missing_metrics import lack_warnings, unmatched_names
 from ckpttool.series.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
 from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from ckpttool.transaction.paths import Problem, require_directory, shown
+from ckpttool.transaction.state_dir import enclosing_serial
 
 _FEWEST_NUMBERS = 2
 """Names with a single number that doesn't count saves are a series in doubt, with a warning of its own."""

@@ -17,7 +17,6 @@ from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.naming import is_named_best
 from ckpttool.report import counted
-from ckpttool.series.changing.journal_schema import is_name
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.members.series_doubts import (
@@ -28,13 +27,14 @@ from ckpttool.series.members.series_doubts import (
     untrained_entries,
     witnesses,
 )
-from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.retention.companions import doubts_of
 from ckpttool.series.retention.plan import Protections
 from ckpttool.series.retention.policy import Policies, Policy
 from ckpttool.series.surveying.survey import Scope, Survey
+from ckpttool.transaction.journal_schema import is_name
+from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 
 _PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
 """The formats of what a directory that takes in others is made of: adapters, parts of a pipeline, shards."""

@@ -11,23 +11,22 @@ from dataclasses import dataclass, field, replace
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.manifest import SHARED
-from ckpttool.series.changing.journal import Journal, Removal
-from ckpttool.series.changing.lock import BUSY, clear_stale, lock_directory
-from ckpttool.series.changing.moves import new_identity
-from ckpttool.series.changing.pending_journals import pending_journals
-from ckpttool.series.changing.recovery import Recovery, recover_directory
-from ckpttool.series.changing.removal import RemovalOutcome, remove
-from ckpttool.series.changing.state_dir import owner_of_stage
-from ckpttool.series.changing.state_file import state_without
-from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress
 from ckpttool.series.members.needs import all_places, named_above, named_beside, who_needs
-from ckpttool.series.paths import require_directory
 from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
-from ckpttool.series.reasons import Problem
 from ckpttool.series.retention.plan import GroupPlan, KeptEntry, RetentionPlan
-from ckpttool.series.undoing.trash import put_aside
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.journal import Journal, Removal
+from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
+from ckpttool.transaction.moves import new_identity
+from ckpttool.transaction.paths import Problem, require_directory
+from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.recovery import Recovery, recover_directory
+from ckpttool.transaction.removal import RemovalOutcome, remove
+from ckpttool.transaction.state_dir import owner_of_stage
+from ckpttool.transaction.state_file import state_without
+from ckpttool.transaction.trash import put_aside
 
 Confirm = Callable[[PrunePlan], bool]
 

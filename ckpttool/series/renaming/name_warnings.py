@@ -13,9 +13,9 @@ from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.naming import NameFields, is_named_best, parse_name
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.paths import shown
 from ckpttool.series.renaming.names import Renaming, unit_stem
 from ckpttool.series.renaming.template import FIELDS, FieldError, Template, render, run_of
+from ckpttool.transaction.paths import shown
 
 _UNNAMED = "value"
 """What a metric is called whose name doesn't stand beside it."""

@@ -22,8 +22,8 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.name_patterns import STEP_DIRECTORY
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.readers import temporary_for
-from ckpttool.series.reasons import Problem
 from ckpttool.series.renaming.template import FieldError, Template, Value, render, stem_of, values_of
+from ckpttool.transaction.paths import Problem
 
 MAX_NAME = 255
 """Bytes of a name, on every file system in use."""

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.series.changing.state_dir import enclosing_serial
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import follow_pointers, unseen_above
 from ckpttool.series.pointers.readers import PINS, names_in
-from ckpttool.series.reasons import Code, Problem, code_of
+from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.renaming.name_warnings import name_doubts, namesake_warnings
 from ckpttool.series.renaming.names import RenamePlan, plan_names
 from ckpttool.series.renaming.note_rewrites import NoteRewriter, note_directories
@@ -29,6 +27,8 @@ from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_ne
 from ckpttool.series.renaming.steps import RenameStep, steps
 from ckpttool.series.renaming.template import FIELDS, Template, TemplateField, parse_template
 from ckpttool.series.surveying.survey import Scope, survey_directory
+from ckpttool.transaction.paths import Problem, require_directory, shown
+from ckpttool.transaction.state_dir import enclosing_serial
 
 NewNames = dict[str, dict[str, str]]
 """New names by old ones, by directory."""

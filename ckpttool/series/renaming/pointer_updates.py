@@ -18,9 +18,6 @@ from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.ops.manifest import SHARED
-from ckpttool.series.changing.moves import Relink, Rewrite
-from ckpttool.series.changing.pointer_files import text_at
-from ckpttool.series.changing.stage import StalePlan
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import SUMS, is_note, read_note
 from ckpttool.series.pointers.pins import rename_pins
@@ -30,6 +27,9 @@ from ckpttool.series.renaming import text_rewrites
 from ckpttool.series.renaming.note_rewrites import NoteRewriter
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene, ScenePart, Updates
 from ckpttool.series.renaming.text_rewrites import FileChange
+from ckpttool.transaction.moves import Relink, Rewrite
+from ckpttool.transaction.pointer_files import text_at
+from ckpttool.transaction.stage import StalePlan
 
 STATE = "trainer_state.json"
 

@@ -9,19 +9,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.move_transaction import ChainedMoves, apply_moves
-from ckpttool.series.changing.moves import Kind, Moves, new_identity
-from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in
-from ckpttool.series.reasons import Problem
 from ckpttool.series.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.series.renaming.pointer_updates import updates_for
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.series.renaming.steps import RenameStep, entry_after, next_wave, refresh, remaining_step, steps
 from ckpttool.series.renaming.template import parse_template
+from ckpttool.transaction.apply import ChainedMoves, apply_moves
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.moves import Kind, Moves, new_identity
+from ckpttool.transaction.paths import Problem, require_directory
+from ckpttool.transaction.recovery import Recovery, recover_directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.series.changing.journal_schema import is_name
-from ckpttool.series.changing.state_dir import ACCELERATES
 from ckpttool.series.members.entry import Entry
+from ckpttool.transaction.journal_schema import is_name
+from ckpttool.transaction.state_dir import ACCELERATES
 
 TRACKER = "latest_checkpointed_iteration.txt"
 

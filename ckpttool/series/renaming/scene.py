@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import Mentions
 from ckpttool.series.pointers.protection import links_below
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.pointers.targets import CheckpointIndex, exists
 from ckpttool.series.renaming.text_rewrites import Renamer
+from ckpttool.transaction.moves import Relink, Rewrite
 
 
 class PathRenames:

@@ -12,16 +12,14 @@ from itertools import chain
 from ckpttool.checkpoint import Granularity
 from ckpttool.errors import AccessDenied, NotACheckpoint, NotFound, UsageError, from_os_error
 from ckpttool.report import counted
-from ckpttool.series.files import Contents
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, read_all
 from ckpttool.series.members.full_read import no_progress as unwatched
 from ckpttool.series.members.order import newest_first, tiers
-from ckpttool.series.paths import bare, shown
 from ckpttool.series.pointers.protection import BEING_WRITTEN
 from ckpttool.series.pointers.readers import temporary_for
 from ckpttool.series.pruning.planning import Depth
-from ckpttool.series.reasons import Code, Problem, Reason, code_of, fault
+from ckpttool.series.reasons import Code, Reason, code_of, fault
 from ckpttool.series.resuming.writers import (
     GONE_SECONDS,
     MOMENTS,
@@ -36,6 +34,8 @@ from ckpttool.series.resuming.writers import (
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
 from ckpttool.series.surveying.survey import Scope, Survey, nothing_in, survey_directory
+from ckpttool.transaction.files import Contents
+from ckpttool.transaction.paths import Problem, bare, shown
 
 NO_STEP = "no step is known of it"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})

@@ -14,13 +14,13 @@ from ckpttool.formats.discovery import OWN_PREFIX, unit_at
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.tensorflow.prefix import DATA, INDEX
 from ckpttool.naming import NameFields, parse_name
-from ckpttool.series.files import Contents, Fingerprint, contents
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.look import look_at
-from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import names_in, temporary_for
 from ckpttool.series.reasons import Code, Reason
 from ckpttool.series.surveying.survey import Survey
+from ckpttool.transaction.files import Contents, Fingerprint, contents
+from ckpttool.transaction.paths import shown
 
 POLL_SECONDS = 0.25
 """How often the names, sizes and times of what is being written are looked at."""

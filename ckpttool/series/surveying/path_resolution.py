@@ -14,7 +14,7 @@ from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.report import counted
-from ckpttool.series.paths import bare, shown
+from ckpttool.transaction.paths import bare, shown
 
 _MOST_LEVELS = 4
 """How deep a part of a checkpoint may lie in its directory: ``checkpoint-4/global_step4/…``."""

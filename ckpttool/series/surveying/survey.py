@@ -14,14 +14,14 @@ from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
-from ckpttool.series.changing.pending_journals import unaffected_units
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, GroupBy, group
 from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.metrics.agreement import disagreements
-from ckpttool.series.paths import bare
 from ckpttool.series.reasons import Code, Reason
 from ckpttool.series.surveying.look_workers import Discovered, LookResult, look_at_all
+from ckpttool.transaction.paths import bare
+from ckpttool.transaction.pending_journals import unaffected_units
 
 NOTHING = "no checkpoint"
 

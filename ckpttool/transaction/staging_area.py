@@ -21,14 +21,9 @@ from dataclasses import dataclass
 
 from ckpttool.errors import CheckpointError
 from ckpttool.wire.atomic import OWN_PREFIX, write_in
-from ckpttool.wire.directories import OpenDirectory
+from ckpttool.wire.directories import HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import NotRegular, regular_descriptor
-
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows: what a kill left stays there
-    fcntl = None  # type: ignore[assignment]
 
 CONTENT, REPLACED = "content", "replaced"
 _OWNER, _MOVING = "owner", "moving"
@@ -119,24 +114,10 @@ def _existing_status(directory: OpenDirectory, name: str) -> os.stat_result:
 
 def move_without_replacing(name: str, here: OpenDirectory, there: OpenDirectory) -> None:
     """Rename a file or a directory to another directory; an OSError if something has its name there."""
-    if here.holds_directory(name):
-        here.rename(name, there)
-        return
-    try:
-        os.link(  # unlike a renaming, it never replaces
-            here.at(name),
-            there.at(name),
-            src_dir_fd=here.descriptor,
-            dst_dir_fd=there.descriptor,
-            follow_symlinks=False,
-        )
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if there.has(name):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), there.join(name)) from None
-        here.rename(name, there)
-    else:
+    has_both = link_or_rename(
+        here.at(name), here.descriptor, there.at(name), there.descriptor, lambda: there.has(name)
+    )
+    if has_both:
         with suppress(OSError):  # it goes with the area
             here.unlink(name)
 
@@ -159,7 +140,7 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
     Returns which areas were left as they are, and why. One in which somebody works is none of them.
     """
     warnings = []
-    for name in sorted(directory.names()) if fcntl is not None else ():
+    for name in sorted(directory.names()) if HAS_LOCKS else ():
         try:
             if is_area_name(name) and directory.holds_directory(name):
                 _recover_area(directory, name)
@@ -175,9 +156,7 @@ def _recover_area(directory: OpenDirectory, name: str) -> None:
     with directory.open(name) as area:
         _require_this_users(area.own_status())
         assert area.descriptor is not None  # a system with these locks has descriptors of directories
-        try:
-            fcntl.flock(area.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(area.descriptor):
             return  # somebody works in it
         if not _has_no_owner_yet(area):
             _require_own_area(area)

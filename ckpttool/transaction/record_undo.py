@@ -12,15 +12,15 @@ from functools import partial
 from ckpttool.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import NAME
-from ckpttool.series.changing.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
-from ckpttool.series.changing.history import CommandRecord, UndoStep, drop_step, read_record
-from ckpttool.series.changing.move_transaction import ChainedMoves, MoveOutcome, apply_moves, move_obstacles
-from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
-from ckpttool.series.changing.pointer_files import text_at
-from ckpttool.series.changing.stage import StalePlan
-from ckpttool.series.changing.state_file import base_name, merged_state
-from ckpttool.series.paths import shown
-from ckpttool.series.reasons import NotUndone, Problem
+from ckpttool.transaction.apply import ChainedMoves, apply_moves
+from ckpttool.transaction.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
+from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
+from ckpttool.transaction.move_transaction import MoveOutcome, move_obstacles
+from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite
+from ckpttool.transaction.paths import NotUndone, Problem, shown
+from ckpttool.transaction.pointer_files import text_at
+from ckpttool.transaction.stage import StalePlan
+from ckpttool.transaction.state_file import base_name, merged_state
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed"}
 """When a user had a command do what is taken back now."""

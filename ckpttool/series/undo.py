@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.series.changing.history import (
+from ckpttool.series.pointers.notes import is_note, note_words, read_note
+from ckpttool.series.pointers.pin_lists import lists_for, pins_in, read_list
+from ckpttool.series.pointers.readers import READERS, names_in
+from ckpttool.transaction.history import (
     CommandRecord,
     identities,
     moment_of,
@@ -19,11 +22,13 @@ from ckpttool.series.changing.history import (
     state_dirs,
     write_record,
 )
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.moves import TRASH, Kind
-from ckpttool.series.changing.recovery import recover_directory
-from ckpttool.series.changing.state_dir import OWNER
-from ckpttool.series.changing.trash_ownership import (
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.moves import TRASH, Kind
+from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
+from ckpttool.transaction.record_undo import RecordUndo, undo_record
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.state_dir import OWNER
+from ckpttool.transaction.trash_ownership import (
     adopt_renamed_trashes,
     all_state_dirs,
     belongs_to_directory,
@@ -34,12 +39,6 @@ from ckpttool.series.changing.trash_ownership import (
     renamed_directory,
     trashes_under_other_names,
 )
-from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.notes import is_note, note_words, read_note
-from ckpttool.series.pointers.pin_lists import lists_for, pins_in, read_list
-from ckpttool.series.pointers.readers import READERS, names_in
-from ckpttool.series.reasons import NotUndone, Problem
-from ckpttool.series.undoing.record_undo import RecordUndo, undo_record
 from ckpttool.wire.directories import walk
 
 _LEVELS_BELOW = 3

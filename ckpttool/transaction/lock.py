@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.series.changing.ownership import user_name
-from ckpttool.series.changing.state_dir import state_dir_beside, state_dir_of
-from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
+from ckpttool.transaction.ownership import user_name
+from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of
+from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 
 LOCK = ".ckpttool.lock"
 BUSY = "locked"
@@ -121,19 +121,16 @@ def _acquire_directory(place: OpenDirectory, path: str) -> int:
 
 def _lock(path: str, descriptor: int) -> None:
     try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        busy = "another ckpttool is changing this directory"
-        raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
+        is_ours = try_lock(descriptor)
     except OSError as error:
         if error.errno == errno.EBADF:  # NFS locks only what can be written
             raise _foreign_lock(path, os.fstat(descriptor)) from error
         if error.errno not in _UNSUPPORTED:
             raise from_os_error(error, path) from error
+        return
+    if not is_ours:
+        busy = "another ckpttool is changing this directory"
+        raise AccessDenied(os.path.dirname(path), busy, code=BUSY)
 
 
 def _is_same(place: OpenDirectory, name: str, descriptor: int) -> bool:

@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.series.changing.journal import Removal
-from ckpttool.series.changing.move_steps import open_move_dirs
-from ckpttool.series.changing.moves import Chain, Moves, contents_at_target
-from ckpttool.series.changing.stage import status_of
-from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
+from ckpttool.transaction.files import Contents, Fingerprint, fingerprint, opened
+from ckpttool.transaction.journal import Removal
+from ckpttool.transaction.move_steps import open_move_dirs
+from ckpttool.transaction.moves import Chain, Moves, contents_at_target
+from ckpttool.transaction.stage import status_of
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
 LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"

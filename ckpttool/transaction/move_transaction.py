@@ -10,15 +10,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.series.changing.copies import inodes_of_moves, moves_with_inodes
-from ckpttool.series.changing.history import add_to_record, read_record, remove_from_record, state_dirs
-from ckpttool.series.changing.journal import JOURNAL, begin_journal, remove_stage, require_system
-from ckpttool.series.changing.move_steps import (
+from ckpttool.transaction.copies import inodes_of_moves, moves_with_inodes
+from ckpttool.transaction.history import add_to_record, read_record, remove_from_record, state_dirs
+from ckpttool.transaction.journal import JOURNAL, require_system
+from ckpttool.transaction.move_steps import (
     MoveDirs,
     has_vanished,
     is_at_source,
@@ -31,17 +30,17 @@ from ckpttool.series.changing.move_steps import (
     unlink_new,
     unlink_old,
 )
-from ckpttool.series.changing.moves import Chain, Move, Moves, dumps, trash_path
-from ckpttool.series.changing.ownership import MAX_BYTES, open_own
-from ckpttool.series.changing.pointer_files import (
+from ckpttool.transaction.moves import Chain, Move, Moves, dumps, trash_path
+from ckpttool.transaction.ownership import MAX_BYTES, open_own
+from ckpttool.transaction.pointer_files import (
     are_pointers_rewritten,
     require_pointers,
     restore_pointers,
     rewrite_pointers,
 )
-from ckpttool.series.changing.stage import StalePlan
-from ckpttool.series.changing.state_dir import StateDir, state_dir_of
-from ckpttool.series.changing.trash_directories import make_room, require_own_trash, tidy
+from ckpttool.transaction.stage import StalePlan
+from ckpttool.transaction.state_dir import StateDir
+from ckpttool.transaction.trash_directories import make_room, require_own_trash, tidy
 from ckpttool.wire.atomic import sync_directory, write_in
 
 
@@ -87,47 +86,6 @@ class MoveOutcome:
     def failed(self) -> dict[str, str]:
         """Return the failures in words."""
         return {path: failure.text() for path, failure in self.failures.items()}
-
-
-def apply_moves(directory: str, moves: Moves, state_dir: StateDir | None = None) -> MoveOutcome:
-    """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
-
-    Where pointers go with them, all are moved or none.
-
-    Args:
-        directory: The directory of the journal; it is locked.
-        moves: What goes where.
-        state_dir: Where its trash lies, if that is not where one would be made now.
-    """
-    outcome = MoveOutcome()
-    state_dir = state_dir_of(directory) if state_dir is None else state_dir
-    feasible = feasible_moves(directory, moves, state_dir, outcome)
-    if not (feasible.moves or feasible.rewrites or feasible.relinks):
-        return outcome
-    stage = begin_journal(directory, state_dir, dumps(feasible, directory), "moved")
-    try:
-        _apply_or_undo(MoveTransaction(directory, state_dir, stage, feasible), outcome)
-    except KeyboardInterrupt:
-        from ckpttool.series.changing.recovery import recover_stage
-
-        recover_stage(directory, stage)
-        raise
-    return outcome
-
-
-def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
-    try:
-        try:
-            done = transaction.apply(outcome.failures)
-        except (StalePlan, CheckpointError, OSError) as failure:
-            transaction.undo()
-            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
-        else:
-            outcome.moved += [move.path for move in done]
-        remove_stage(transaction.stage)
-    except (StalePlan, CheckpointError, OSError) as failure:
-        reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
-        raise AccessDenied(transaction.directory, reason) from failure
 
 
 def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: MoveOutcome) -> Moves:
@@ -292,111 +250,7 @@ def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     return names
 
 
-# Moves that follow each other ---------------------------------------------------------------------
-
-
-class ChainedMoves:
-    """Moves that follow each other in a directory, which is locked; used as a context.
-
-    Whoever leaves it before the last of them were made has all of them taken back.
-    """
-
-    def __init__(self, directory: str, state_dir: StateDir | None = None) -> None:
-        """Begin nothing yet.
-
-        Args:
-            directory: The directory of the journal.
-            state_dir: Where its trash lies, if that is not where one would be made now.
-        """
-        self._directory = directory
-        self._state_dir = state_dir_of(directory) if state_dir is None else state_dir
-        self._stage: str | None = None
-        self._made: tuple[Moves, ...] = ()
-
-    def __enter__(self) -> ChainedMoves:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._stage is not None and os.path.lexists(self._stage):
-            from ckpttool.series.changing.recovery import recover_stage
-
-            recover_stage(self._directory, self._stage)
-
-    @property
-    def is_begun(self) -> bool:
-        """Tell whether moves were made, and others are to follow."""
-        return self._stage is not None
-
-    def make(self, moves: Moves, *, has_more: bool) -> MoveOutcome:
-        """Make the next moves; where one can't be made, take back all that were made before.
-
-        The only ones are made as far as they can be, as ``apply_moves`` does.
-
-        Args:
-            moves: What goes where.
-            has_more: Whether others are to follow.
-        """
-        if self._stage is None and not has_more:
-            return apply_moves(self._directory, moves, self._state_dir)
-        outcome = MoveOutcome()
-        try:
-            self._make(moves, has_more, outcome)
-        except CheckpointError as failure:
-            if self._stage is None:  # nothing was begun
-                raise
-            paths = [move.path for move in moves.moves] or [self._directory]
-            outcome.failures |= dict.fromkeys(paths, MoveFailure(failure.reason))
-        if outcome.failures:
-            self.undo()
-        elif not has_more:
-            self._end()
-        return outcome
-
-    def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
-        feasible = feasible_moves(self._directory, moves, self._state_dir, outcome)
-        if outcome.failures or not (feasible.moves or feasible.rewrites or feasible.relinks):
-            return
-        now = replace(feasible, chain=Chain(self._made, has_more))
-        if self._stage is None:
-            self._stage = begin_journal(
-                self._directory, self._state_dir, dumps(now, self._directory), "moved"
-            )
-        transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
-        try:
-            if self._made:
-                _rewrite_journal(transaction)
-            done = transaction.apply(outcome.failures)
-        except (StalePlan, CheckpointError, OSError) as failure:
-            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
-        else:
-            outcome.moved += [move.path for move in done]
-        self._made = (replace(now, chain=None), *self._made)
-
-    def undo(self) -> None:
-        """Take back all that was made."""
-        if self._stage is not None and self._made:
-            now = replace(self._made[0], chain=Chain(self._made[1:], has_more=True))
-            transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
-            with self._left_to_recovery():
-                undo_chain(transaction)
-        self._end()
-
-    def _end(self) -> None:
-        if self._stage is not None:
-            with self._left_to_recovery():
-                remove_stage(self._stage)
-        self._stage, self._made = None, ()
-
-    @contextmanager
-    def _left_to_recovery(self) -> Iterator[None]:
-        try:
-            yield
-        except (StalePlan, CheckpointError, OSError) as failure:
-            self._stage = None
-            reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
-            raise AccessDenied(self._directory, reason) from failure
+# A journal to its end, or back ---------------------------------------------------------------------
 
 
 def undo_chain(transaction: MoveTransaction) -> None:
@@ -407,10 +261,11 @@ def undo_chain(transaction: MoveTransaction) -> None:
         if not before:
             return
         transaction = replace(transaction, moves=replace(before[0], chain=Chain(before[1:], has_more=True)))
-        _rewrite_journal(transaction)
+        rewrite_journal(transaction)
 
 
-def _rewrite_journal(transaction: MoveTransaction) -> None:
+def rewrite_journal(transaction: MoveTransaction) -> None:
+    """Have the journal say what is left to do."""
     text = dumps(transaction.moves, transaction.directory)
     if len(text) > MAX_BYTES:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"

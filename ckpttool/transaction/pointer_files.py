@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ckpttool.series.changing.moves import Moves, Relink, Rewrite
-from ckpttool.series.changing.ownership import open_own
-from ckpttool.series.changing.stage import StalePlan, status_of
-from ckpttool.series.files import opened
+from ckpttool.transaction.files import opened
+from ckpttool.transaction.moves import Moves, Relink, Rewrite
+from ckpttool.transaction.ownership import open_own
+from ckpttool.transaction.stage import StalePlan, status_of
 from ckpttool.wire.atomic import OWN_PREFIX, adopt_mode
-from ckpttool.wire.directories import CREATE, sync_descriptor
+from ckpttool.wire.directories import CREATE, link_or_rename, sync_descriptor
 from ckpttool.wire.source import NotRegular, regular_descriptor
 
 MAX_TEXT = 1 << 26
@@ -250,14 +250,10 @@ def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None
 def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:
     """Give a new file its name, unless there is one of this name."""
     try:
-        os.link(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        has_both = link_or_rename(temporary, scratch, name, place, lambda: status_of(name, place) is not None)
     except FileExistsError as error:
         raise StalePlan(f"{name} has come to exist", since_plan=True) from error
-    except OSError:  # a file system without hard links
-        if status_of(name, place) is not None:
-            raise
-        os.rename(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
-    else:
+    if has_both:
         os.unlink(temporary, dir_fd=scratch)
 
 

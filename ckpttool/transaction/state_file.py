@@ -16,8 +16,8 @@ from ckpttool.formats.tensorflow.state import (
     read_state,
     state_text,
 )
-from ckpttool.series.changing.journal import PointerText
-from ckpttool.series.changing.moves import Rewrite
+from ckpttool.transaction.journal import PointerText
+from ckpttool.transaction.moves import Rewrite
 
 
 def state_without(directory: str, removed: Collection[str]) -> PointerText | None:

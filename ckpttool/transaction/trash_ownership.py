@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ckpttool.errors import CheckpointError, from_os_error
-from ckpttool.series.changing.copies import has_lost_times, is_of_copy, moves_of_copy
-from ckpttool.series.changing.history import CommandRecord, identities, inode_of, read_record, state_dirs
-from ckpttool.series.changing.moves import TRASH
-from ckpttool.series.changing.state_dir import OWNER, StateDir, state_dir_beside
-from ckpttool.series.changing.trash_directories import make_trash, open_trash, tidy
-from ckpttool.series.files import opened
-from ckpttool.series.paths import shown
-from ckpttool.series.reasons import Problem
+from ckpttool.transaction.copies import has_lost_times, is_of_copy, moves_of_copy
+from ckpttool.transaction.files import opened
+from ckpttool.transaction.history import CommandRecord, identities, inode_of, read_record, state_dirs
+from ckpttool.transaction.moves import TRASH
+from ckpttool.transaction.paths import Problem, shown
+from ckpttool.transaction.state_dir import OWNER, StateDir, state_dir_beside
+from ckpttool.transaction.trash_directories import make_trash, open_trash, tidy
 
 _MARK = TRASH + OWNER
 

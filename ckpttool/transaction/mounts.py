@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Iterable
 
-from ckpttool.series.files import Contents, contents
-from ckpttool.series.paths import is_within
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.paths import is_within
 
 HOLDS_MOUNT = "holds a mount point"
 

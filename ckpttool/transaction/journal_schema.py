@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.transaction.files import Contents, Fingerprint
 
 
 def is_name(name: str) -> bool:

@@ -21,7 +21,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
-from ckpttool.series.mounts import mount_points
+from ckpttool.transaction.mounts import mount_points
 
 ACCELERATES = "checkpoints"
 """Where Accelerate saves to, below its project's directory, where it names checkpoints itself."""

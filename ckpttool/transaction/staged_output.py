@@ -10,6 +10,7 @@ put a link in the place of ours, and has nothing written, moved or removed behin
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -19,10 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from ckpttool.errors import AccessDenied, UsageError, from_os_error
-from ckpttool.wire.atomic import adopt_mode
-from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
-from ckpttool.wire.sink import Sink, Written
-from ckpttool.wire.staging_area import (
+from ckpttool.transaction.staging_area import (
     CONTENT,
     REPLACED,
     SwapPlan,
@@ -35,12 +33,10 @@ from ckpttool.wire.staging_area import (
     undo_swap,
     write_plan,
 )
+from ckpttool.wire.atomic import adopt_mode
+from ckpttool.wire.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, try_lock
+from ckpttool.wire.sink import Sink, Written
 from ckpttool.work import Advance, default_jobs, pool_of_calls
-
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows
-    fcntl = None  # type: ignore[assignment]
 
 OutputShape = Literal["file", "directory", "prefix"]
 
@@ -97,8 +93,8 @@ class StagedOutput:
                 self.warnings = _recover(self._directory, is_alone=is_alone)
                 area = self._open.enter_context(self._directory.make(new_area_name(), 0o700))
                 self._area = area
-                if fcntl is not None and area.descriptor is not None:
-                    _lock(area.descriptor)
+                if area.descriptor is not None and not _may_have(area.descriptor):
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), area.path)
                 claim(area)
             self._content = self._open.enter_context(area.make(CONTENT))
             self.path = self._content.join(self._name)
@@ -258,32 +254,24 @@ def _recover(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:
 @contextmanager
 def _locked_directory(directory: OpenDirectory) -> Iterator[bool]:
     """Keep others from making or clearing areas in a directory; yield whether they are kept from it."""
-    if fcntl is None or directory.descriptor is None:
+    if not HAS_LOCKS or directory.descriptor is None:
         yield True
         return
     # Opened again: the lock goes with this descriptor, while the other stays open as long as the target.
     with directory.open(os.curdir) as again:
         assert again.descriptor is not None  # as that of the other is not
-        until, is_alone = time.monotonic() + _PATIENCE, False
-        while not is_alone:
-            try:
-                _lock(again.descriptor)
-                is_alone = True
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    break
-                time.sleep(0.02)
+        until = time.monotonic() + _PATIENCE
+        while not (is_alone := _may_have(again.descriptor)) and time.monotonic() < until:
+            time.sleep(0.02)
         yield is_alone
 
 
-def _lock(descriptor: int) -> None:
-    """Lock a directory, or raise BlockingIOError; on a file system without locks, nobody clears anything."""
+def _may_have(descriptor: int) -> bool:
+    """Lock a directory, if nobody else has; on a file system without locks, nobody clears anything."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
+        return try_lock(descriptor)
     except OSError:
-        return
+        return True
 
 
 def _keep_mode(content: OpenDirectory, directory: OpenDirectory, name: str) -> None:

@@ -9,11 +9,11 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from ckpttool.series.changing.journal import is_temporary
-from ckpttool.series.changing.moves import TRASH, Moves
-from ckpttool.series.changing.ownership import LEFT_AS_IT_IS, require_own, require_own_status
-from ckpttool.series.changing.state_dir import OWNER, StateDir
-from ckpttool.series.files import opened
+from ckpttool.transaction.files import opened
+from ckpttool.transaction.journal import is_temporary
+from ckpttool.transaction.moves import TRASH, Moves
+from ckpttool.transaction.ownership import LEFT_AS_IT_IS, require_own, require_own_status
+from ckpttool.transaction.state_dir import OWNER, StateDir
 from ckpttool.wire.directories import make_directory, sync_descriptor
 
 _ANOTHERS = (

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ckpttool.series.changing.journal_schema import (
+from ckpttool.transaction.files import Contents
+from ckpttool.transaction.journal_schema import (
     contents_document,
     contents_of,
     name_of,
@@ -18,8 +19,7 @@ from ckpttool.series.changing.journal_schema import (
     text_of,
     text_or_none,
 )
-from ckpttool.series.changing.state_dir import StateDir
-from ckpttool.series.files import Contents
+from ckpttool.transaction.state_dir import StateDir
 
 TRASH = ".ckpttool-trash"
 """Where what was put aside lies, below the identity of the command that did it, with a record of it."""

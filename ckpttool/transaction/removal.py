@@ -15,7 +15,8 @@ from functools import partial
 from operator import attrgetter
 
 from ckpttool.errors import AccessDenied, from_os_error
-from ckpttool.series.changing.journal import (
+from ckpttool.transaction.files import opened
+from ckpttool.transaction.journal import (
     Journal,
     NoRoom,
     Removal,
@@ -24,9 +25,10 @@ from ckpttool.series.changing.journal import (
     remove_stage,
     require_system,
 )
-from ckpttool.series.changing.lock import FULL
-from ckpttool.series.changing.ownership import open_own
-from ckpttool.series.changing.stage import (
+from ckpttool.transaction.lock import FULL
+from ckpttool.transaction.ownership import open_own
+from ckpttool.transaction.paths import shown
+from ckpttool.transaction.stage import (
     AlreadyGone,
     RemovalStage,
     StalePlan,
@@ -37,9 +39,7 @@ from ckpttool.series.changing.stage import (
     status_of,
     unlink_all,
 )
-from ckpttool.series.changing.state_dir import state_dir_of
-from ckpttool.series.files import opened
-from ckpttool.series.paths import shown
+from ckpttool.transaction.state_dir import state_dir_of
 from ckpttool.wire.atomic import sync_directory, write_in
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.work import in_order
@@ -223,7 +223,7 @@ def journaled_stage(directory: str, journal: Journal) -> Iterator[RemovalStage]:
                 stage.abandon()
         remove_stage(path)
     except KeyboardInterrupt:
-        from ckpttool.series.changing.recovery import recover_stage
+        from ckpttool.transaction.recovery import recover_stage
 
         recover_stage(directory, path)
         raise

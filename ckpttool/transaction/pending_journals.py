@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
-from ckpttool.series.changing.journal import JOURNAL, read_journal, stages, stages_beside
-from ckpttool.series.changing.moves import Moves
-from ckpttool.series.changing.ownership import user_name
-from ckpttool.series.changing.state_dir import may_keep_state_beside, owner_of_stage
+from ckpttool.transaction.journal import JOURNAL, read_journal, stages, stages_beside
+from ckpttool.transaction.moves import Moves
+from ckpttool.transaction.ownership import user_name
+from ckpttool.transaction.state_dir import may_keep_state_beside, owner_of_stage
 
 
 def pending_journals(directory: str) -> list[str]:
@@ -59,7 +59,7 @@ def incomplete_names(directory: str) -> frozenset[str]:
         except CheckpointError:  # the next command that changes something refuses to go on
             continue
         if isinstance(journal, Moves):
-            from ckpttool.series.changing.move_transaction import partially_moved_names
+            from ckpttool.transaction.move_transaction import partially_moved_names
 
             names |= partially_moved_names(directory, journal)
             continue

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from ckpttool.series.changing.moves import Move, Moves, old_name
-from ckpttool.series.changing.ownership import require_own_status
-from ckpttool.series.changing.stage import StalePlan, retry_while_busy, status_of
-from ckpttool.series.files import Contents, contents, opened
-from ckpttool.series.mounts import require_unmounted
-
-_UNLINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
-"""What ``link`` says where there are no hard links, or no more of them."""
+from ckpttool.transaction.files import Contents, contents, opened
+from ckpttool.transaction.mounts import require_unmounted
+from ckpttool.transaction.moves import Move, Moves, old_name
+from ckpttool.transaction.ownership import require_own_status
+from ckpttool.transaction.stage import StalePlan, status_of
+from ckpttool.wire.directories import link_or_rename, retry_while_busy
 
 
 class EntryState(Enum):
@@ -156,20 +154,15 @@ def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
         _opened_parent(dirs.source, old) as (here, name),
         _opened_parent(dirs.target, new) as (there, other),
     ):
-        status = os.stat(name, dir_fd=here, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode) and not _may_be_same_name(old, new):
-            try:
-                os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
-                return True
-            except FileExistsError as error:
-                raise StalePlan(f"{other} is in the way") from error
-            except OSError as error:
-                if error.errno not in _UNLINKABLE:
-                    raise
-        if _is_taken(dirs, old, new):
-            raise StalePlan(f"{other} is in the way")
-        retry_while_busy(partial(os.rename, name, other, src_dir_fd=here, dst_dir_fd=there))
-        return False
+        if _may_be_same_name(old, new):  # a link would take the one for the other
+            if _is_taken(dirs, old, new):
+                raise StalePlan(f"{other} is in the way")
+            retry_while_busy(partial(os.rename, name, other, src_dir_fd=here, dst_dir_fd=there))
+            return False
+        try:
+            return link_or_rename(name, here, other, there, lambda: _is_taken(dirs, old, new), is_strict=True)
+        except FileExistsError as error:
+            raise StalePlan(f"{other} is in the way") from error
 
 
 def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:

@@ -8,24 +8,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from ckpttool.series.changing.journal import Removal
-from ckpttool.series.files import Contents, Fingerprint, contents, opened
-from ckpttool.series.mounts import require_one_mount, require_unmounted
-from ckpttool.series.paths import shown
-from ckpttool.wire.directories import make_directory
-
-RETRIES = 5
-RETRY_SECONDS = 0.2
-"""An open file on NFS keeps its directory busy for a moment after it was unlinked."""
-
-_BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
+from ckpttool.transaction.files import Contents, Fingerprint, contents, opened
+from ckpttool.transaction.journal import Removal
+from ckpttool.transaction.mounts import require_one_mount, require_unmounted
+from ckpttool.transaction.paths import shown
+from ckpttool.wire.directories import link_or_rename, make_directory, retry_while_busy
 
 
 class StalePlan(Exception):
@@ -161,28 +154,15 @@ class RemovalStage:
 
 
 def _move_back(name: str, place: int, directory: int) -> None:
-    """Rename without ever replacing what is there now.
-
-    ``rename`` would replace what comes to stand there between the look and the call; ``link`` never does. So
-    a file gets its old name beside the one in the stage, and then loses that one.
-    """
+    """Rename without ever replacing what is there now."""
     there, here = status_of(name, directory), status_of(name, place)
     if there is not None and here is not None and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
         os.unlink(name, dir_fd=place)  # a kill came between the two steps below
         return
     if there is not None:
         raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
-    if here is not None and stat.S_ISREG(here.st_mode):
-        try:
-            os.link(name, name, src_dir_fd=place, dst_dir_fd=directory, follow_symlinks=False)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            os.rename(name, name, src_dir_fd=place, dst_dir_fd=directory)
-        else:
-            os.unlink(name, dir_fd=place)
-        return
-    os.rename(name, name, src_dir_fd=place, dst_dir_fd=directory)
+    if link_or_rename(name, place, name, directory, lambda: False):
+        os.unlink(name, dir_fd=place)
 
 
 # Looking first -------------------------------------------------------------------------------------
@@ -319,15 +299,3 @@ def status_of(name: str, directory: int) -> os.stat_result | None:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
-
-
-def retry_while_busy(step: Callable[[], None]) -> None:
-    """Do a step; where it is busy try again for a while."""
-    for attempt in range(RETRIES):
-        try:
-            return step()
-        except OSError as error:
-            if error.errno not in _BUSY or attempt == RETRIES - 1:
-                raise
-            time.sleep(RETRY_SECONDS)
-    return None

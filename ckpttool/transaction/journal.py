@@ -14,17 +14,13 @@ import re
 from dataclasses import dataclass
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
-from ckpttool.series.changing.journal_schema import contents_document, contents_of, name_of, names_of, text_of
-from ckpttool.series.changing.lock import FULL
-from ckpttool.series.changing.moves import SCHEMAS as MOVES_SCHEMAS
-from ckpttool.series.changing.moves import Moves, moves_of
-from ckpttool.series.changing.ownership import MAX_BYTES, foreign_text, open_own, read_own
-from ckpttool.series.changing.state_dir import (
-    StateDir,
-    state_dir_beside,
-    state_dir_of_stage,
-)
-from ckpttool.series.files import Contents
+from ckpttool.transaction.files import Contents
+from ckpttool.transaction.journal_schema import contents_document, contents_of, name_of, names_of, text_of
+from ckpttool.transaction.lock import FULL
+from ckpttool.transaction.moves import SCHEMAS as MOVES_SCHEMAS
+from ckpttool.transaction.moves import Moves, moves_of
+from ckpttool.transaction.ownership import MAX_BYTES, foreign_text, open_own, read_own
+from ckpttool.transaction.state_dir import StateDir, state_dir_beside, state_dir_of_stage
 from ckpttool.wire.atomic import write_in
 from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 

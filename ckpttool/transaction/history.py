@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, from_os_error
-from ckpttool.series.changing.journal_schema import count_of, text_of
-from ckpttool.series.changing.moves import (
+from ckpttool.transaction.files import Fingerprint, contents
+from ckpttool.transaction.journal_schema import count_of, text_of
+from ckpttool.transaction.moves import (
     IDENTITY,
     TRASH,
     Kind,
@@ -31,10 +32,9 @@ from ckpttool.series.changing.moves import (
     reversed_move,
     trash_path,
 )
-from ckpttool.series.changing.ownership import foreign_text, open_own, read_own
-from ckpttool.series.changing.state_dir import StateDir, state_dir_beside
-from ckpttool.series.changing.trash_directories import make_place, require_own_trash, tidy
-from ckpttool.series.files import Fingerprint, contents
+from ckpttool.transaction.ownership import foreign_text, open_own, read_own
+from ckpttool.transaction.state_dir import StateDir, state_dir_beside
+from ckpttool.transaction.trash_directories import make_place, require_own_trash, tidy
 from ckpttool.wire.atomic import write_in
 from ckpttool.wire.directories import OpenDirectory
 

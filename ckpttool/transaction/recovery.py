@@ -8,13 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing.copies import (
-    inodes_of_moves,
-    inodes_of_removal,
-    leftover_names,
-    moves_with_inodes,
-)
-from ckpttool.series.changing.journal import (
+from ckpttool.transaction.copies import inodes_of_moves, inodes_of_removal, leftover_names, moves_with_inodes
+from ckpttool.transaction.files import Fingerprint, fingerprint, opened
+from ckpttool.transaction.journal import (
     JOURNAL,
     Journal,
     Removal,
@@ -23,28 +19,27 @@ from ckpttool.series.changing.journal import (
     stages,
     stages_beside,
 )
-from ckpttool.series.changing.move_transaction import (
+from ckpttool.transaction.move_transaction import (
     MoveFailure,
     MoveTransaction,
     directory_changed_above,
     failure_text,
     finish_or_undo,
 )
-from ckpttool.series.changing.moves import Chain, Moves
-from ckpttool.series.changing.ownership import open_own, require_own
-from ckpttool.series.changing.stage import (
+from ckpttool.transaction.moves import Chain, Moves
+from ckpttool.transaction.ownership import open_own, require_own
+from ckpttool.transaction.paths import shown
+from ckpttool.transaction.stage import (
     RemovalStage,
     StalePlan,
     error_text,
     place_numbers,
     remove_directories,
-    retry_while_busy,
     status_of,
     unlink_file,
 )
-from ckpttool.series.changing.state_dir import may_keep_state_beside, state_dir_of_stage
-from ckpttool.series.files import Fingerprint, fingerprint, opened
-from ckpttool.series.paths import shown
+from ckpttool.transaction.state_dir import may_keep_state_beside, state_dir_of_stage
+from ckpttool.wire.directories import retry_while_busy
 
 _DOING = {
     "trash": "to put it into the trash",

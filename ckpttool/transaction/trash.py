@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ckpttool.errors import CheckpointError, from_os_error
-from ckpttool.series.changing.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
-from ckpttool.series.changing.history import (
+from ckpttool.transaction.apply import apply_moves
+from ckpttool.transaction.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
+from ckpttool.transaction.files import Fingerprint, fingerprint, opened
+from ckpttool.transaction.history import (
     RECORD,
     CommandRecord,
     UndoStep,
@@ -21,34 +23,32 @@ from ckpttool.series.changing.history import (
     state_dirs,
     write_record,
 )
-from ckpttool.series.changing.journal import Removal, is_temporary
-from ckpttool.series.changing.lock import lock_directory
-from ckpttool.series.changing.move_transaction import apply_moves, failure_text
-from ckpttool.series.changing.moves import TRASH, Move, Moves, Rewrite, trash_path
-from ckpttool.series.changing.pointer_files import text_at
-from ckpttool.series.changing.recovery import recover_directory
-from ckpttool.series.changing.removal import RemovalOutcome
-from ckpttool.series.changing.stage import (
+from ckpttool.transaction.journal import Removal, is_temporary
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.mounts import require_unmounted
+from ckpttool.transaction.move_transaction import failure_text
+from ckpttool.transaction.moves import TRASH, Move, Moves, Rewrite, trash_path
+from ckpttool.transaction.paths import Problem, bare, shown
+from ckpttool.transaction.pointer_files import text_at
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.removal import RemovalOutcome
+from ckpttool.transaction.stage import (
     StalePlan,
     remove_directories,
     require_removable,
     status_of,
     unlink_file,
 )
-from ckpttool.series.changing.state_dir import StateDir, state_dir_of
-from ckpttool.series.changing.state_file import state_without
-from ckpttool.series.changing.trash_directories import open_trash, tidy
-from ckpttool.series.changing.trash_ownership import (
+from ckpttool.transaction.state_dir import StateDir, state_dir_of
+from ckpttool.transaction.state_file import state_without
+from ckpttool.transaction.trash_directories import open_trash, tidy
+from ckpttool.transaction.trash_ownership import (
     adopt_renamed_trashes,
     all_state_dirs,
     belongs_to_directory,
     is_of_other_directory,
     other_directory_problem,
 )
-from ckpttool.series.files import Fingerprint, fingerprint, opened
-from ckpttool.series.mounts import require_unmounted
-from ckpttool.series.paths import bare, shown
-from ckpttool.series.reasons import Problem
 from ckpttool.wire.directories import walk
 
 PLACE = "0"

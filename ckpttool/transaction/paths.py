@@ -1,8 +1,9 @@
-"""Paths as they are told and as they are given."""
+"""Paths as they are shown and as they are given, and what is told of one that needs the user's eyes."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from ckpttool.errors import UsageError, from_os_error
 
@@ -34,3 +35,22 @@ def require_directory(path: str | os.PathLike[str]) -> str:
 def is_within(path: str, directory: str) -> bool:
     """Tell whether a path is that of a directory or lies below it; both are real paths."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that the user must look at: where, and what."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotUndone(Problem):
+    """A checkpoint that ``undo`` leaves as it is; ``why`` is the message without its first words."""
+
+    why: str
+
+    @classmethod
+    def because(cls, path: str, why: str) -> NotUndone:
+        return cls(path, f"not taken back: {why}", why)

@@ -1,1 +1,0 @@
-"""Moving and removing files so that a kill at any moment loses nothing: journal, steps, recovery."""

@@ -1,1 +1,0 @@
-"""The trash, and taking back what was done."""
