@@ -14,10 +14,7 @@ from ckpttool import Policy, RenameRequest, Request, pin, prune, rename, undo, u
 from ckpttool.series.pointers.pins import pins_below
 from ckpttool.series.renaming import reserved_names
 from ckpttool.transaction import state_dir
-from ckpttool.transaction.pending_journals import pending_journals
-from ckpttool.transaction.state_dir import state_dir_of
-from ckpttool.transaction.trash import empty
-from tests.support.changes import observed, prune_to_trash
+from tests.support.changes import empty_trash, journals_of, observed, prune_to_trash, state_place
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 SAVED = [f"checkpoint_{number}" for number in range(3, 8)]
@@ -61,7 +58,7 @@ def test_nothing_of_ours_lies_in_it_for_a_moment(checkpoints: Path, monkeypatch:
     renamed = rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert (renamed.renames, names(checkpoints)) == ((), SAVED)
     prune_to_trash(checkpoints)
-    assert len(empty(str(checkpoints)).removed) == 2
+    assert len(empty_trash(checkpoints).removed) == 2
     prune(Request(directory=str(checkpoints), policy=Policy(keep_last=1)))
     unpin([checkpoints / "checkpoint_4"])
     assert (names(checkpoints), names(checkpoints.parent)) == (
@@ -89,7 +86,7 @@ def test_a_kill_at_any_point_leaves_what_accelerate_can_read(checkpoints: Path, 
         fault.none()
         assert accelerates_choice(checkpoints) == SAVED[-1]
         prune_to_trash(checkpoints)
-        assert pending_journals(str(checkpoints)) == []
+        assert journals_of(checkpoints) == []
         assert names(checkpoints) == SAVED[-2:]
         shutil.rmtree(checkpoints.parent)
     pytest.fail("no end")
@@ -122,30 +119,30 @@ def test_a_trash_in_it_from_before_can_be_emptied(checkpoints: Path, monkeypatch
     with monkeypatch.context() as before:
         before.setattr(state_dir, "_holds_random_states", lambda entry: False)
         prune_to_trash(checkpoints)
-    assert len(empty(str(checkpoints)).removed) == 3
+    assert len(empty_trash(checkpoints).removed) == 3
     assert names(checkpoints) == SAVED[-2:]
 
 
 def test_a_link_and_what_it_leads_to_have_one_home(checkpoints: Path) -> None:
     scratch = checkpoints.rename(checkpoints.parent / "scratch")
     checkpoints.symlink_to(scratch)
-    assert state_dir_of(str(checkpoints)) == state_dir_of(str(scratch)) == (str(scratch.parent), "@scratch")
+    assert state_place(checkpoints) == state_place(scratch) == (str(scratch.parent), "@scratch")
 
 
 def test_nothing_lies_beside_a_mount_point(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_dir, "mount_points", lambda below: {below})
-    assert state_dir_of(str(checkpoints)) == (str(checkpoints), "")
+    assert state_place(checkpoints) == (str(checkpoints), "")
     assert (prune_to_trash(checkpoints).problems, len(undo(str(checkpoints)).restored)) == ((), 3)
 
 
 def test_other_directories_keep_their_own(checkpoints: Path) -> None:
-    assert state_dir_of(str(checkpoints)) == (str(checkpoints.parent), "@checkpoints")
+    assert state_place(checkpoints) == (str(checkpoints.parent), "@checkpoints")
     for name in SAVED[1:]:
         shutil.rmtree(checkpoints / name)
     (checkpoints / SAVED[0]).rename(checkpoints / "n003")
-    assert state_dir_of(str(checkpoints)).suffix
+    assert state_place(checkpoints)[1]
     other = checkpoints.rename(checkpoints.parent / "states")
-    assert state_dir_of(str(other)) == (str(other), "")
+    assert state_place(other) == (str(other), "")
     plain = checkpoints.parent / "plain" / "checkpoints"
     (plain / "checkpoint_1").mkdir(parents=True)
-    assert state_dir_of(str(plain)) == (str(plain), "")
+    assert state_place(plain) == (str(plain), "")

@@ -9,7 +9,7 @@ import pytest
 
 from ckpttool.series.members.order import group
 from ckpttool.series.members.series_doubts import copy_warnings
-from ckpttool.series.surveying.survey import survey_directory
+from tests.support.directories import survey
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def twice(short: Path) -> Path:
 
 
 def _told(place: Path) -> list[str]:
-    return list(copy_warnings(group(survey_directory(str(place)).entries, "none")))
+    return list(copy_warnings(group(survey(str(place)).entries, "none")))
 
 
 def test_two_directories_that_hold_the_same_are_told_once(twice: Path) -> None:
@@ -41,7 +41,7 @@ def test_one_byte_makes_another_checkpoint(twice: Path) -> None:
 
 
 def test_what_has_another_name_or_is_gone_is_no_copy(twice: Path) -> None:
-    groups = group(survey_directory(str(twice)).entries, "none")
+    groups = group(survey(str(twice)).entries, "none")
     shutil.rmtree(twice / "two")
     assert list(copy_warnings(groups)) == []
     (twice / "two").mkdir()

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, Policy, Request, UsageError, prune, undo
-from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.pending_journals import pending_journals
-from ckpttool.transaction.state_dir import owner_of_stage, state_dir_of
-from tests.support.changes import observed
+from ckpttool.transaction.state_dir import owner_of_stage
+from tests.support.changes import journals_of, observed, state_place
+from tests.support.directories import survey
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 KEEP_2 = Policy(keep_last=2)
@@ -124,11 +123,11 @@ def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
             fault.none()
             assert number > 20
             return
-        shown = {os.path.basename(entry.path) for entry in survey_directory(called).entries}
+        shown = {os.path.basename(entry.path) for entry in survey(called).entries}
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*shown, *put_away]) == SERIALS, number
         settled = prune(Request(directory=called, policy=Policy(keep_last=9)))
-        assert (settled.problems, pending_journals(called)) == ((), []), number
+        assert (settled.problems, journals_of(called)) == ((), []), number
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*serials(root), *put_away]) == SERIALS, number
         undo(called)
@@ -142,7 +141,7 @@ def interrupted(root: Path, fault) -> str:
     with pytest.raises(SystemExit):
         prune(Request(directory=str(root), policy=KEEP_2))
     fault.none()
-    (journal,) = pending_journals(str(root))
+    (journal,) = journals_of(root)
     return journal
 
 
@@ -150,7 +149,7 @@ def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Pa
     other = Path(shutil.copytree(root, root.parent / "other"))
     journal = interrupted(root, fault)
     assert owner_of_stage(os.path.dirname(journal)) == str(root)
-    assert pending_journals(str(other)) == pending_journals(str(root.parent)) == []
+    assert journals_of(other) == journals_of(root.parent) == []
     answer = run("list", root)
     assert (
         f"{root}: a command was interrupted here; the next command that changes this directory recovers it "
@@ -171,9 +170,9 @@ def test_relative_and_linked_roots_have_the_same_home(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(root)
-    homes = {state_dir_of(str(root)), state_dir_of(str(tmp_path / "link"))}
+    homes = {state_place(root), state_place(tmp_path / "link")}
     monkeypatch.chdir(root)
-    assert homes == {state_dir_of(".")} == {(str(root.parent), "@run")}
+    assert homes == {state_place(".")} == {(str(root.parent), "@run")}
     prune(Request(directory=".", policy=KEEP_2))
     assert serials(root) == SERIALS[3:]
     assert os.listdir(root.parent) == ["run"]
@@ -182,7 +181,7 @@ def test_relative_and_linked_roots_have_the_same_home(
 def test_other_directories_keep_their_own(tmp_path: Path) -> None:
     for name in ("checkpoint_1", "trainer_0"):
         (tmp_path / name).mkdir()
-    assert state_dir_of(str(tmp_path)) == (str(tmp_path), "")
+    assert state_place(tmp_path) == (str(tmp_path), "")
 
 
 def test_where_beside_the_root_nothing_may_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ckpttool import NotFound, UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.metrics.log_metrics import add_log_metrics
-from ckpttool.series.surveying.survey import Scope, survey_directory
+from tests.support.directories import survey
 
 Make = Callable[..., Entry]
 
@@ -43,7 +43,7 @@ def log(path: str, text: str) -> str:
 @pytest.mark.parametrize("name", ["metrics.csv", "tb"])
 def test_lightning_logs_what_follows_a_step_under_the_one_before(files: Path, name: str) -> None:
     run = files / "metrics" / "lightning"
-    found = survey_directory(run, Scope(recursive=True, metrics=[str(run / name)]))
+    found = survey(run, recursive=True, metrics=[str(run / name)])
     losses = {entry.name: entry.metrics.get("val_loss") for entry in found.entries}
     assert losses == {
         "epoch=1-val_loss=0.25.ckpt": 0.25,
@@ -60,7 +60,7 @@ def test_lightning_logs_what_follows_a_step_under_the_one_before(files: Path, na
 
 def test_log_of_ones_own_beside_lightning_counts_as_the_checkpoints_do(files: Path) -> None:
     path = log("own.csv", "epoch,step,f1\n1,8,0.5\n3,16,0.75\n")
-    found = survey_directory(files / "metrics" / "lightning" / "best", Scope(recursive=True, metrics=[path]))
+    found = survey(files / "metrics" / "lightning" / "best", recursive=True, metrics=[path])
     assert {entry.step: entry.metrics["f1"] for entry in found.entries} == {8: 0.5, 16: 0.75}
 
 
@@ -82,17 +82,17 @@ def test_keras_counts_epochs_from_0_in_logs_and_from_1_in_names(files: Path) -> 
     run = files / "metrics" / "keras"
     path = run / "log.csv"
     with pytest.raises(UsageError) as refused:
-        survey_directory(run, Scope(recursive=True, metrics=[str(path)]))
+        survey(run, recursive=True, metrics=[str(path)])
     assert str(refused.value) == (
         f"{path}: it has epochs 0 to 3, the checkpoints steps 2 to 8 and epochs 1 to 4; "
         f"it can't be told which epochs are the same "
         f"(say {path}:epoch+1, or {path}:epoch where equal numbers are)"
     )
-    found = survey_directory(run, Scope(recursive=True, metrics=[f"{path}:epoch+1"]))
+    found = survey(run, recursive=True, metrics=[f"{path}:epoch+1"])
     assert len(found.entries) == 4 and found.remarks == ()
     for one in found.entries:
         assert one.metrics["val_loss"] == pytest.approx(one.metrics["value"], abs=1e-4)
-    events = survey_directory(run, Scope(recursive=True, metrics=[f"{run / 'tb'}:epoch+1"]))
+    events = survey(run, recursive=True, metrics=[f"{run / 'tb'}:epoch+1"])
     for one, other in zip(found.entries, events.entries, strict=True):
         assert other.metrics["validation/epoch_loss"] == pytest.approx(one.metrics["val_loss"])
 
@@ -284,6 +284,6 @@ def test_survey_takes_logs(series: Path) -> None:
         str(series.parent / "m.csv"), "epoch,f1\n" + "".join(f"{epoch},0.{epoch}\n" for epoch in range(1, 11))
     )
     shutil.rmtree(series / "none", ignore_errors=True)
-    found = survey_directory(series, Scope(recursive=True, metrics=["m.csv"]))
+    found = survey(series, recursive=True, metrics=["m.csv"])
     assert [entry.metric("f1") for entry in found.entries][:3] == [0.1, 0.2, 0.3]
     assert found.warnings == ()

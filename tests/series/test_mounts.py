@@ -16,8 +16,7 @@ from ckpttool.series.pruning.prune import Pruned
 from ckpttool.transaction import files, mounts, removal, stage
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
-from ckpttool.transaction.trash import empty
-from tests.support.changes import file_bytes
+from tests.support.changes import empty_trash, file_bytes
 
 OLDEST = "checkpoint-2"
 
@@ -156,7 +155,7 @@ def test_the_trash_is_neither_emptied_nor_taken_back_with_it(run: Path, mount: M
     [place] = run.glob(f".ckpttool-trash/*/0/{OLDEST}")
     before = file_bytes(place)
     mount(place / "sub dir")
-    for problems in (undo(str(run)).problems, empty(str(run)).problems):
+    for problems in (undo(str(run)).problems, empty_trash(run).problems):
         assert [OLDEST in one.path and HOLDS_MOUNT in one.message for one in problems] == [True]
     assert file_bytes(place) == before
     shutil.rmtree(place)  # for what it holds is left to whoever mounted it

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from ckpttool import undo
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import Mentions
-from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.pointers.targets import CheckpointIndex
 from ckpttool.series.renaming.note_rewrites import NoteRewriter, rewrite_data
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene
-from ckpttool.series.surveying.survey import Scope, survey_directory
 from tests.series.renamings import content, renamed
+from tests.support.directories import pointers_in, survey
 
 OLD, NEW = "model_epoch_9.pth", "model-e0009.pth"
 
@@ -61,8 +60,8 @@ SILENT = {
 
 def _named_by(directory: Path) -> dict[str, set[str]]:
     """Return which checkpoints each note protects from prune."""
-    found = survey_directory(str(directory), Scope())
-    pointed = follow_pointers(found.root, found.groups)
+    found = survey(str(directory), recursive=False)
+    pointed = pointers_in(found)
     named: dict[str, set[str]] = {}
     for path, reasons in pointed.reasons.items():
         for reason in reasons:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.pointers.protection import follow_pointers
-from ckpttool.series.surveying.survey import Scope, survey_directory
+from tests.support.directories import pointers_in, survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey_directory(directory, Scope(recursive=recursive))
-    pointed = follow_pointers(found.root, found.groups, recursive=recursive)
+    found = survey(directory, recursive=recursive)
+    pointed = pointers_in(found, recursive=recursive)
     return {os.path.relpath(path, directory): reasons for path, reasons in pointed.reasons.items() if reasons}
 
 

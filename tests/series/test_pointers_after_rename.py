@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.pointers.protection import follow_pointers
-from ckpttool.series.surveying.survey import Scope, survey_directory
-from ckpttool.transaction.trash import empty
 from tests.series.renamings import renamed
+from tests.support.changes import empty_trash
+from tests.support.directories import pointers_in, survey
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def lightning(files: Path, tmp_path: Path) -> Path:
 
 def _best(run: Path) -> tuple[list[str], list[str]]:
     """Return what is protected as the best, and why the series is left alone."""
-    found = survey_directory(str(run), Scope())
-    pointed = follow_pointers(found.root, found.groups)
+    found = survey(str(run), recursive=False)
+    pointed = pointers_in(found)
     best = [path for path, reasons in pointed.reasons.items() if "best_model_path" in reasons]
     return sorted(map(os.path.basename, best)), list(pointed.skipped.values())
 
@@ -64,11 +63,11 @@ def test_what_has_taken_the_new_name_is_not_the_best(lightning: Path) -> None:
 
 def test_without_records_a_link_says_which_it_is(lightning: Path) -> None:
     renamed(lightning, "a-{name}")
-    empty(str(lightning))
+    empty_trash(lightning)
     best, (why,) = _best(lightning)
     assert best == [] and why.endswith("(a symlink of that name to the best says which it is)")
     (lightning / "epoch=1-step=4.ckpt").symlink_to("a-epoch=1-step=4.ckpt")
     assert _best(lightning)[1] == []
-    found = survey_directory(str(lightning), Scope())
-    reasons = follow_pointers(found.root, found.groups).reasons
+    found = survey(str(lightning), recursive=False)
+    reasons = pointers_in(found).reasons
     assert any(path.endswith("a-epoch=1-step=4.ckpt") and told for path, told in reasons.items())

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Policy, Request
-from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.pruning.planning import make_plan
 from ckpttool.series.surveying.survey import Scope, survey_directory
+from tests.support.directories import pointers_in, survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey_directory(directory, Scope(recursive=recursive))
-    pointed = follow_pointers(found.root, found.groups, recursive=recursive)
+    found = survey(directory, recursive=recursive)
+    pointed = pointers_in(found, recursive=recursive)
     return {os.path.basename(path): reasons for path, reasons in pointed.reasons.items() if reasons}
 
 
 def _skipped(directory: Path) -> dict[str, str]:
-    found = survey_directory(directory, Scope(recursive=False))
-    pointed = follow_pointers(found.root, found.groups)
+    found = survey(directory, recursive=False)
+    pointed = pointers_in(found)
     return {os.path.basename(key): why for key, why in pointed.skipped.items()}
 
 
@@ -263,8 +263,8 @@ def test_the_best_of_one_run_is_not_that_of_another(trainer: Path, tmp_path: Pat
     _best_of(tmp_path / "other", None)
     shutil.rmtree(trainer / "checkpoint-4")
     _best_of(trainer, "/old/home/out/checkpoint-4")
-    found = survey_directory(tmp_path, Scope(recursive=True))
-    pointed = follow_pointers(found.root, found.groups)
+    found = survey(tmp_path, recursive=True)
+    pointed = pointers_in(found)
     assert not any(pointed.reasons.values())
     (why,) = pointed.skipped.values()
     assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which isn't there")
@@ -281,12 +281,12 @@ def test_what_lies_elsewhere_has_to_be_more_like_the_path(trainer: Path, tmp_pat
     shutil.rmtree(moved / "checkpoint-4")
     for target, is_found in (("/old/b/%s/checkpoint-4", True), ("/old/c/%s/checkpoint-4", False)):
         _best_of(moved, target % parent)
-        found = survey_directory(tmp_path / "a", Scope(recursive=True))
-        assert (not follow_pointers(found.root, found.groups).skipped) == is_found
+        found = survey(tmp_path / "a", recursive=True)
+        assert (not pointers_in(found).skipped) == is_found
         _best_of(tmp_path / "b" / parent, None)
-        found = survey_directory(tmp_path, Scope(recursive=True))
+        found = survey(tmp_path, recursive=True)
         own = str(tmp_path / "b" / parent / "checkpoint-4")
-        assert (follow_pointers(found.root, found.groups).reasons.get(own) is not None) == is_found
+        assert (pointers_in(found).reasons.get(own) is not None) == is_found
 
 
 @pytest.mark.parametrize("target", ["{0}/checkpoint-4", "trainer/checkpoint-4", "./trainer/checkpoint-4/"])
@@ -314,7 +314,7 @@ def test_a_model_that_holds_its_own_run_s_checkpoints(trainer: Path, tmp_path: P
     os.rename(trainer, tmp_path / "moved")
     for scope in (Scope(), Scope(recursive=True)):
         found = survey_directory(tmp_path, scope)
-        pointed = follow_pointers(found.root, found.groups)
+        pointed = pointers_in(found)
         assert pointed.skipped == {}
         best = pointed.reasons.get(str(tmp_path / "moved" / "checkpoint-4"))
         assert best == (["best_model_checkpoint"] if scope.recursive else None)
@@ -326,6 +326,6 @@ def test_what_is_excluded_inside_a_checkpoint(trainer: Path, files: Path, tmp_pa
     shutil.copytree(files / "savedmodel" / "plain", model)
     os.rename(trainer / "checkpoint-4", model / "checkpoint-4")
     given = [glob.format(model.parent)]
-    (one,) = survey_directory(model.parent, Scope(recursive=True, exclude=given)).entries
+    (one,) = survey(model.parent, recursive=True, exclude=given).entries
     assert (one.path, one.holds_others) == (str(model), True)
-    assert survey_directory(model.parent, Scope(recursive=True, exclude=given)).remarks == ()
+    assert survey(model.parent, recursive=True, exclude=given).remarks == ()

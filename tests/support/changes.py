@@ -13,6 +13,7 @@ from ckpttool.series.pruning.prune import Pruned
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Journal, Removal, begin_journal, journal_bytes
 from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.pending_journals import pending_journals
 from ckpttool.transaction.recovery import Recovery, recover_directory
 from ckpttool.transaction.state_dir import state_dir_of
 from ckpttool.transaction.trash import EmptiedTrash, empty
@@ -69,3 +70,13 @@ def observed(real: Callable[..., Any], observe: Callable[[], object]) -> Callabl
         return result
 
     return call
+
+
+def journals_of(directory: str | os.PathLike[str]) -> list[str]:
+    """Return the journals of a directory that the next command has to settle."""
+    return pending_journals(os.fspath(directory))
+
+
+def state_place(directory: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return where the stage, the lock and the trash of a directory go, and what their names end with."""
+    return state_dir_of(os.fspath(directory))
