@@ -25,8 +25,7 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
-from ckpttool.formats.opening import open_unit
-from tests.support.opening import checkpoints_in, only_checkpoint
+from tests.support.opening import checkpoints_in, only_checkpoint, open_found
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 REAL = [FILES / "safetensors" / "sharded", FILES / "pytorch" / "pytorch-sharded"]
@@ -283,7 +282,7 @@ def test_finds_the_sets_in_a_directory(tmp_path: Path) -> None:
     assert (whole.path, whole.members) == (str(tmp_path / INDEX), (INDEX, FIRST, SECOND, EXTRA))
     assert orphans.path == str(tmp_path / "other.safetensors.index.json")
     assert orphans.format is not None
-    with open_unit(orphans.format, orphans) as opened:
+    with open_found(orphans) as opened:
         assert (list(opened), opened.complete) == (["y", "x"], False)
         assert [finding.code for finding in opened.findings] == ["index-missing", "shard-missing"]
 
@@ -291,7 +290,7 @@ def test_finds_the_sets_in_a_directory(tmp_path: Path) -> None:
 def test_finds_no_unit_that_the_unit_does_not_open(tmp_path: Path) -> None:
     unit = only_checkpoint(laid_out(tmp_path, {}))
     assert unit.format is not None
-    with open_unit(unit.format, unit) as opened:
+    with open_found(unit) as opened:
         assert list(opened) == ["a", "b"]
 
 

@@ -23,10 +23,9 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
-from ckpttool.formats.opening import open_unit
 from ckpttool.tensor import Role
 from tests.support.commands import Run
-from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, paths_in
+from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, open_found, paths_in
 from tests.support.state_files import read_state, write_state
 
 DATA = "data-00000-of-00001"
@@ -264,7 +263,7 @@ def test_data_without_an_index(keras: Path) -> None:
     unit = only_checkpoint(keras)
     assert Path(unit.path).name == "ckpt-1"
     assert unit.format is not None
-    with open_unit(unit.format, unit) as checkpoint:
+    with open_found(unit) as checkpoint:
         assert not checkpoint.complete
         assert [finding.code for finding in checkpoint.findings] == ["index-missing"]
     assert not verify(keras / f"ckpt-1.{DATA}").is_valid

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ckpttool import formats
+from ckpttool import Checkpoint, formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.formats.opening import open_unit
 from ckpttool.wire import source
 
 
@@ -65,3 +66,9 @@ def offer_formats(patch: pytest.MonkeyPatch, *offered: Format) -> None:
 def hold_open(patch: pytest.MonkeyPatch, count: int) -> None:
     """Let only so many files be held open; those that are read again are opened again."""
     patch.setattr(source, "MAX_OPEN", count)
+
+
+def open_found(unit: Unit) -> Checkpoint:
+    """Open what was found in a directory, as the commands do."""
+    assert unit.format is not None
+    return open_unit(unit.format, unit)
