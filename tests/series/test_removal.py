@@ -25,6 +25,7 @@ from ckpttool import (
     latest,
     list_checkpoints,
     prune,
+    undo,
 )
 from ckpttool.transaction import removal
 from ckpttool.transaction.journal import Journal, PointerText
@@ -106,6 +107,25 @@ def test_sharded_sets_go_index_first(sharded: Path, monkeypatch: pytest.MonkeyPa
     firsts = [name for name in renamed if "index" in name]
     assert firsts == [renamed[0], renamed[5]]
     assert _leftovers(sharded) == []
+
+
+@pytest.mark.parametrize("trash", [False, True])
+def test_an_index_that_names_itself_goes_once(sharded: Path, trash: bool) -> None:
+    index = sharded / "epoch_1.safetensors.index.json"
+    told = json.loads(index.read_text())
+    told["weight_map"]["more"] = index.name
+    index.write_text(json.dumps(told))
+    os.utime(index, (0, 0))  # it is older than the intact ones
+    before = _digests(sharded)
+    policy = Policy(keep_last=2, incomplete="remove")
+    result = prune(Request(directory=str(sharded), policy=policy), trash=trash)
+    assert [entry.name for entry in result.plan.removals] == [
+        f"epoch_{epoch}.safetensors.index.json" for epoch in (2, 1)
+    ]
+    assert (result.problems, list(sharded.glob("epoch_[12]*"))) == ((), [])
+    if trash:
+        restored = undo(str(sharded))
+        assert (len(restored.restored), restored.problems, _digests(sharded)) == (2, (), before)
 
 
 def test_what_is_freed_is_what_the_disk_gets_back(series: Path) -> None:

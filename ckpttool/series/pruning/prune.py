@@ -255,8 +255,9 @@ def _is_unchanged(entry: Entry) -> bool:
 def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
     # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
     parts = entry.unit.parts
+    # A damaged index that names itself is its own shard, too: each name goes once.
     members = sorted(
-        entry.unit.members,
+        set(entry.unit.members),
         key=lambda name: (name not in parts, name != entry.name, "index" not in name, name),
     )
     place = {name: number for number, name in enumerate(members)}
