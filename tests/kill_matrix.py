@@ -1,0 +1,376 @@
+"""Every command that changes a directory, on every kind of checkpoint, interrupted at every call.
+
+Usage: ``python -m tests.kill_matrix [NAME …]`` plays all ways whose names contain one of these, at every
+call, and prints how many there were. ``tests/test_kill_matrix.py`` plays all ways, each at some of its calls.
+
+A way is a command on a run, or on targets. It is killed, or a call fails: once, for want of room, of a right
+or of a working disk, or from then on, as on a disk that is mounted read-only meanwhile. Then the next command
+runs. Every checkpoint has to be whole in one place by then, what points at one has to name one that is there,
+and nothing of ckpttool's own is left but the trash.
+
+It forks for each, which only a program without threads may do; so it is a program of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+from tests.series.renamings import content
+from tests.support.faults import hit_call, in_child, kill
+from tests.support.outcomes import Change, Tree, change, wrong
+from tests.support.runs import FILES, KINDS, swapped
+
+Command = tuple[str, ...]
+Check = Callable[[Path], Iterator[str]]
+
+NUMBERS = range(1, 5)
+FAULTS = ("kill", "ENOSPC", "EACCES", "EIO", "EROFS")
+LASTING = "EROFS"
+"""Every call fails from then on."""
+ROOMS = ("series", "ops", "wire", "formats", "writing", "cli")
+"""Of the package: all that commands import."""
+
+
+# What is interrupted --------------------------------------------------------------------------------
+
+QUICK = ("--min-age", "0", "--yes", "--series", "*", "--verify", "quick")
+PRUNE: Command = ("prune", "run", *QUICK, "--keep", "1")
+TRASH: Command = (*PRUNE, "--trash")
+EMPTY: Command = ("prune", "run", "--empty-trash", "--yes")
+UNDO: Command = ("undo", "run")
+SETTLE: Command = ("prune", "run", *QUICK, "--keep", "1000")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A command that is interrupted.
+
+    Attributes:
+        make: Makes what it works on, in a directory ``run``.
+        commands: What is run to its end before.
+        interrupted: The command, in the directory above.
+        settle: What is run afterwards.
+        is_all_or_nothing: Whether all of it has to be done, or nothing; else each checkpoint is for itself.
+        may_litter: Whether a file that was being written may be left, which nobody reads, or a lock that
+            nobody holds.
+    """
+
+    make: Callable[[Path], None]
+    interrupted: Command
+    commands: Sequence[Command] = ()
+    settle: Sequence[Command] = (SETTLE,)
+    is_all_or_nothing: bool = False
+    may_litter: bool = False
+
+
+def ways() -> dict[str, Way]:
+    """Return all ways, by what they do and to what."""
+    found: dict[str, Way] = {}
+    for kind, (make, field) in KINDS.items():
+        made = partial(make, numbers=NUMBERS)
+        found[f"prune: {kind}"] = Way(made, PRUNE)
+        found[f"trash: {kind}"] = Way(made, TRASH)
+        found[f"empty the trash: {kind}"] = Way(made, EMPTY, [TRASH], [EMPTY, SETTLE])
+        found[f"undo the trash: {kind}"] = Way(made, UNDO, [TRASH])
+        if field is not None:
+            rename = ("rename", "run", "--yes", "--template", f"kept-{{{field}}}")
+            found[f"rename: {kind}"] = Way(made, rename)
+            found[f"undo the renaming: {kind}"] = Way(made, UNDO, [rename])
+    exchange = ("rename", "run", "--yes", "--template", "model_{epoch}")
+    found["exchange names: PyTorch"] = Way(swapped, exchange, is_all_or_nothing=True)
+    found["undo the exchange: PyTorch"] = Way(swapped, UNDO, [exchange], is_all_or_nothing=True)
+    return found | outputs() | notes()
+
+
+TARGETS = {
+    "file": ("out.pth", "pytorch"),
+    "safetensors": ("out.safetensors", "safetensors"),
+    "zip of arrays": ("out.npz", "numpy"),
+    "directory": ("out", "torch-dcp"),
+    "SavedModel": ("out", "savedmodel"),
+    "serial": ("out", "fluid"),
+    "prefix": ("out", "tensorflow"),
+    "HDF5": ("out.hdf5", "hdf5"),
+    "shards": ("out", "safetensors"),
+}
+CLEAR: Command = ("convert", "run/other.safetensors", "run/settled.pth")
+
+
+def outputs() -> dict[str, Way]:
+    """Return conversions and merges onto targets of every shape, new and existing ones."""
+    found = {}
+    for name, (target, kind) in TARGETS.items():
+        end = ("--shard-size", "1KB") if name == "shards" else ()
+        new = ("convert", "run/source.safetensors", f"run/{target}", "--to", kind, *end)
+        old = ("convert", "run/other.safetensors", f"run/{target}", "--to", kind, *end)
+        over = (*new, "--force")
+        found[f"convert to a new target: {name}"] = Way(sources, new, settle=[CLEAR], is_all_or_nothing=True)
+        found[f"convert onto a target: {name}"] = Way(sources, over, [old], [CLEAR], is_all_or_nothing=True)
+    old = ("convert", "run/other.safetensors", "run/out", "--to", "torch-dcp")
+    for name, kind in {"directory": "torch-dcp", "prefix": "tensorflow", "file": "pytorch"}.items():
+        merge = ("merge", "run/parts", "run/merged", "--to", kind)
+        found[f"merge to a new target: {name}"] = Way(sources, merge, settle=[CLEAR], is_all_or_nothing=True)
+        old = ("convert", "run/other.safetensors", "run/merged", "--to", kind)
+        found[f"merge onto a target: {name}"] = Way(
+            sources, (*merge, "--force"), [old], [CLEAR], is_all_or_nothing=True
+        )
+    return found
+
+
+def sources(run: Path) -> None:
+    """What is converted, and merged."""
+    shutil.copy2(FILES / "safetensors" / "metadata.safetensors", run / "source.safetensors")
+    shutil.copy2(
+        FILES / "safetensors" / "sharded" / "model-00001-of-00004.safetensors", run / "other.safetensors"
+    )
+    shutil.copytree(FILES / "safetensors" / "sharded", run / "parts")
+
+
+NOTED = {
+    "PyTorch": "model_epoch_1.pth",
+    "safetensors, sharded": "set-1.safetensors.index.json",
+    "TensorFlow": "ckpt-1",
+    "SavedModel": "model-1",
+    "DCP": "model-1",
+    "Trainer": "checkpoint-1",
+    "Fluid": "checkpoint_1",
+    "Accelerate": "checkpoint_1",
+    "Keras, sharded": "net-1.weights.json",
+}
+"""One checkpoint of each kind that is pinned, or gets a manifest."""
+
+
+def notes() -> dict[str, Way]:
+    """Return what writes manifests, and pins."""
+    found = {}
+    for kind, name in NOTED.items():
+        made = partial(KINDS[kind][0], numbers=NUMBERS)
+        path = f"run/{name}"
+        write = Way(
+            made,
+            ("verify", path, "--write-manifest"),
+            settle=[("verify", path, "--write-manifest", "--force")],
+        )
+        pin = Way(made, ("pin", path), settle=[("pin", path), SETTLE])
+        unpin = Way(made, ("unpin", path), [("pin", path)], [("unpin", path), SETTLE])
+        for told, way in {"write a manifest": write, "pin": pin, "unpin": unpin}.items():
+            found[f"{told}: {kind}"] = replace(way, is_all_or_nothing=True, may_litter=True)
+    return found
+
+
+# How it is interrupted ------------------------------------------------------------------------------
+
+
+class Stage:
+    """A directory in which ways are played."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.said = place / "said"
+        self.counted = place / "counted"
+
+    def run(self, above: Path, command: Command) -> int:
+        """Run a command in this process, and return its exit status; ``said`` has what it printed."""
+        from ckpttool.cli import run
+
+        os.chdir(above)
+        with self.said.open("w") as said, redirect_stdout(said), redirect_stderr(said):
+            return run(list(command))
+
+    def require_run(self, above: Path, command: Command) -> None:
+        """Run a command that must succeed."""
+        status = self.run(above, command)
+        assert status == 0, f"{' '.join(command)} ends with {status}: {self.said.read_text()}"
+
+    def interrupt(self, above: Path, command: Command, fault: str, number: int) -> str | None:
+        """Run a command that is interrupted before its call of a number; return what is wrong, or None."""
+
+        def interrupted() -> None:
+            made = hit_call(number, fault_of(fault))
+            status = self.run(above, command)
+            self.counted.write_text(f"{status} {made()}")
+
+        ended = in_child(interrupted)
+        if fault == "kill":
+            return None if ended == -signal.SIGKILL else f"it ends with {ended}"
+        if ended or "internal error" in self.said.read_text():
+            return f"it ends with {ended}: {self.said.read_text()}"
+        return None
+
+    def calls(self, above: Path, command: Command) -> int:
+        """Run a command to its end; return how many calls there are in it."""
+
+        def whole() -> None:
+            made = hit_call(-1, kill)
+            status = self.run(above, command)
+            self.counted.write_text(f"{status} {made()}")
+
+        assert in_child(whole) == 0
+        status, made = map(int, self.counted.read_text().split())
+        assert status == 0, f"{' '.join(command)} ends with {status}: {self.said.read_text()}"
+        return made
+
+    def play(self, name: str, way: Way, samples: int | None) -> int:
+        """Play a way with every fault at all its calls, or at some; return how often.
+
+        Args:
+            name: Of the way.
+            way: The way.
+            samples: At how many calls each fault comes, and half of the kills; None for all.
+        """
+        shutil.rmtree(self.place / "way", ignore_errors=True)
+        made = self.place / "way" / "made"
+        (made / "run").mkdir(parents=True)
+        way.make(made / "run")
+        before, after = self.prepared(way, made, "before"), self.prepared(way, made, "after")
+        calls = self.calls(after, way.interrupted)
+        assert calls > 1, name
+        changed = change(name, way.interrupted, made / "run", before / "run", after / "run")
+        check = partial(half_done if way.is_all_or_nothing else wrong, changed)
+        played = 0
+        for fault in FAULTS:
+            count = samples if samples is None or fault != "kill" else 2 * samples
+            for number in chosen(f"{name} {fault}", calls, count):
+                self.once(way, made, fault, number, check)
+                played += 1
+        return played
+
+    def once(
+        self, way: Way, made: Path, fault: str, number: int, check: Callable[[Path], Iterator[str]]
+    ) -> None:
+        above = self.prepared(way, made, "interrupted")
+        problem = self.interrupt(above, way.interrupted, fault, number)
+        assert problem is None, f"{fault} at call {number}: {problem}"
+        said = self.said.read_text()
+        problems = []
+        for command in way.settle:
+            status = self.run(above, command)
+            said += f"\nthen\n{self.said.read_text()}"
+            problems += [f"{command[0]} ends with {status}"] if status else []
+        problems += check(above / "run")
+        left = litter(above)
+        if way.may_litter:
+            left = [one for one in left if not one.endswith((".tmp", ".lock"))]
+        problems += [f"{one} was left behind" for one in left]
+        if problems:
+            there = "\n".join(sorted(str(path.relative_to(above)) for path in above.rglob("*")))
+            raise AssertionError(f"{fault} at call {number}: {problems}\n{said}\n{there}")
+
+    def prepared(self, way: Way, made: Path, name: str) -> Path:
+        """Return a copy of what a way works on, in which all was run that is run before."""
+        there = self.place / "way" / name
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(made, there, symlinks=True)
+        for command in way.commands:
+            self.require_run(there, command)
+        return there
+
+
+def fault_of(name: str) -> Callable[[], object]:
+    """Return what happens at a call."""
+    if name == "kill":
+        return kill
+    code = getattr(errno, name)
+
+    def fail() -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def chosen(name: str, calls: int, samples: int | None) -> Sequence[int]:
+    """Return the numbers of calls at which something is interrupted: all, or some at equal distances.
+
+    Where the first of them lies differs from one fault and one way to another, so that together they hit what
+    all have in common at each call.
+    """
+    if samples is None or samples >= calls:
+        return range(1, calls + 1)
+    first = crc32(name.encode()) % calls
+    return sorted({(first + calls * number // samples) % calls + 1 for number in range(samples)})
+
+
+def half_done(changed: Change, run: Path) -> Iterator[str]:
+    """Yield what is wrong where all was to be done, or nothing."""
+    before, after = map(timeless, changed.places[1:3])
+    now = timeless({name: digest for name, digest in content(run).items() if "settled" not in name})
+    if now not in (before, after):
+        names = [sorted(dict(now.items() ^ tree.items())) for tree in (before, after)]
+        yield f"not what was there (but for {names[0]}), nor what was to be (but for {names[1]})"
+
+
+def timeless(tree: Tree) -> Tree:
+    """Return a tree without what files hold that say when they were written."""
+    return {name: "" if name.endswith("/_SUCCESS") else digest for name, digest in tree.items()}
+
+
+def litter(above: Path) -> list[str]:
+    """Return what is ckpttool's own, but for the trash and pins."""
+    names = (str(path.relative_to(above)) for path in above.rglob(".ckpttool*"))
+    return [name for name in names if "trash" not in name and ".toml" not in name]
+
+
+# The program ----------------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """Import all that commands do, once for all children; let nobody wait."""
+    import ckpttool
+
+    for module in pkgutil.walk_packages(ckpttool.__path__, "ckpttool."):
+        is_program = module.name.endswith("__main__")
+        if module.name.split(".")[1] in ROOMS and not is_program:
+            importlib.import_module(module.name)
+    from ckpttool.series.changing import stage
+
+    stage.RETRY_SECONDS = 0
+    os.fsync = lambda descriptor: None  # what lies in the system's cache survives a kill
+
+
+def serve(place: Path) -> None:
+    """Play the ways that are named on stdin, a line each; print what came of each."""
+    theatre, known = Stage(place), ways()
+    for line in sys.stdin:
+        name, samples = json.loads(line)
+        try:
+            print(json.dumps([theatre.play(name, known[name], samples), ""]), flush=True)
+        except AssertionError as failure:
+            print(json.dumps([0, str(failure)]), flush=True)
+
+
+def main(names: Sequence[str]) -> int:
+    """Play all ways whose names contain one of some at every call; return the exit status."""
+    status = 0
+    with tempfile.TemporaryDirectory() as place:
+        theatre = Stage(Path(place))
+        for name, way in ways().items():
+            if not names or any(one in name for one in names):
+                try:
+                    print(f"{theatre.play(name, way, None):6}  {name}", flush=True)
+                except AssertionError as failure:
+                    print(f"{name}: {failure}", flush=True)
+                    status = 1
+        os.chdir("/")
+    return status
+
+
+if __name__ == "__main__":
+    prepare()
+    if sys.argv[1:2] == ["--serve"]:
+        serve(Path(sys.argv[2]))
+    else:
+        sys.exit(main(sys.argv[1:]))
