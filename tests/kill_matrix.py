@@ -41,8 +41,8 @@ NUMBERS = range(1, 5)
 FAULTS = ("kill", "ENOSPC", "EACCES", "EIO", "EROFS")
 LASTING = "EROFS"
 """Every call fails from then on."""
-ROOMS = ("series", "ops", "wire", "formats", "writing", "cli")
-"""Of the package: all that commands import."""
+NEVER_IMPORTED = ("predict", "testing")
+"""Rooms of the package that import frameworks, or pytest."""
 
 
 # What is interrupted --------------------------------------------------------------------------------
@@ -333,11 +333,11 @@ def prepare() -> None:
 
     for module in pkgutil.walk_packages(ckpttool.__path__, "ckpttool."):
         is_program = module.name.endswith("__main__")
-        if module.name.split(".")[1] in ROOMS and not is_program:
+        if module.name.split(".")[1] not in NEVER_IMPORTED and not is_program:
             importlib.import_module(module.name)
-    from ckpttool.series.changing import stage
+    from ckpttool.wire import directories
 
-    stage.RETRY_SECONDS = 0
+    directories.RETRY_SECONDS = 0
     os.fsync = lambda descriptor: None  # what lies in the system's cache survives a kill
 
 
