@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ckpttool import undo
-from ckpttool.transaction.journal import stages
-from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import Chain, Moves, document, moves_of
-from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.state_dir import StateDir
 from tests.series.renamings import content, names, renamed
+from tests.support.changes import recover
+from tests.support.transactions import Moves, kill_before, make_moves_in_turn, move, moves, stages_of
 
 TEMPLATE = "model_{epoch}"
 
@@ -36,10 +33,6 @@ def swapped(tmp_path: Path) -> Path:
     (run.parent / "latest").write_text("a/model_1.pt\n")
     (run.parent / "best.pt").symlink_to("a/model_2.pt")
     return run
-
-
-class Killed(BaseException):
-    """Ends a command without any of its handlers, as a kill would."""
 
 
 def in_the_way(run: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
@@ -64,7 +57,7 @@ def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: py
     others = [done.failed[str(swapped / f"model_{number}.pt")] for number in (1, 3)]
     assert all("model_2.pt: " in one and "all of them" in one for one in others)
     assert content(swapped.parent) == before
-    assert not stages(str(swapped))
+    assert not stages_of(swapped)
     assert undo(str(swapped)).identity is None
     assert renamed(swapped, TEMPLATE).problems == ()
     assert (swapped.parent / "latest").read_text() == "a/model_2.pt\n"
@@ -72,51 +65,21 @@ def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: py
     assert content(swapped.parent) == before
 
 
-def test_what_a_kill_left_between_the_moves_is_taken_back(
-    swapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ckpttool.transaction import apply
-
+def test_what_a_kill_left_between_the_moves_is_taken_back(swapped: Path) -> None:
     before = content(swapped)
-
-    def die(*arguments: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(apply, "rewrite_journal", die)
-        patch.setattr(apply.ChainedMoves, "__exit__", lambda *arguments: None)
-        with pytest.raises(Killed):
-            renamed(swapped, TEMPLATE)
+    kill_before("next_moves_in_journal", lambda: renamed(swapped, TEMPLATE))
     assert {"model_1~1.pt", "model_2~1.pt", "model_4.pt"} <= set(names(swapped))
-    with lock_directory(str(swapped)):
-        settled = recover_directory(str(swapped))
+    settled = recover(swapped)
     assert (list(settled.failed), len(settled.moved)) == ([str(swapped.parent)], 3)
     assert all("it is where it was" in one for one in settled.moved)
     assert content(swapped) == before
 
 
-def test_what_names_them_above_is_told_to_have_other_names(
-    swapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ckpttool.transaction import apply
-
-    before, waves = content(swapped.parent), []
-    make = apply.ChainedMoves.make
-
-    def die_at_the_second(self: apply.ChainedMoves, moves: Moves, *, has_more: bool) -> object:
-        waves.append(moves)
-        if len(waves) == 2:
-            raise Killed
-        return make(self, moves, has_more=has_more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(apply.ChainedMoves, "make", die_at_the_second)
-        patch.setattr(apply.ChainedMoves, "__exit__", lambda *arguments: None)
-        with pytest.raises(Killed):
-            renamed(swapped, TEMPLATE)
+def test_what_names_them_above_is_told_to_have_other_names(swapped: Path) -> None:
+    before = content(swapped.parent)
+    kill_before("next_moves", lambda: renamed(swapped, TEMPLATE), 2)
     assert (swapped.parent / "latest").read_text() == "a/model_1~1.pt\n"
-    with lock_directory(str(swapped)):
-        ((path, why),) = recover_directory(str(swapped)).failed.items()
+    ((path, why),) = recover(swapped).failed.items()
     assert path == str(swapped.parent)
     assert why.endswith(f"(undo {swapped.parent})")
     assert undo(str(swapped.parent)).problems == ()
@@ -145,25 +108,12 @@ def test_what_somebody_else_wrote_above_stays(swapped: Path) -> None:
     assert undo(str(swapped.parent)).restored == ()
 
 
-def test_an_undo_above_that_is_interrupted_can_be_done_again(
-    swapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ckpttool.transaction import apply
-
+def test_an_undo_above_that_is_interrupted_can_be_done_again(swapped: Path) -> None:
     before = content(swapped.parent)
     assert renamed(swapped, TEMPLATE).problems == ()
     after = content(swapped.parent)
-
-    def die(*arguments: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(apply, "rewrite_journal", die)
-        patch.setattr(apply.ChainedMoves, "__exit__", lambda *arguments: None)
-        with pytest.raises(Killed):
-            undo(str(swapped.parent), recursive=True)
-    with lock_directory(str(swapped.parent)):
-        assert not recover_directory(str(swapped.parent)).failed
+    kill_before("next_moves_in_journal", lambda: undo(str(swapped.parent), recursive=True))
+    assert not recover(swapped.parent).failed
     assert content(swapped.parent) == after
     assert undo(str(swapped.parent), recursive=True).problems == ()
     assert content(swapped.parent) == before
@@ -179,8 +129,7 @@ def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
         index = text.replace(b'"epoch_%s-' % number.encode(), b'"set_%s-' % other.encode())
         (sharded / name).write_bytes(index if name.endswith(".json") else text)
     before = content(sharded)
-    told = {"set_1": "set_2", "set_2": "set_1"}
-    _exchange(sharded, told)
+    _exchange(sharded, {"set_1": "set_2", "set_2": "set_1"})
     done = undo(str(sharded))
     assert {(os.path.basename(one.path), os.path.basename(one.was)) for one in done.restored} == {
         ("set_1.safetensors.index.json", "set_2.safetensors.index.json"),
@@ -189,69 +138,22 @@ def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
     assert content(sharded) == before
 
 
-def _exchange(directory: Path, told: dict[str, str]) -> None:
+def _exchange(directory: Path, new: dict[str, str]) -> None:
     """Exchange the names of sharded sets, as a rename does."""
-    from ckpttool.transaction.apply import ChainedMoves
-    from ckpttool.transaction.files import contents
-    from ckpttool.transaction.moves import Move, Rewrite, new_identity
-
-    place, identity, ending = str(directory), new_identity(), ".safetensors.index.json"
-    with ChainedMoves(place) as move_transaction:
-        for names in ({old: f"{old}~1" for old in told}, {f"{old}~1": new for old, new in told.items()}):
-            moves, rewrites = [], []
-            for old, new in names.items():
-                text = (directory / (old + ending)).read_text()
-                changed = text.replace(f'"{old}-', f'"{new}-')
-                rewrites += [Rewrite(new + ending, None, changed), Rewrite(old + ending, text, None)]
-                shards = sorted(path.name for path in directory.glob(f"{old}-*"))
-                members = tuple((name, new + name.removeprefix(old)) for name in shards)
-                path = str(directory / (old.partition("~")[0] + ending))
-                moves.append(Move(path, members, contents(place, shards)))
-            made = Moves(
-                kind="rename",
-                identity=identity,
-                moves=tuple(moves),
-                rewrites=tuple(rewrites),
-                source=place,
-                target=place,
-            )
-            assert not move_transaction.make(made, has_more="~" in next(iter(names.values()))).failed
+    waves = {old: f"{old}~1" for old in new}, {f"{old}~1": name for old, name in new.items()}
+    done = make_moves_in_turn(directory, *(partial(_wave, directory, wave) for wave in waves))
+    assert not done.failed
 
 
-# The journal's text ---------------------------------------------------------------------------------
-
-IDENTITY = "20260102T030405.000006Z-0123abcd"
-
-
-def chained(directory: str) -> Moves:
-    told = {"kind": "rename", "identity": IDENTITY, "moves": (), "source": directory, "target": directory}
-    one = Moves(**told)  # type: ignore[arg-type]
-    return Moves(**told, chain=Chain((one, one), has_more=True))  # type: ignore[arg-type]
-
-
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    place = str(tmp_path)
-    told = json.loads(json.dumps(document(chained(place), place)))
-    assert moves_of(told, place, StateDir(place)) == chained(place)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("before", None),
-        ("before", [{}]),
-        ("has_more", 1),
-        ("has_more", None),
-        ("identity", IDENTITY.replace("a", "b")),
-    ],
-)
-def test_nothing_else_is_believed(tmp_path: Path, key: str, value: object) -> None:
-    place = str(tmp_path)
-    told = json.loads(json.dumps(document(chained(place), place)))
-    told[key] = value
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        moves_of(told, place, StateDir(place))
-    nested = json.loads(json.dumps(document(chained(place), place)))
-    nested["before"] = [document(chained(place), place)]
-    with pytest.raises(ValueError, match="another journal"):
-        moves_of(nested, place, StateDir(place))
+def _wave(directory: Path, new: dict[str, str]) -> Moves:
+    ending, moved, rewrites = ".safetensors.index.json", [], []
+    for old, name in new.items():
+        text = (directory / (old + ending)).read_text()
+        rewrites += [
+            (name + ending, None, text.replace(f'"{old}-', f'"{name}-')),
+            (old + ending, text, None),
+        ]
+        shards = sorted(path.name for path in directory.glob(f"{old}-*"))
+        members = {shard: name + shard.removeprefix(old) for shard in shards}
+        moved.append(move(directory, members, directory / (old.partition("~")[0] + ending)))
+    return moves(directory, *moved, rewrites=rewrites)

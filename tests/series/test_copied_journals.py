@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ckpttool.transaction import move_transaction, stage
-from ckpttool.transaction.apply import apply_moves
-from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Journal, Removal, stages
-from ckpttool.transaction.moves import Move, Moves, new_identity
-from ckpttool.transaction.pending_journals import incomplete_names
-from ckpttool.transaction.removal import remove
 from tests.support.changes import recover
+from tests.support.transactions import (
+    hidden_names,
+    kill_before,
+    make_moves,
+    move,
+    moves,
+    removal_of,
+    remove,
+    stages_of,
+)
 
 ENDS = ("index", "data-00000-of-00002", "data-00001-of-00002")
 OLD = {f"ckpt-{number}.{end}" for number in (1, 2) for end in ENDS}
@@ -25,8 +27,8 @@ NEW = {name.replace("ckpt-", "step-") for name in OLD}
 TOOLS = {"cp -a": ["cp", "-a"], "rsync -a": ["cp", "-a", "--no-preserve=links"], "cp -r": ["cp", "-r"]}
 
 
-class Killed(BaseException):
-    """Ends a command without any of its handlers, as a kill would."""
+def members(number: int) -> list[str]:
+    return [f"ckpt-{number}.{end}" for end in ENDS]
 
 
 @pytest.fixture
@@ -39,30 +41,10 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def killed(module: object, name: str, count: int, act: Callable[[], object]) -> None:
-    """Do something that ends with the count-th call of a function."""
-    real, made = getattr(module, name), 0
-
-    def die(*arguments: object, **told: object) -> object:
-        nonlocal made
-        made += 1
-        if made == count:
-            raise Killed
-        return real(*arguments, **told)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(module, name, die)
-        act()
-
-
 def rename(run: Path) -> None:
-    moves = []
-    for number in (1, 2):
-        names = [f"ckpt-{number}.{end}" for end in ENDS]
-        members = tuple((name, name.replace("ckpt", "step")) for name in names)
-        moves.append(Move(f"elsewhere/ckpt-{number}", members, contents(str(run), names)))
-    told = {"kind": "rename", "identity": new_identity(), "source": str(run), "target": str(run)}
-    apply_moves(str(run), Moves(moves=tuple(moves), **told))  # type: ignore[arg-type]
+    renamed = [{name: name.replace("ckpt", "step") for name in members(number)} for number in (1, 2)]
+    moved = (move(run, names, path=f"elsewhere/ckpt-{at}") for at, names in enumerate(renamed, 1))
+    make_moves(run, moves(run, *moved))
 
 
 def copied(run: Path, tool: str) -> Path:
@@ -77,7 +59,7 @@ def there(run: Path) -> dict[str, str]:
 
 def is_whole(run: Path, number: int) -> bool:
     """Tell whether all of a checkpoint lies under its old names, or under its new ones."""
-    texts, old = there(run), [f"ckpt-{number}.{end}" for end in ENDS]
+    texts, old = there(run), members(number)
     new = [name.replace("ckpt", "step") for name in old]
     return any(
         all(texts.get(name) == text for name, text in zip(one, old, strict=True)) for one in (old, new)
@@ -89,11 +71,11 @@ def is_whole(run: Path, number: int) -> bool:
     ("step", "count"), [("link_new", 2), ("unlink_old", 1), ("unlink_old", 2), ("add_to_record", 1)]
 )
 def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> None:
-    killed(move_transaction, step, count, lambda: rename(run))
+    kill_before(step, lambda: rename(run), count)
     other = copied(run, tool)
     done = recover(other)
     assert is_whole(other, 1) and is_whole(other, 2)
-    assert not stages(str(other))
+    assert not stages_of(other)
     said = [*done.moved, *done.failed, *done.failed.values()]
     assert all("elsewhere" not in one for one in said)
     assert all(
@@ -110,17 +92,16 @@ def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> No
 
 
 def test_what_is_half_copied_is_hidden(run: Path) -> None:
-    killed(move_transaction, "unlink_old", 2, lambda: rename(run))
+    kill_before("unlink_old", lambda: rename(run), 2)
     other = copied(run, "cp -a")
-    assert incomplete_names(str(other)) == incomplete_names(str(run)) != frozenset()
+    assert hidden_names(other) == hidden_names(run) != frozenset()
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_prune_in_a_copy(run: Path, tool: str, count: int) -> None:
-    names = tuple(f"ckpt-1.{end}" for end in ENDS)
-    removal = Removal("elsewhere/ckpt-1", names, contents(str(run), names), ("ckpt-2.index",))
-    killed(stage, "unlink_here", count, lambda: remove(str(run), Journal((removal,))))
+    removal = removal_of(run, *members(1), path="elsewhere/ckpt-1", survivors=["ckpt-2.index"])
+    kill_before("remove", lambda: remove(run, removal), count)
     other = copied(run, tool)
     done = recover(other)
     assert is_whole(other, 2)
@@ -132,7 +113,7 @@ def test_a_prune_in_a_copy(run: Path, tool: str, count: int) -> None:
         assert "the directory was copied as it was then, without the times" in why
         assert len(list(other.glob(".ckpttool-*/0/*"))) == 4 - count
     else:
-        assert (done.failed, set(there(other))) == ({}, OLD - set(names))
+        assert (done.failed, set(there(other))) == ({}, OLD - set(members(1)))
     shutil.rmtree(other)
     assert not recover(run).failed
-    assert set(there(run)) == OLD - set(names)
+    assert set(there(run)) == OLD - set(members(1))

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, DamagedCheckpoint
-from ckpttool.transaction.apply import apply_moves
-from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import JOURNAL, read_journal, stages
-from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite, document, dumps, moves_of, new_identity
-from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.state_dir import StateDir
+from tests.support.changes import recover
+from tests.support.transactions import (
+    Moves,
+    kill_before,
+    make_moves,
+    move,
+    moves,
+    renaming,
+    stages_of,
+)
 
 ROOT = Path(__file__).parents[2]
-IDENTITY = "20260102T030405.000006Z-0123abcd"
 
 CASES = [
     ("one_file", "trash"),
@@ -79,28 +81,19 @@ def run_of(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def renaming(directory: Path, names: dict[str, str], **told: object) -> Moves:
-    place = str(directory)
-    moves = tuple(
-        Move(os.path.join(place, old), ((old, new),), contents(place, [old])) for old, new in names.items()
-    )
-    given: dict[str, object] = {"kind": "rename", "identity": new_identity(), "moves": moves}
-    return Moves(**(given | {"source": place, "target": place} | told))
-
-
 def texts(directory: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in directory.iterdir() if path.is_file()}
 
 
 def test_names_of_any_kind(run_of: Path) -> None:
     odd = os.fsdecode(b"latin-\xe9.pt")
-    done = apply_moves(str(run_of), renaming(run_of, {"two\nlines.pt": odd, "a.pt": "c\nd.pt"}))
+    done = make_moves(run_of, renaming(run_of, {"two\nlines.pt": odd, "a.pt": "c\nd.pt"}))
     assert (len(done.moved), done.failed) == (2, {})
     assert texts(run_of) == {odd: "two\nlines.pt", "c\nd.pt": "a.pt", "b.pt": "b.pt"}
 
 
 def test_nothing_is_replaced(run_of: Path) -> None:
-    done = apply_moves(str(run_of), renaming(run_of, {"a.pt": "b.pt"}))
+    done = make_moves(run_of, renaming(run_of, {"a.pt": "b.pt"}))
     assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "b.pt is in the way"})
     assert texts(run_of)["b.pt"] == "b.pt"
 
@@ -113,9 +106,9 @@ def test_what_comes_to_stand_there_meanwhile_stays(run_of: Path, monkeypatch: py
             (run_of / "c.pt").write_text("new")
         real(source, target, **where)  # type: ignore[arg-type]
 
-    moves = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
+    planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
     monkeypatch.setattr(os, "link", link)
-    done = apply_moves(str(run_of), moves)
+    done = make_moves(run_of, planned)
     assert done.failed == {str(run_of / "a.pt"): "c.pt is in the way"}
     assert texts(run_of) == {"a.pt": "a.pt", "c.pt": "new", "d.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
@@ -131,9 +124,9 @@ def test_a_file_that_comes_between_check_and_move_stays(
             os.replace(run_of / "fresh", run_of / "a.pt")
         real(source, target, **where)  # type: ignore[arg-type]
 
-    moves = renaming(run_of, {"a.pt": "c.pt"})
+    planned = renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "link", link)
-    done = apply_moves(str(run_of), moves)
+    done = make_moves(run_of, planned)
     assert done.failed == {str(run_of / "a.pt"): "it has changed since the plan was made"}
     assert texts(run_of)["a.pt"] == "fresh"
     assert not (run_of / "c.pt").exists()
@@ -141,33 +134,31 @@ def test_a_file_that_comes_between_check_and_move_stays(
 
 def test_with_pointers_all_go_or_none(run_of: Path) -> None:
     (run_of / "latest").write_text("b.pt")
-    moves = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=(Rewrite("latest", "b.pt", "d.pt"),))
+    planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=[("latest", "b.pt", "d.pt")])
     (run_of / "c.pt").write_text("in the way")
     before = texts(run_of)
-    done = apply_moves(str(run_of), moves)
+    done = make_moves(run_of, planned)
     assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "c.pt is in the way"})
     assert texts(run_of) == before
 
 
 def test_a_pointer_that_has_changed_keeps_all(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
-    done = apply_moves(
-        str(run_of), renaming(run_of, {"b.pt": "d.pt"}, rewrites=(Rewrite("latest", "b.pt", "d.pt"),))
-    )
+    done = make_moves(run_of, renaming(run_of, {"b.pt": "d.pt"}, rewrites=[("latest", "b.pt", "d.pt")]))
     assert list(done.failed.values()) == ["latest has changed since the plan was made"]
     assert (run_of / "b.pt").exists()
 
 
 def test_a_symlink_is_led_elsewhere_and_never_followed(run_of: Path) -> None:
     (run_of / "best").symlink_to("a.pt")
-    moves = renaming(run_of, {"a.pt": "c.pt"}, relinks=(Relink("best", "a.pt", "c.pt"),))
-    assert not apply_moves(str(run_of), moves).failed
+    planned = renaming(run_of, {"a.pt": "c.pt"}, relinks=[("best", "a.pt", "c.pt")])
+    assert not make_moves(run_of, planned).failed
     assert os.readlink(run_of / "best") == "c.pt"
     assert (run_of / "best").read_text() == "a.pt"
 
 
 def test_a_name_that_differs_in_case_alone(run_of: Path) -> None:
-    assert not apply_moves(str(run_of), renaming(run_of, {"a.pt": "A.pt"})).failed
+    assert not make_moves(run_of, renaming(run_of, {"a.pt": "A.pt"})).failed
     assert "A.pt" in os.listdir(run_of)
     assert "a.pt" not in os.listdir(run_of)
 
@@ -177,7 +168,7 @@ def test_where_there_are_no_hard_links(run_of: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    done = apply_moves(str(run_of), renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
+    done = make_moves(run_of, renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
     assert done.failed == {str(run_of / "b.pt"): "two\nlines.pt is in the way"}
     assert texts(run_of) == {"c.pt": "a.pt", "b.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
@@ -186,9 +177,9 @@ def test_another_file_system_is_told(run_of: Path, monkeypatch: pytest.MonkeyPat
     def refuse(*arguments: object, **where: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    moves = renaming(run_of, {"a.pt": "c.pt"})
+    planned = renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "link", refuse)
-    done = apply_moves(str(run_of), moves)
+    done = make_moves(run_of, planned)
     assert list(done.failed.values()) == ["its new place is on another file system"]
     assert (run_of / "a.pt").exists()
 
@@ -197,16 +188,16 @@ def test_a_directory_that_can_not_be_written(run_of: Path, monkeypatch: pytest.M
     def refuse(*arguments: object, **where: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    before, moves = texts(run_of), renaming(run_of, {"a.pt": "c.pt"})
+    before, planned = texts(run_of), renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(AccessDenied, match="read-only file system; nothing was moved"):
-        apply_moves(str(run_of), moves)
+        make_moves(run_of, planned)
     assert texts(run_of) == before
 
 
 def test_other_names_of_a_file_stay(run_of: Path) -> None:
     os.link(run_of / "a.pt", run_of / "other.pt")
-    assert not apply_moves(str(run_of), renaming(run_of, {"a.pt": "c.pt"})).failed
+    assert not make_moves(run_of, renaming(run_of, {"a.pt": "c.pt"})).failed
     assert os.path.samefile(run_of / "c.pt", run_of / "other.pt")
     assert not (run_of / "a.pt").exists()
 
@@ -214,152 +205,65 @@ def test_other_names_of_a_file_stay(run_of: Path) -> None:
 # What an interrupted one left -----------------------------------------------------------------------
 
 
-def halfway(directory: Path, monkeypatch: pytest.MonkeyPatch, step: str, moves: Moves) -> Path:
-    """Let a renaming stop, as if killed, before a step; return its stage."""
-    from ckpttool.transaction import move_transaction
-
-    def die(*arguments: object, **told: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(move_transaction, step, die)
-        with pytest.raises(SystemExit):
-            apply_moves(str(directory), moves)
-    (name,) = stages(str(directory))
-    return directory / name
+def halfway(directory: Path, step: str, planned: Moves) -> Path:
+    """Kill a renaming before a step; return its stage."""
+    kill_before(step, lambda: make_moves(directory, planned))
+    (stage,) = stages_of(directory)
+    return stage
 
 
-def test_a_trainer_that_went_on_from_the_new_name_is_right(
-    run_of: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_went_on_from_the_new_name_is_right(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
-    moves = renaming(run_of, {"a.pt": "c.pt"}, rewrites=(Rewrite("latest", "a.pt", "c.pt"),))
-    halfway(run_of, monkeypatch, "add_to_record", moves)
+    planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    halfway(run_of, "add_to_record", planned)
     (run_of / "latest").write_text("c.pt, then d.pt")
-    settled = recover_directory(str(run_of))
+    settled = recover(run_of)
     assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
     assert (texts(run_of)["latest"], texts(run_of)["c.pt"]) == ("c.pt, then d.pt", "a.pt")
 
 
-def test_a_trainer_that_went_on_from_the_old_name_is_right(
-    run_of: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_went_on_from_the_old_name_is_right(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
-    moves = renaming(run_of, {"a.pt": "c.pt"}, rewrites=(Rewrite("latest", "a.pt", "c.pt"),))
-    halfway(run_of, monkeypatch, "rewrite_pointers", moves)
+    planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    halfway(run_of, "rewrite_pointers", planned)
     (run_of / "latest").write_text("a.pt, then b.pt")
-    settled = recover_directory(str(run_of))
+    settled = recover(run_of)
     assert "it is where it was (latest has changed" in settled.moved[0]
     assert texts(run_of)["latest"] == "a.pt, then b.pt"
     assert "c.pt" not in texts(run_of)
 
 
-def test_what_is_neither_here_nor_there_is_told_and_kept(
-    run_of: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
-    moves = renaming(run_of, {"a.pt": "c.pt"}, rewrites=(Rewrite("latest", "a.pt", "c.pt"),))
-    stage = halfway(run_of, monkeypatch, "add_to_record", moves)
+    planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    stage = halfway(run_of, "add_to_record", planned)
     (run_of / "a.pt").write_text("another")
     os.utime(run_of / "c.pt", ns=(1, 1))
-    settled = recover_directory(str(run_of))
+    settled = recover(run_of)
     assert (
         "can be neither finished nor taken back: a.pt is in the way" in settled.failed[str(run_of / "a.pt")]
     )
-    assert (stage / JOURNAL).exists()
+    assert (stage / "journal.json").exists()
     assert (texts(run_of)["a.pt"], texts(run_of)["c.pt"]) == ("another", "a.pt")
 
 
-def test_a_journal_that_leads_out_is_refused(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = halfway(run_of, monkeypatch, "rewrite_pointers", renaming(run_of, {"a.pt": "c.pt"}))
-    told = json.loads((stage / JOURNAL).read_text())
+def test_a_journal_that_leads_out_is_refused(run_of: Path) -> None:
+    stage = halfway(run_of, "rewrite_pointers", renaming(run_of, {"a.pt": "c.pt"}))
+    told = json.loads((stage / "journal.json").read_text())
     told["moves"][0]["members"] = [["a.pt", "../c.pt"]]
-    (stage / JOURNAL).write_text(json.dumps(told))
+    (stage / "journal.json").write_text(json.dumps(told))
     before = texts(run_of)
-    with lock_directory(str(run_of)), pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
-        recover_directory(str(run_of))
+    with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
+        recover(run_of)
     assert texts(run_of) == before
-
-
-# The journal's text ---------------------------------------------------------------------------------
-
-
-def trashed(directory: str, name: str = "a.pt", inner: str = "a.pt/x") -> Moves:
-    from ckpttool.transaction.files import Contents, Fingerprint
-
-    held = Contents((Fingerprint(inner, 1, 2, 3, 4),), (name,))
-    return Moves(
-        kind="trash",
-        identity=IDENTITY,
-        moves=(Move("run/a.pt", ((name, f"0/{name}"),), held),),
-        rewrites=(Rewrite("checkpoint", "\udce9\n", None),),
-        relinks=(Relink("best", "a", "b"),),
-        source=directory,
-        target=os.path.join(directory, ".ckpttool-trash", IDENTITY),
-    )
-
-
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    stage = tmp_path / ".ckpttool-0123abcd"
-    stage.mkdir()
-    moves = trashed(str(tmp_path))
-    (stage / JOURNAL).write_bytes(dumps(moves, str(tmp_path)))
-    assert read_journal(str(stage / JOURNAL), str(tmp_path)) == moves
-
-
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        (("schema",), "ckpttool.moves/2"),
-        (("kind",), "delete"),
-        (("identity",), "../../x"),
-        (("source",), "/etc"),
-        (("target",), ".."),
-        (("moves", 0, "members"), [["../a", "0/a"]]),
-        (("moves", 0, "members"), [["a", "../a"]]),
-        (("moves", 0, "members"), [["a", "0/../a"]]),
-        (("moves", 0, "members"), [["a", "0/b/c"]]),
-        (("moves", 0, "members"), [["a", "x/a"]]),
-        (("moves", 0, "members"), [["a/b", "0/a"]]),
-        (("moves", 0, "members"), [["a.pt", "0/a.pt"], ["a.pt", "0/b"]]),
-        (("moves", 0, "members"), [["a.pt"]]),
-        (("moves", 0, "path"), None),
-        (("moves", 0, "files"), [["b", 1, 2, 3, 4]]),
-        (("moves", 0, "files"), [["a.pt/../../x", 1, 2, 3, 4]]),
-        (("moves", 0, "files"), [["a.pt", 1, 2, 3, True]]),
-        (("moves", 0, "directories"), ["/"]),
-        (("rewrites", 0, "name"), "../checkpoint"),
-        (("rewrites", 0, "name"), "/checkpoint"),
-        (("rewrites", 0, "before"), 3),
-        (("relinks", 0, "name"), "a/../../b"),
-        (("relinks", 0, "after"), None),
-    ],
-)
-def test_nothing_else_is_believed(tmp_path: Path, where: tuple[str | int, ...], value: object) -> None:
-    told = json.loads(json.dumps(document(trashed(str(tmp_path)), str(tmp_path))))
-    assert moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
-    *above, last = where
-    inner = told
-    for key in above:
-        inner = inner[key]
-    inner[last] = value
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
 
 
 def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (run_of / ".ckpttool-trash").symlink_to(elsewhere)
-    held = contents(str(run_of), ["a.pt"])
-    moves = Moves(
-        kind="trash",
-        identity=IDENTITY,
-        moves=(Move("a.pt", (("a.pt", "0/a.pt"),), held),),
-        source=str(run_of),
-        target=str(run_of / ".ckpttool-trash" / IDENTITY),
-    )
+    planned = moves(run_of, move(run_of, {"a.pt": "0/a.pt"}), to_trash=True)
     with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
-        apply_moves(str(run_of), moves)
-    assert not stages(str(run_of))
+        make_moves(run_of, planned)
+    assert not stages_of(run_of)
     assert (run_of / "a.pt").read_text() == "a.pt"
     assert not list(elsewhere.rglob("*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
 from ckpttool.transaction.files import Contents, Fingerprint
-from ckpttool.transaction.journal import Journal, PointerText, Removal, journal_bytes, read_journal, stages
-from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.journal import JOURNAL, Journal, PointerText, Removal, journal_bytes, read_journal
+from ckpttool.transaction.moves import Chain, Move, Moves, Relink, Rewrite, document, dumps, moves_of
+from ckpttool.transaction.state_dir import StateDir
+from tests.support.changes import journals_of
+from tests.support.transactions import IDENTITY, stages_of
 
 
 def is_possible(name: str) -> bool:
@@ -98,5 +102,103 @@ def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
     for name in (".ckpttool-0123abcd", ".ckpttool-trash", ".ckpttool-012", ".ckpttool-0123abcX"):
         (tmp_path / name).mkdir()
     (tmp_path / ".ckpttool-76543210").write_text("a file")
-    assert stages(str(tmp_path)) == [".ckpttool-0123abcd"]
-    assert pending_journals(str(tmp_path)) == []
+    assert stages_of(tmp_path) == [tmp_path / ".ckpttool-0123abcd"]
+    assert journals_of(tmp_path) == []
+
+
+# Moves --------------------------------------------------------------------------------------------
+
+
+def trashed(directory: str, name: str = "a.pt", inner: str = "a.pt/x") -> Moves:
+    held = Contents((Fingerprint(inner, 1, 2, 3, 4),), (name,))
+    return Moves(
+        kind="trash",
+        identity=IDENTITY,
+        moves=(Move("run/a.pt", ((name, f"0/{name}"),), held),),
+        rewrites=(Rewrite("checkpoint", "\udce9\n", None),),
+        relinks=(Relink("best", "a", "b"),),
+        source=directory,
+        target=os.path.join(directory, ".ckpttool-trash", IDENTITY),
+    )
+
+
+def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
+    stage = tmp_path / ".ckpttool-0123abcd"
+    stage.mkdir()
+    moves = trashed(str(tmp_path))
+    (stage / JOURNAL).write_bytes(dumps(moves, str(tmp_path)))
+    assert read_journal(str(stage / JOURNAL), str(tmp_path)) == moves
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("schema",), "ckpttool.moves/2"),
+        (("kind",), "delete"),
+        (("identity",), "../../x"),
+        (("source",), "/etc"),
+        (("target",), ".."),
+        (("moves", 0, "members"), [["../a", "0/a"]]),
+        (("moves", 0, "members"), [["a", "../a"]]),
+        (("moves", 0, "members"), [["a", "0/../a"]]),
+        (("moves", 0, "members"), [["a", "0/b/c"]]),
+        (("moves", 0, "members"), [["a", "x/a"]]),
+        (("moves", 0, "members"), [["a/b", "0/a"]]),
+        (("moves", 0, "members"), [["a.pt", "0/a.pt"], ["a.pt", "0/b"]]),
+        (("moves", 0, "members"), [["a.pt"]]),
+        (("moves", 0, "path"), None),
+        (("moves", 0, "files"), [["b", 1, 2, 3, 4]]),
+        (("moves", 0, "files"), [["a.pt/../../x", 1, 2, 3, 4]]),
+        (("moves", 0, "files"), [["a.pt", 1, 2, 3, True]]),
+        (("moves", 0, "directories"), ["/"]),
+        (("rewrites", 0, "name"), "../checkpoint"),
+        (("rewrites", 0, "name"), "/checkpoint"),
+        (("rewrites", 0, "before"), 3),
+        (("relinks", 0, "name"), "a/../../b"),
+        (("relinks", 0, "after"), None),
+    ],
+)
+def test_no_other_moves_are_believed(tmp_path: Path, where: tuple[str | int, ...], value: object) -> None:
+    told = json.loads(json.dumps(document(trashed(str(tmp_path)), str(tmp_path))))
+    assert moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
+    *above, last = where
+    inner = told
+    for key in above:
+        inner = inner[key]
+    inner[last] = value
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
+
+
+def chained(directory: str) -> Moves:
+    known: dict[str, Any] = {"kind": "rename", "identity": IDENTITY, "source": directory, "target": directory}
+    one = Moves(moves=(), **known)
+    return Moves(moves=(), chain=Chain((one, one), has_more=True), **known)
+
+
+def test_moves_of_a_chain_that_are_written_are_read_again(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    told = json.loads(json.dumps(document(chained(place), place)))
+    assert moves_of(told, place, StateDir(place)) == chained(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("before", None),
+        ("before", [{}]),
+        ("has_more", 1),
+        ("has_more", None),
+        ("identity", IDENTITY.replace("a", "b")),
+    ],
+)
+def test_no_other_chain_is_believed(tmp_path: Path, key: str, value: object) -> None:
+    place = str(tmp_path)
+    told = json.loads(json.dumps(document(chained(place), place)))
+    told[key] = value
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        moves_of(told, place, StateDir(place))
+    nested = json.loads(json.dumps(document(chained(place), place)))
+    nested["before"] = [document(chained(place), place)]
+    with pytest.raises(ValueError, match="another journal"):
+        moves_of(nested, place, StateDir(place))
