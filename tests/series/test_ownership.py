@@ -7,23 +7,30 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
-from ckpttool.transaction import journal, ownership
-from ckpttool.transaction.apply import apply_moves
-from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Journal, Removal, read_journal
-from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite, new_identity, trash_path
-from ckpttool.transaction.moves import dumps as moves_dumps
-from ckpttool.transaction.pending_journals import incomplete_names, owner_of_journal, pending_journals
-from ckpttool.transaction.state_dir import StateDir
-from ckpttool.transaction.trash import empty, put_aside
-from tests.support.changes import recover
+from tests.support.changes import empty_trash, journals_of, other_owner_of, recover
+from tests.support.limits import lower_limits
+from tests.support.transactions import (
+    IDENTITY,
+    Moves,
+    Removal,
+    hidden_names,
+    journal_of,
+    make_moves,
+    move,
+    moves,
+    plant_journal,
+    put_in_trash,
+    removal_of,
+    renaming,
+)
 
-IDENTITY = "20260102T030405.000006Z-0123abcd"
 STRANGER = 54321
+LATER = IDENTITY.replace("2026", "2027")
 
 
 @pytest.fixture
@@ -44,36 +51,18 @@ def seen(directory: Path) -> dict[str, bytes]:
     }
 
 
-def planted(directory: Path, text: bytes) -> Path:
-    stage = directory / ".ckpttool-0123abcd"
-    stage.mkdir(mode=0o700)
-    (stage / "journal.json").write_bytes(text)
-    return stage
-
-
-def moves_in(directory: Path, *names: tuple[str, str], **told: object) -> Moves:
-    place = str(directory)
-    return Moves(
-        kind="rename",
-        identity=IDENTITY,
-        moves=tuple(Move(old, ((old, new),), contents(place, [old])) for old, new in names),
-        source=place,
-        target=place,
-        **told,  # type: ignore[arg-type]
-    )
-
-
-def removal_of(directory: Path, *members: str, names: tuple[str, ...] = ()) -> Removal:
-    return Removal(str(directory / members[0]), (*members, *names), contents(str(directory), members))
+def model_9(run: Path, **pointers: Any) -> Moves:
+    """Return moves that call a model the ninth."""
+    return moves(run, move(run, {"model_1.pt": "model_9.pt"}, "model_1.pt"), **pointers)
 
 
 # Symlinks -------------------------------------------------------------------------------------------
 
-OUTSIDE = {
-    "a new file": Rewrite("sub/authorized_keys", None, "planted\n"),
-    "a text": Rewrite("sub/conf", "hello\n", "planted\n"),
-    "a file that goes": Rewrite("sub/conf", "hello\n", None),
-    "a symlink": Relink("sub/link", "conf", "elsewhere"),
+OUTSIDE: dict[str, dict[str, Any]] = {
+    "a new file": {"rewrites": [("sub/authorized_keys", None, "planted\n")]},
+    "a text": {"rewrites": [("sub/conf", "hello\n", "planted\n")]},
+    "a file that goes": {"rewrites": [("sub/conf", "hello\n", None)]},
+    "a symlink": {"relinks": [("sub/link", "conf", "elsewhere")]},
 }
 
 
@@ -88,22 +77,21 @@ def outside(run: Path) -> Path:
 
 
 @pytest.mark.parametrize("pointer", OUTSIDE.values(), ids=OUTSIDE)
-def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointer: Rewrite | Relink) -> None:
-    told = {"rewrites" if isinstance(pointer, Rewrite) else "relinks": (pointer,)}
+def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointer: dict[str, Any]) -> None:
     before = seen(outside), os.readlink(outside / "link")
-    planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt"), **told), str(run)))
+    plant_journal(run, journal_of(run, model_9(run, **pointer)))
     (told_once,) = recover(run).moved
     assert "lies behind a symlink" in told_once
     assert (seen(outside), os.readlink(outside / "link")) == before
     assert (run / "model_1.pt").exists()
     assert not (run / "model_9.pt").exists()
-    outcome = apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt"), **told))
+    outcome = make_moves(run, model_9(run, **pointer))
     assert "lies behind a symlink" in outcome.failed["model_1.pt"]
     assert (seen(outside), os.readlink(outside / "link")) == before
 
 
 def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) -> None:
-    planted(run, moves_dumps(moves_in(run, rewrites=(OUTSIDE["a new file"],)), str(run)))
+    plant_journal(run, journal_of(run, moves(run, **OUTSIDE["a new file"])))
     (told,) = recover(run).moved
     assert told.startswith(f"{run}: ")
     assert "nothing was changed" in told
@@ -111,8 +99,8 @@ def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) ->
 
 def test_a_record_changes_nothing_behind_a_symlink(run: Path, outside: Path) -> None:
     before = seen(outside)
-    told = moves_in(run, ("model_1.pt", "model_9.pt"), rewrites=(Rewrite("note", None, "model_9"),))
-    apply_moves(str(run), told)
+    told = model_9(run, rewrites=[("note", None, "model_9")])
+    make_moves(run, told)
     (path,) = run.rglob("record.json")
     document = json.loads(path.read_text())
     document["steps"][0]["undoing"]["rewrites"] = [
@@ -128,11 +116,9 @@ def test_a_new_pointer_never_gets_the_right_to_run_as_its_owner(run: Path) -> No
     pointer = run / "latest"
     pointer.write_text("model_1.pt")
     pointer.chmod(0o4755)
-    apply_moves(
-        str(run),
-        moves_in(
-            run, ("model_1.pt", "model_9.pt"), rewrites=(Rewrite("latest", "model_1.pt", "model_9.pt"),)
-        ),
+    make_moves(
+        run,
+        model_9(run, rewrites=[("latest", "model_1.pt", "model_9.pt")]),
     )
     assert (pointer.read_text(), stat.S_IMODE(pointer.stat().st_mode)) == ("model_9.pt", 0o755)
 
@@ -146,17 +132,17 @@ def elsewhere(run: Path, tmp_path: Path) -> Path:
     other = tmp_path / "other"
     other.mkdir()
     (other / "model_1.pt").write_bytes(b"another's")
-    put_aside(str(other), [removal_of(other, "model_1.pt")], IDENTITY)
+    put_in_trash(other, removal_of(other, "model_1.pt"))
     (run / ".ckpttool-trash").symlink_to("../other/.ckpttool-trash")
     return other
 
 
 STEPS: dict[str, Callable[[Path], object]] = {
-    "empty": lambda run: empty(str(run)),
-    "empty, dry": lambda run: empty(str(run), dry_run=True),
+    "empty": empty_trash,
+    "empty, dry": lambda run: empty_trash(run, dry_run=True),
     "undo": lambda run: undo(str(run)),
-    "rename": lambda run: apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
-    "trash": lambda run: put_aside(str(run), [removal_of(run, "model_1.pt")], new_identity()),
+    "rename": lambda run: make_moves(run, model_9(run)),
+    "trash": lambda run: put_in_trash(run, removal_of(run, "model_1.pt"), identity=LATER),
 }
 
 
@@ -175,12 +161,8 @@ def test_a_symlinked_trash_is_not_followed(
 
 @pytest.mark.parametrize("kind", ["rename", "trash"])
 def test_recovery_does_not_follow_it_either(run: Path, elsewhere: Path, kind: str) -> None:
-    moves = moves_in(run, ("model_1.pt", "model_9.pt"))
-    if kind == "trash":
-        one = Move("model_1.pt", (("model_1.pt", "0/model_1.pt"),), contents(str(run), ["model_1.pt"]))
-        place = trash_path(StateDir(str(run)), IDENTITY)
-        moves = Moves(kind="trash", identity=IDENTITY, moves=(one,), source=str(run), target=place)
-    planted(run, moves_dumps(moves, str(run)))
+    aside = moves(run, move(run, {"model_1.pt": "0/model_1.pt"}), to_trash=True)
+    plant_journal(run, journal_of(run, aside if kind == "trash" else model_9(run)))
     before = sorted(elsewhere.rglob("*"))
     (failed,) = recover(run).failed.values()
     assert "is a symlink" in failed
@@ -206,22 +188,22 @@ def belongs_to_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None
 
 def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = seen(run)
-    stage = planted(run, journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
+    stage = plant_journal(run, journal_of(run, removal_of(run, "model_2.pt")))
     (stage / "0").mkdir()
     (stage / "0" / "model_2.pt").hardlink_to(run / "model_2.pt")
     belongs_to_a_stranger(monkeypatch, stage)
     with pytest.raises(AccessDenied, match=f"belongs to another user, number {STRANGER}"):
         recover(run)
-    assert incomplete_names(str(run)) == frozenset()
+    assert hidden_names(run) == frozenset()
     assert seen(run) == before
 
 
 def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = planted(run, journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
-    path = str(stage / journal.JOURNAL)
-    assert (pending_journals(str(run)), owner_of_journal(path)) == ([path], None)
+    stage = plant_journal(run, journal_of(run, removal_of(run, "model_2.pt")))
+    path = str(stage / "journal.json")
+    assert (journals_of(run), other_owner_of(path)) == ([path], None)
     belongs_to_a_stranger(monkeypatch, stage)
-    assert (pending_journals(str(run)), owner_of_journal(path)) == (
+    assert (journals_of(run), other_owner_of(path)) == (
         [path],
         f"number {STRANGER}",
     )
@@ -233,7 +215,7 @@ def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytes
         return real(name, **told)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "lstat", lstat)
-    assert pending_journals(str(run)) == [path]
+    assert journals_of(run) == [path]
 
 
 def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +225,10 @@ def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.Monkey
     before = seen(run)
     removal = removal_of(run, "model_1.pt")
     for act in (
-        lambda: apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
-        lambda: put_aside(str(run), [removal], IDENTITY),
+        lambda: make_moves(run, model_9(run)),
+        lambda: put_in_trash(run, removal),
         lambda: undo(str(run)),
-        lambda: empty(str(run)),
+        lambda: empty_trash(run),
     ):
         with pytest.raises(
             AccessDenied, match=f"another user, number {STRANGER}; .* its owner can take back"
@@ -256,7 +238,7 @@ def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_moves_of_another_user_are_not_made(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = planted(run, moves_dumps(moves_in(run, ("model_1.pt", "gone.bin")), str(run)))
+    stage = plant_journal(run, journal_of(run, renaming(run, {"model_1.pt": "gone.bin"})))
     belongs_to_a_stranger(monkeypatch, stage)
     with pytest.raises(AccessDenied, match="belongs to another user"):
         recover(run)
@@ -264,7 +246,7 @@ def test_moves_of_another_user_are_not_made(run: Path, monkeypatch: pytest.Monke
 
 
 def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
+    plant_journal(run, journal_of(run, model_9(run)))
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     assert "finished now" in recover(run).moved[0]
     assert sorted(seen(run)) == ["model_2.pt", "model_9.pt"]
@@ -284,7 +266,7 @@ def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch
     ],
 )
 def test_what_others_could_have_written(run: Path, around: int, stage: int, is_believed: bool) -> None:
-    place = planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
+    place = plant_journal(run, journal_of(run, model_9(run)))
     run.chmod(around)
     place.chmod(stage)
     if is_believed:
@@ -313,7 +295,7 @@ def test_a_record_that_is_none_stops_a_renaming_before_it_begins(run: Path) -> N
     record.parent.mkdir(parents=True)
     record.write_text("[]")
     with pytest.raises(DamagedCheckpoint, match="a record that isn't one of ours"):
-        apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+        make_moves(run, model_9(run))
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
 
 
@@ -328,7 +310,7 @@ def with_a_ghost(run: Path) -> Removal:
 
 
 def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> None:
-    stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
+    stage = plant_journal(run, journal_of(run, with_a_ghost(run)))
     (stage / "0").mkdir()
     assert not recover(run).finished
     assert (run / "model_2.pt").read_bytes() == b"weights 2"
@@ -336,7 +318,7 @@ def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> Non
 
 
 def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
-    stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
+    stage = plant_journal(run, journal_of(run, with_a_ghost(run)))
     (stage / "0").mkdir()
     (run / "model_2.pt").rename(stage / "0" / "model_2.pt")
     assert recover(run).finished == [str(run / "model_2.pt")]
@@ -344,7 +326,7 @@ def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
 
 
 def test_a_removal_of_which_nothing_is_left_is_finished(run: Path) -> None:
-    stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
+    stage = plant_journal(run, journal_of(run, with_a_ghost(run)))
     (stage / "0").mkdir()
     (run / "model_2.pt").unlink()
     assert recover(run).finished == [str(run / "model_2.pt")]
@@ -364,7 +346,7 @@ def a_symlink(path: Path) -> None:
 
 def a_huge_file(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(ownership.MAX_BYTES + 1)
+        file.truncate(1 << 29)
 
 
 STRANGE = [
@@ -382,8 +364,8 @@ def test_what_is_no_plain_file_is_no_journal(run: Path, make: Callable[[Path], N
     stage.mkdir(mode=0o700)
     make(stage / "journal.json")
     with pytest.raises(CheckpointError, match=found):
-        read_journal(str(stage / "journal.json"), str(run))
-    assert incomplete_names(str(run)) == frozenset()
+        recover(run)
+    assert hidden_names(run) == frozenset()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX system")
@@ -394,21 +376,21 @@ def test_what_is_no_plain_file_is_no_record(run: Path, make: Callable[[Path], No
     make(place / "record.json")
     with pytest.raises(CheckpointError, match=found):
         undo(str(run))
-    (problem,) = empty(str(run), dry_run=True).problems
+    (problem,) = empty_trash(run, dry_run=True).problems
     assert found in problem.message
 
 
 def test_a_journal_that_could_not_be_read_again_is_not_written(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "MAX_BYTES", 100)
+    lower_limits(monkeypatch, journal=100)
     with pytest.raises(AccessDenied, match="nothing was moved: try fewer at once"):
-        apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+        make_moves(run, model_9(run))
     assert sorted(os.listdir(run)) == ["model_1.pt", "model_2.pt"]
 
 
 def changed(run: Path, **values: object) -> bytes:
-    told = json.loads(moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
+    told = json.loads(journal_of(run, model_9(run)))
     return json.dumps(told | values).encode()
 
 
@@ -430,7 +412,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_journal_is_told_in_plain_words(run: Path, values: dict[str, object]) -> None:
-    planted(run, changed(run, **values))
+    plant_journal(run, changed(run, **values))
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours") as raised:
         recover(run)
     assert not {"NoneType", "codec", "subscriptable", "index out"} & set(str(raised.value).split())
@@ -438,9 +420,9 @@ def test_a_hostile_journal_is_told_in_plain_words(run: Path, values: dict[str, o
 
 
 def test_a_removal_without_members(run: Path) -> None:
-    told = json.loads(journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
+    told = json.loads(journal_of(run, removal_of(run, "model_2.pt")))
     told["removals"][0] |= {"members": [], "files": []}
-    planted(run, json.dumps(told).encode())
+    plant_journal(run, json.dumps(told).encode())
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
         recover(run)
 
@@ -449,7 +431,7 @@ def test_a_removal_without_members(run: Path) -> None:
 
 
 def test_a_half_written_record_goes_with_the_next_step(run: Path) -> None:
-    apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+    make_moves(run, model_9(run))
     (place,) = (run / ".ckpttool-trash").iterdir()
     stray = place / ".ckpttool-0123456789ab.tmp"
     stray.write_text("half of a rec")

@@ -13,9 +13,9 @@ from ckpttool.series.pruning.prune import Pruned
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Journal, Removal, begin_journal, journal_bytes
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.pending_journals import owner_of_journal, pending_journals
 from ckpttool.transaction.recovery import Recovery, recover_directory
-from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.state_dir import owner_of_stage, state_dir_of
 from ckpttool.transaction.trash import EmptiedTrash, empty
 
 
@@ -80,3 +80,13 @@ def journals_of(directory: str | os.PathLike[str]) -> list[str]:
 def state_place(directory: str | os.PathLike[str]) -> tuple[str, str]:
     """Return where the stage, the lock and the trash of a directory go, and what their names end with."""
     return state_dir_of(os.fspath(directory))
+
+
+def directory_of(journal: str) -> str:
+    """Return the directory that a journal is for."""
+    return owner_of_stage(os.path.dirname(journal))
+
+
+def other_owner_of(journal: str) -> str | None:
+    """Return which other user a journal is of; None where it is this user's."""
+    return owner_of_journal(journal)

@@ -14,6 +14,7 @@ LIMITS = {
     "fields_of_a_program": "formats.paddle.program.MAX_FIELDS",
     "fields_of_a_model": "formats.savedmodel.walk.MAX_FIELDS",
     "constants": "formats.savedmodel.computation.MAX_READ",
+    "journal": "transaction.journal.MAX_BYTES",
     "short_constant": "formats.savedmodel.computation._LONG",
 }
 
