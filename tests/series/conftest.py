@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.members.entry import Entry
-from ckpttool.wire import directories
-from tests.support.directories import make_entry
-from tests.support.faults import Fault
+from tests.support.directories import Entry, make_entry
+from tests.support.faults import Fault, retry_at_once
 
 
 @pytest.fixture(autouse=True)
 def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directories, "RETRY_SECONDS", 0)
+    retry_at_once(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 from ckpttool import RenameRequest, rename, verify
-from ckpttool.series.renaming.rename import RenameResult
 from tests.support.commands import run_redirected
 
 TEMPLATE = "{run}-e{epoch:04d}"
 
 
-def renamed(
-    directory: Path, template: str = TEMPLATE, *, dry_run: bool = False, **told: object
-) -> RenameResult:
-    request = RenameRequest(directory=str(directory), template=template, **told)  # type: ignore[arg-type]
+def renamed(directory: Path, template: str = TEMPLATE, *, dry_run: bool = False, **options: Any):
+    request = RenameRequest(directory=str(directory), template=template, **options)
     return rename(request, dry_run=dry_run)
 
 

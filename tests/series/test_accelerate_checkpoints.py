@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Policy, RenameRequest, Request, pin, prune, rename, undo, unpin
-from ckpttool.series.pointers.pins import pins_below
-from ckpttool.series.renaming import reserved_names
-from ckpttool.transaction import state_dir
-from tests.support.changes import empty_trash, journals_of, observed, prune_to_trash, state_place
+from tests.support.changes import (
+    empty_trash,
+    journals_of,
+    observed,
+    overlook_accelerate,
+    prune_to_trash,
+    state_place,
+)
+from tests.support.mounts import list_mounts
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 SAVED = [f"checkpoint_{number}" for number in range(3, 8)]
@@ -44,7 +49,9 @@ def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
-def test_nothing_of_ours_lies_in_it_for_a_moment(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_ours_lies_in_it_for_a_moment(
+    run, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
     for name in CHANGES:
         real = getattr(os, name)
@@ -54,7 +61,7 @@ def test_nothing_of_ours_lies_in_it_for_a_moment(checkpoints: Path, monkeypatch:
     assert (done.problems, names(checkpoints)) == ((), ["checkpoint_4", "checkpoint_6", "checkpoint_7"])
     assert names(checkpoints.parent) == [".ckpttool-trash@checkpoints", ".ckpttool.toml", "checkpoints"]
     assert len(undo(str(checkpoints)).restored) == 2
-    assert [one.name for one in pins_below(checkpoints.parent)] == ["checkpoints/checkpoint_4"]
+    assert run("pin", "--list", checkpoints.parent).out == f"{checkpoints / 'checkpoint_4'}\n"
     renamed = rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert (renamed.renames, names(checkpoints)) == ((), SAVED)
     prune_to_trash(checkpoints)
@@ -97,12 +104,11 @@ def test_what_lies_in_it_from_before_is_found(
     checkpoints: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr(state_dir, "_holds_random_states", lambda entry: False)
+        overlook_accelerate(before)
         pin([checkpoints / "checkpoint_4"])
         if kind == "trash":
             prune_to_trash(checkpoints)
         else:
-            before.setattr(reserved_names, "_is_written_by_accelerate", lambda entry: False)
             rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert names(checkpoints)[:2] == [".ckpttool-trash", ".ckpttool.toml"]
     done = undo(str(checkpoints))
@@ -117,7 +123,7 @@ def test_what_lies_in_it_from_before_is_found(
 
 def test_a_trash_in_it_from_before_can_be_emptied(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
-        before.setattr(state_dir, "_holds_random_states", lambda entry: False)
+        overlook_accelerate(before)
         prune_to_trash(checkpoints)
     assert len(empty_trash(checkpoints).removed) == 3
     assert names(checkpoints) == SAVED[-2:]
@@ -130,7 +136,7 @@ def test_a_link_and_what_it_leads_to_have_one_home(checkpoints: Path) -> None:
 
 
 def test_nothing_lies_beside_a_mount_point(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dir, "mount_points", lambda below: {below})
+    list_mounts(monkeypatch, checkpoints.parent / "mountinfo")(checkpoints)
     assert state_place(checkpoints) == (str(checkpoints), "")
     assert (prune_to_trash(checkpoints).problems, len(undo(str(checkpoints)).restored)) == ((), 3)
 

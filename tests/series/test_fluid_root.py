@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, Policy, Request, UsageError, prune, undo
-from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.state_dir import owner_of_stage
-from tests.support.changes import journals_of, observed, state_place
+from tests.support.changes import directory_of, held_by_another, journals_of, observed, state_place
 from tests.support.directories import survey
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
@@ -76,7 +74,7 @@ def test_nothing_of_ours_lies_in_a_root_for_a_moment(root: Path, monkeypatch: py
     for name in CHANGES:
         real = getattr(os, name)
         monkeypatch.setattr(os, name, observed(real, lambda: seen.append(paddles_choice(root))))
-    with lock_directory(str(root)):
+    with held_by_another(root):
         assert paddles_choice(root) == 4
     prune(Request(directory=str(root), policy=KEEP_2))
     assert len(seen) > 50
@@ -148,7 +146,7 @@ def interrupted(root: Path, fault) -> str:
 def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Path, fault) -> None:
     other = Path(shutil.copytree(root, root.parent / "other"))
     journal = interrupted(root, fault)
-    assert owner_of_stage(os.path.dirname(journal)) == str(root)
+    assert directory_of(journal) == str(root)
     assert journals_of(other) == journals_of(root.parent) == []
     answer = run("list", root)
     assert (

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
-from ckpttool.series.pruning.prune import Pruned
-from ckpttool.transaction import files, mounts, removal, stage
-from ckpttool.transaction.files import contents
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from tests.support.changes import empty_trash, file_bytes
+from tests.support.directories import entry_at
+from tests.support.mounts import list_mounts, list_no_mounts, mount_once_open
+from tests.support.retention import kept_reasons
+from tests.support.transactions import before_unlinking
 
 OLDEST = "checkpoint-2"
 
@@ -26,16 +27,7 @@ Mount = Callable[[Path], None]
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
     """Return what makes the system say that something is mounted at a path."""
-    told = tmp_path / "mountinfo"
-    told.write_text("22 1 254:0 / / rw - ext4 /dev/vda rw\n")
-    monkeypatch.setattr(mounts, "_MOUNTS", str(told))
-
-    def add(path: Path) -> None:
-        escaped = os.path.realpath(path).replace("\\", "\\134").replace(" ", "\\040")
-        with told.open("a") as file:
-            file.write(f"63 22 254:0 /elsewhere {escaped} rw,relatime - ext4 /dev/vda rw\n")
-
-    return add
+    return list_mounts(monkeypatch, tmp_path / "mountinfo")
 
 
 @pytest.fixture
@@ -47,12 +39,8 @@ def run(trainer: Path) -> Path:
     return trainer
 
 
-def _prune(directory: Path, **told: object) -> Pruned:
+def _prune(directory: Path, **told: object):
     return prune(Request(directory=str(directory), policy=Policy(keep_last=2), depth="quick"), **told)
-
-
-def _reasons(result: Pruned) -> dict[str, tuple[str, ...]]:
-    return {kept.entry.name: kept.reasons for one in result.plan.groups for kept in one.keep}
 
 
 @pytest.mark.parametrize("place", ["sub dir", "config.json", "."])
@@ -61,7 +49,7 @@ def test_it_is_a_reason_to_stay(run: Path, mount: Mount, place: str, trash: bool
     before = file_bytes(run / OLDEST)
     mount(run / OLDEST / place)
     for result in (_prune(run, dry_run=True), _prune(run, trash=trash)):
-        assert HOLDS_MOUNT in _reasons(result)[OLDEST]
+        assert HOLDS_MOUNT in kept_reasons(result)[OLDEST]
         assert OLDEST not in [entry.name for entry in result.plan.removals]
     assert file_bytes(run / OLDEST) == before
     assert not (run / "checkpoint-6").exists()
@@ -70,7 +58,7 @@ def test_it_is_a_reason_to_stay(run: Path, mount: Mount, place: str, trash: bool
 def test_beside_it_is_no_reason(run: Path, mount: Mount) -> None:
     mount(run / f"{OLDEST}0")
     mount(run)
-    assert OLDEST not in _reasons(_prune(run))
+    assert OLDEST not in kept_reasons(_prune(run))
     assert not (run / OLDEST).exists()
 
 
@@ -84,7 +72,7 @@ def test_one_that_comes_after_the_plan(run: Path, mount: Mount, trash: bool) -> 
 
     result = _prune(run, confirm=confirm, trash=trash)
     told = f"not {'moved to the trash' if trash else 'removed'}: {HOLDS_MOUNT}"
-    assert _reasons(result)[OLDEST] == (told,)
+    assert kept_reasons(result)[OLDEST] == (told,)
     assert [problem.message for problem in result.problems] == [told]
     assert file_bytes(run / OLDEST) == before
 
@@ -92,53 +80,33 @@ def test_one_that_comes_after_the_plan(run: Path, mount: Mount, trash: bool) -> 
 def test_one_that_comes_before_it_is_unlinked(
     run: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real = file_bytes(run / OLDEST), removal._unlink_all
-
-    def mounted_first(at: stage.RemovalStage, *told: object) -> None:
-        [place] = Path(at.path).glob(f"*/{OLDEST}")
-        mount(place / "sub dir")
-        real(at, *told)
-
-    monkeypatch.setattr(removal, "_unlink_all", mounted_first)
+    before = file_bytes(run / OLDEST)
+    before_unlinking(monkeypatch, lambda stage: mount(stage / "0" / OLDEST / "sub dir"))
     result = _prune(run)
-    assert _reasons(result)[OLDEST] == (f"not removed: {HOLDS_MOUNT}",)
+    assert kept_reasons(result)[OLDEST] == (f"not removed: {HOLDS_MOUNT}",)
     assert file_bytes(run / OLDEST) == before
     assert not list(run.glob(".ckpttool-*"))
 
 
 def test_one_that_comes_while_it_is_unlinked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's own number of the mount, of the directory that is open, has the last word."""
-    real = mounts._mount
-
-    def other(descriptor: int) -> tuple[int, int | None]:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        return (0, 99) if path.endswith("sub dir") else real(descriptor)
-
-    monkeypatch.setattr(mounts, "_mount", other)
+    mount_once_open(monkeypatch, "sub dir")
     result = _prune(run)
     [problem] = result.problems
     [left] = run.glob(f".ckpttool-*/*/{OLDEST}")
     assert problem.message == f"partly removed: {HOLDS_MOUNT}; the rest lies in {left.parent}"
     assert (left / "sub dir" / "notes").read_text() == "precious"
-    assert OLDEST not in _reasons(result)
+    assert OLDEST not in kept_reasons(result)
     assert result.freed_bytes > 0
 
 
 def test_another_device_is_one_without_a_list_of_mounts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "_MOUNTS", str(run / "no such list"))
+    before = file_bytes(run / OLDEST)
+    list_no_mounts(monkeypatch, run / OLDEST / "sub dir")
     assert mount_points() is None
-    before, real = file_bytes(run / OLDEST), files._walk
-
-    def walk(directory: str | int, members: object, *levels: int) -> object:
-        for path, status in real(directory, members, *levels):
-            if path.endswith("sub dir"):
-                status = os.stat_result([*status[:2], status.st_dev + 1, *status[3:]])
-            yield path, status
-
-    monkeypatch.setattr(files, "_walk", walk)
-    assert contents(str(run), [OLDEST]).crosses
+    assert entry_at(run / OLDEST).contents.crosses
     result = _prune(run)
-    assert HOLDS_MOUNT in _reasons(result)[OLDEST]
+    assert HOLDS_MOUNT in kept_reasons(result)[OLDEST]
     assert file_bytes(run / OLDEST) == before
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from ckpttool import CheckpointError, DamagedCheckpoint, Policy, Request, pin, prune, unpin
-from ckpttool.series.pointers.pin_lists import pin_fault
-from ckpttool.series.pointers.pins import pins_below
-from ckpttool.series.pruning.prune import Pruned
+from ckpttool import DamagedCheckpoint, Policy, pin, unpin
+from tests.support.retention import Pruned, dry_run, kept_reasons
 
 PINS = ".ckpttool.toml"
 NAME = "model_epoch_3.pth"
@@ -27,8 +26,7 @@ def runs(series: Path) -> Path:
 
 
 def pruned(directory: Path, *, recursive: bool = False) -> Pruned:
-    request = Request(directory=str(directory), policy=Policy(keep_last=1), recursive=recursive)
-    return prune(request, dry_run=True)
+    return dry_run(directory, policy=Policy(keep_last=1), recursive=recursive)
 
 
 def kept(done: Pruned) -> list[str]:
@@ -41,15 +39,15 @@ def listed(directory: Path, *entries: str) -> None:
 
 @pytest.mark.parametrize("is_absolute", [False, True])
 def test_a_list_above_counts_however_a_directory_is_named(
-    runs: Path, is_absolute: bool, monkeypatch: pytest.MonkeyPatch
+    run, runs: Path, is_absolute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = runs / "exp2" / NAME
     listed(runs, str(path) if is_absolute else f"exp2/{NAME}")
     assert kept(pruned(runs, recursive=True)) == [str(path)]
     assert kept(pruned(runs / "exp2")) == [str(path)]
     assert kept(pruned(runs / "exp1")) == []
-    assert [one.path for one in pins_below(runs / "exp2")] == [str(path)]
-    assert pins_below(runs / "exp1") == ()
+    assert run("pin", "--list", runs / "exp2").out == f"{path}\n"
+    assert run("pin", "--list", runs / "exp1").out == ""
     monkeypatch.chdir(runs / "exp2")
     assert kept(pruned(Path())) == [NAME]
     assert pin([NAME]).changed == ()
@@ -63,13 +61,13 @@ def test_a_list_between_counts(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["exp1", ".", "losses.csv", "", "..", "../run", "exp1/../.."])
-def test_an_entry_that_pins_nothing_leaves_alone_what_it_may_mean(runs: Path, entry: str) -> None:
+def test_an_entry_that_pins_nothing_leaves_alone_what_it_may_mean(run, runs: Path, entry: str) -> None:
     listed(runs, entry)
     done = pruned(runs, recursive=True)
     assert any(f"pinned has {entry!r}, which " in one.message for one in done.problems)
     assert not any(one.directory == str(runs / "exp1") for one in done.plan.removals)
-    (found,) = pins_below(runs)
-    assert pin_fault(found) is not None
+    listed_again = json.loads(run("pin", "--list", "--json", runs).out)
+    assert ([one["name"] for one in listed_again["void"]], listed_again["pinned"]) == ([entry], [])
 
 
 def test_of_a_directory_that_holds_a_run_that_run_alone_is_left_alone(runs: Path) -> None:
@@ -110,27 +108,26 @@ def test_a_pin_in_a_fluid_root_that_is_gone_keeps_its_namesakes_and_blocks_nothi
     shutil.rmtree(root)
     for done in (pruned(other), pruned(tmp_path, recursive=True)):
         assert (done.problems, {one.name for one in done.plan.removals}) == ((), before - {"checkpoint_1"})
-        kept = {one.entry.name: one.reasons for group in done.plan.groups for one in group.keep}
-        assert kept["checkpoint_1"] == ("perhaps pinned: fluid/checkpoint_1",)
+        assert kept_reasons(done)["checkpoint_1"] == ("perhaps pinned: fluid/checkpoint_1",)
         assert "pinned is fluid/checkpoint_1, which isn't there" in done.warnings[-1]
     unpin([root / "checkpoint_1"])
     assert {one.name for one in pruned(other).plan.removals} == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such pipes")
-def test_a_pipe_is_no_list_and_is_not_waited_for(runs: Path) -> None:
+def test_a_pipe_is_no_list_and_is_not_waited_for(run, runs: Path) -> None:
     os.mkfifo(runs / "exp1" / PINS)
     for change in (pin, unpin):
         with pytest.raises(DamagedCheckpoint, match="no regular file"):
             change([runs / "exp1" / NAME])
-    with pytest.raises(DamagedCheckpoint, match="no regular file"):
-        pins_below(runs)
+    answer = run("pin", "--list", runs)
+    assert (answer.status, answer.out) == (2, "") and "no regular file" in answer.err
     assert pruned(runs / "exp1").plan.removals == ()
 
 
-def test_what_can_not_be_read_is_told_and_the_rest_is_listed(runs: Path) -> None:
+def test_what_can_not_be_read_is_told_and_the_rest_is_listed(run, runs: Path) -> None:
     (runs / "exp1" / PINS).write_text("pinned = [")
     pin([runs / "exp2" / NAME])
-    errors: list[CheckpointError] = []
-    assert [one.path for one in pins_below(runs, errors.append)] == [str(runs / "exp2" / NAME)]
-    assert [one.path for one in errors] == [str(runs / "exp1" / PINS)]
+    status, out, err = run("pin", "--list", runs)
+    assert (status, out) == (2, f"{runs / 'exp2' / NAME}\n")
+    assert err.startswith(f"ckpttool: error: {runs / 'exp1' / PINS}: ") and err.count("\n") == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,30 +18,23 @@ from ckpttool import (
     NotACheckpoint,
     NotFound,
     Policy,
-    Request,
     Unsupported,
     pin,
-    prune,
     unpin,
 )
-from ckpttool.series.pointers import pins
-from ckpttool.series.pointers.pins import pins_below, rename_pins
-from ckpttool.transaction.lock import lock_directory
-from ckpttool.wire.toml import parse_toml
+from ckpttool.series.pointers.pins import rename_pins
+from tests.support.changes import held_by_another, pinned_in, wait_for_the_lock
+from tests.support.retention import dry_run, removed_names
 
 PINS = ".ckpttool.toml"
 KEEP_1 = Policy(keep_last=1)
 
 
-def pinned(directory: Path) -> list[str]:
-    return list(parse_toml((directory / PINS).read_text())["pinned"])
-
-
 def removed(directory: Path, *, recursive: bool = False) -> set[str]:
     """Return the names of what a prune would remove; nothing is left alone."""
-    done = prune(Request(directory=str(directory), policy=KEEP_1, recursive=recursive), dry_run=True)
+    done = dry_run(directory, policy=KEEP_1, recursive=recursive)
     assert done.problems == ()
-    return {os.path.basename(one.path) for group in done.plan.groups for one in group.remove}
+    return set(removed_names(done))
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def root(files: Path, tmp_path: Path) -> Path:
 def test_a_pin_keeps_a_checkpoint_and_is_taken_back(series: Path) -> None:
     done = pin([series / "model_epoch_3.pth"])
     assert done.changed == (str(series / "model_epoch_3.pth"),)
-    assert pinned(series) == ["model_epoch_3.pth"]
+    assert pinned_in(series) == ["model_epoch_3.pth"]
     assert "model_epoch_3.pth" not in removed(series)
     again = pin([series / "model_epoch_3.pth"])
     assert (again.changed, again.unchanged) == ((), done.changed)
@@ -96,7 +92,7 @@ def test_every_spelling_of_a_prefix(manager: Path, spelling: str, monkeypatch: p
     )
     monkeypatch.chdir(manager)
     pin([spelling])
-    assert pinned(manager) == ["ckpt-2"]
+    assert pinned_in(manager) == ["ckpt-2"]
     assert pin(["ckpt-2"]).changed == ()
     assert unpin([spelling]).changed != ()
     assert not (manager / PINS).exists()
@@ -104,32 +100,32 @@ def test_every_spelling_of_a_prefix(manager: Path, spelling: str, monkeypatch: p
 
 def test_a_shard_a_directory_and_a_link_mean_the_whole(sharded: Path, trainer: Path) -> None:
     pin([sharded / "epoch_2-00001-of-00004.safetensors"])
-    assert pinned(sharded) == ["epoch_2.safetensors.index.json"]
+    assert pinned_in(sharded) == ["epoch_2.safetensors.index.json"]
     assert "epoch_2.safetensors.index.json" not in removed(sharded)
     pin([trainer / "checkpoint-2" / "model.safetensors", f"{trainer}/checkpoint-6/"])
-    assert pinned(trainer) == ["checkpoint-2", "checkpoint-6"]
+    assert pinned_in(trainer) == ["checkpoint-2", "checkpoint-6"]
     (trainer / "best").symlink_to("checkpoint-8")
     pin([trainer / "best"])
-    assert pinned(trainer) == ["checkpoint-2", "checkpoint-6", "checkpoint-8"]
+    assert pinned_in(trainer) == ["checkpoint-2", "checkpoint-6", "checkpoint-8"]
     assert removed(trainer) == set()
 
 
 def test_a_file_in_a_directory_that_is_no_checkpoint_itself(series: Path, files: Path) -> None:
     saved = Path(shutil.copytree(files / "savedmodel" / "plain", series / "saved"))
     pin([saved / "variables" / "variables.index"])
-    assert pinned(series) == ["saved"]
+    assert pinned_in(series) == ["saved"]
 
 
 @pytest.mark.parametrize("name", ["trainer_state.json", "notes.txt"])
 def test_any_file_in_a_trainers_directory_means_the_whole(trainer: Path, name: str) -> None:
     (trainer / "checkpoint-2" / "notes.txt").write_text("notes")
     pin([trainer / "checkpoint-2" / name])
-    assert pinned(trainer) == ["checkpoint-2"]
+    assert pinned_in(trainer) == ["checkpoint-2"]
 
 
 def test_a_part_of_a_fluid_serial_means_the_whole(root: Path) -> None:
     pin([root / "checkpoint_3" / "__model__"])
-    assert pinned(root.parent) == ["fluid/checkpoint_3"]
+    assert pinned_in(root.parent) == ["fluid/checkpoint_3"]
 
 
 def test_a_list_of_checkpoints_is_none(manager: Path) -> None:
@@ -138,20 +134,20 @@ def test_a_list_of_checkpoints_is_none(manager: Path) -> None:
     assert error.value.reason == "only names checkpoints (name one of them)"
 
 
-def test_pins_of_a_fluid_root_lie_beside_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pins_of_a_fluid_root_lie_beside_it(run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = set(os.listdir(root))
     other = Path(shutil.copytree(root, root.parent / "other"))
     pin([root / "checkpoint_1"])
     assert set(os.listdir(root)) == names
-    assert pinned(root.parent) == ["fluid/checkpoint_1"]
+    assert pinned_in(root.parent) == ["fluid/checkpoint_1"]
     assert removed(root) == {"checkpoint_0", "checkpoint_2", "checkpoint_3"}
     assert "checkpoint_1" in removed(other)
-    assert [one.path for one in pins_below(root)] == [str(root / "checkpoint_1")]
-    assert [one.path for one in pins_below(root.parent)] == [str(root / "checkpoint_1")]
+    for place in (root, root.parent):
+        assert run("pin", "--list", place).out == f"{root / 'checkpoint_1'}\n"
     monkeypatch.chdir(root)
     assert removed(Path()) == {"checkpoint_0", "checkpoint_2", "checkpoint_3"}
     pin(["checkpoint_2"])
-    assert pinned(root.parent) == ["fluid/checkpoint_1", "fluid/checkpoint_2"]
+    assert pinned_in(root.parent) == ["fluid/checkpoint_1", "fluid/checkpoint_2"]
     shutil.rmtree(root / "checkpoint_1")
     unpin(["checkpoint_1", "checkpoint_2"])
     assert sorted(os.listdir(root.parent)) == ["fluid", "other"]
@@ -161,20 +157,21 @@ def test_a_pin_in_one_fluid_root_that_leads_nowhere_stops_that_root_alone(root: 
     other = Path(shutil.copytree(root, root.parent / "other"))
     pin([root / "checkpoint_1"])
     shutil.rmtree(root / "checkpoint_1")
-    done = prune(Request(directory=str(root.parent), policy=KEEP_1, recursive=True), dry_run=True)
+    done = dry_run(root.parent, policy=KEEP_1, recursive=True)
     (problem,) = done.problems
     assert problem.path == str(root / "checkpoint_*")
     assert (
         "pinned is fluid/checkpoint_1, which isn't there (ckpttool unpin takes that back)" in problem.message
     )
-    assert {one.directory for group in done.plan.groups for one in group.remove} == {str(other)}
+    assert {one.directory for one in done.plan.removals} == {str(other)}
 
 
-def test_the_pin_of_what_has_gone_is_taken_back(series: Path) -> None:
+def test_the_pin_of_what_has_gone_is_taken_back(run, series: Path) -> None:
     pin([series / "model_epoch_3.pth"])
     (series / "model_epoch_3.pth").unlink()
-    assert prune(Request(directory=str(series), policy=KEEP_1), dry_run=True).problems != ()
-    assert [one.is_there for one in pins_below(series)] == [False]
+    assert dry_run(series, policy=KEEP_1).problems != ()
+    listed = json.loads(run("pin", "--list", "--json", series).out)
+    assert listed["missing"] == listed["pinned"] == [str(series / "model_epoch_3.pth")]
     assert unpin([series / "model_epoch_3.pth"]).changed == (str(series / "model_epoch_3.pth"),)
     with pytest.raises(NotFound):
         unpin([series / "model_epoch_3.pth"])
@@ -183,8 +180,8 @@ def test_the_pin_of_what_has_gone_is_taken_back(series: Path) -> None:
 def test_a_pin_means_its_place_and_not_its_name(series: Path) -> None:
     copy = Path(shutil.copytree(series, series.parent / "copy"))
     pin([series / "model_epoch_3.pth"])
-    done = prune(Request(directory=str(series.parent), policy=KEEP_1, recursive=True), dry_run=True)
-    gone = {one.path for group in done.plan.groups for one in group.remove}
+    done = dry_run(series.parent, policy=KEEP_1, recursive=True)
+    gone = {one.path for one in done.plan.removals}
     assert str(copy / "model_epoch_3.pth") in gone
     assert str(series / "model_epoch_3.pth") not in gone
 
@@ -192,7 +189,7 @@ def test_a_pin_means_its_place_and_not_its_name(series: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [(".", NotACheckpoint), ("none.pth", NotFound), ("notes.txt", NotACheckpoint)]
 )
-def test_what_is_no_checkpoint_is_refused_and_nothing_is_pinned(
+def test_what_is_no_checkpoint_is_refused_and_nothing_is_pinned_in(
     series: Path, name: str, kind: type[CheckpointError]
 ) -> None:
     (series / "notes.txt").write_text("notes")
@@ -209,14 +206,14 @@ def test_a_list_that_nobody_understands_is_not_touched(series: Path, text: str |
         with pytest.raises(DamagedCheckpoint, match="the pins can't be read"):
             change([series / "model_epoch_3.pth"])
     assert (series / PINS).read_bytes() == before
-    done = prune(Request(directory=str(series), policy=KEEP_1), dry_run=True)
+    done = dry_run(series, policy=KEEP_1)
     assert "pinned can't be read" in done.problems[0].message
     assert done.plan.removals == ()
 
 
 def test_pins_that_may_not_be_read_protect_the_directory(series: Path) -> None:
     (series / PINS).symlink_to("nowhere")
-    done = prune(Request(directory=str(series), policy=KEEP_1), dry_run=True)
+    done = dry_run(series, policy=KEEP_1)
     assert "pinned can't be read" in done.problems[0].message
     assert done.plan.removals == ()
 
@@ -231,17 +228,15 @@ def test_a_name_that_is_no_unicode_is_refused(series: Path) -> None:
 def test_while_another_command_works_it_waits_for_a_while(
     series: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries = []
-    monkeypatch.setattr(pins.time, "sleep", tries.append)
-    monkeypatch.setattr(pins, "PATIENCE", -1)
-    with lock_directory(str(series)), pytest.raises(AccessDenied):
+    wait_for_the_lock(monkeypatch, -1)
+    with held_by_another(series), pytest.raises(AccessDenied):
         pin([series / "model_epoch_3.pth"])
-    held = lock_directory(str(series))
-    held.__enter__()
-    monkeypatch.setattr(pins, "PATIENCE", 60)
-    monkeypatch.setattr(pins.time, "sleep", lambda seconds: held.__exit__(None, None, None))
-    pin([series / "model_epoch_3.pth"])
-    assert pinned(series) == ["model_epoch_3.pth"]
+    wait_for_the_lock(monkeypatch, 60)
+    with ExitStack() as other:
+        other.enter_context(held_by_another(series))
+        monkeypatch.setattr(time, "sleep", lambda seconds: other.close())
+        pin([series / "model_epoch_3.pth"])
+    assert pinned_in(series) == ["model_epoch_3.pth"]
 
 
 def test_any_step_that_fails_leaves_the_old_list(series: Path, fault) -> None:

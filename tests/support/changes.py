@@ -8,8 +8,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ckpttool import Policy, Request, prune
+from ckpttool.series.pointers import pins
 from ckpttool.series.pruning.prune import Pruned
+from ckpttool.series.renaming import reserved_names
+from ckpttool.transaction import state_dir
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Journal, Removal, begin_journal, journal_bytes
 from ckpttool.transaction.lock import lock_directory
@@ -17,6 +22,7 @@ from ckpttool.transaction.pending_journals import owner_of_journal, pending_jour
 from ckpttool.transaction.recovery import Recovery, recover_directory
 from ckpttool.transaction.state_dir import owner_of_stage, state_dir_of
 from ckpttool.transaction.trash import EmptiedTrash, empty
+from ckpttool.wire.toml import parse_toml
 
 
 def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:
@@ -46,10 +52,26 @@ def held_by_another(directory: Path) -> AbstractContextManager[None]:
     return lock_directory(str(directory))
 
 
+def wait_for_the_lock(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a pin wait so long while another command changes the directory."""
+    patch.setattr(pins, "PATIENCE", seconds)
+
+
 def recover(directory: Path) -> Recovery:
     """Settle what was interrupted in a directory, as the next command that changes it does."""
     with lock_directory(str(directory)):
         return recover_directory(str(directory))
+
+
+def overlook_accelerate(patch: pytest.MonkeyPatch) -> None:
+    """Let nobody see that Accelerate names the checkpoints of a directory, as before that was known."""
+    patch.setattr(state_dir, "_holds_random_states", lambda entry: False)
+    patch.setattr(reserved_names, "_is_written_by_accelerate", lambda entry: False)
+
+
+def pinned_in(directory: Path) -> list[str]:
+    """Return the names that the list of pins in a directory has."""
+    return list(parse_toml((directory / ".ckpttool.toml").read_text())["pinned"])
 
 
 def file_bytes(directory: Path) -> dict[str, bytes]:

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.wire import directories
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,6 +42,11 @@ def hit_call(
     for name in calls:
         patch(os, name, wrap(name, getattr(os, name)))
     return lambda: made
+
+
+def retry_at_once(patch: Callable[[Any, str, Any], object] = setattr) -> None:
+    """Let a directory that is in use be tried again without a pause."""
+    patch(directories, "RETRY_SECONDS", 0)
 
 
 def fill_disk(patch: pytest.MonkeyPatch, has_room: Callable[[], bool] = lambda: False) -> list[object]:

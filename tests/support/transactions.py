@@ -56,6 +56,17 @@ def kill_before(step: str, act: Callable[[], object], number: int = 1) -> None:
         act()
 
 
+def before_unlinking(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:
+    """Do something once all that is removed is set aside in a stage; it is told where that is."""
+    real = removal._unlink_all
+
+    def unlink_all(at: stage.RemovalStage, *arguments: Any) -> None:
+        act(Path(at.path))
+        real(at, *arguments)
+
+    patch.setattr(removal, "_unlink_all", unlink_all)
+
+
 # Moves ----------------------------------------------------------------------------------------------
 
 
