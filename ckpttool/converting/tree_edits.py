@@ -6,18 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpttool.errors import UsageError
-from ckpttool.formats.content.tree import (
-    NodeParts,
-    fold,
-    make_mapped,
-    node_parts,
-    replace_tensors,
-    tensors_in,
-    walk,
-)
+from ckpttool.formats.content.tree import fold, node_parts, replace_tensors, tensors_in, walk
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickle_nodes import Call, Mapped
+from ckpttool.wire.pickle_nodes import Call, Mapped, make_mapped
 
 _VERSIONS_KEY = "_metadata"
 """The attribute of a state dict that has, for each module, the version of its layout."""
@@ -89,15 +81,10 @@ class _TreeEditor:
             return node_parts(node) or node
         names: dict[str, list[str]] = {}
         entries = self._entries(node, names)
-        keys, values = [key for key, _ in entries], [value for _, value in entries]
-        count = len(keys)
         if isinstance(node, Mapped):
-            kind, state = node.kind, self.versions.rename(node.state, names)
-            return NodeParts(
-                [*values, state, node.factory],
-                lambda made: make_mapped(kind, zip(keys, made[:count], strict=True), *made[count:]),
-            )
-        return NodeParts(values, lambda made: dict(zip(keys, made, strict=True)))
+            state = self.versions.rename(node.state, names)
+            return node_parts(make_mapped(node.kind, entries, state, node.factory))
+        return node_parts(dict(entries))
 
     def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
         """Return the new entries of a dictionary, and put the new names of its tensors into ``names``."""

@@ -1,9 +1,10 @@
 """Formats: a path is shown to each of them, and the one that recognises it opens it.
 
 To add a format, write one module in its framework's folder and put its class into ``FORMATS``. What formats
-share is in ``content/``: a pickle's tree is taken apart once into tensors by path and plain data, and
-tensors get their roles and ties there, so that a new pickle-based format brings only the rules for its own
-nodes.
+share is in ``content/``, which knows no framework: a pickle's tree is taken apart once into tensors by path
+and plain data, and tensors get their roles and ties there. So a new pickle-based format brings only the rules
+for its own nodes: a ``leaf``, which says which tensors a node is, and a ``FrameworkNode``, which says what it
+becomes in ``Checkpoint.tree``.
 
 - The table says which kinds of first bytes a format may have (zip, pickle, JSON). All formats of these
   kinds are asked, so that their order decides nothing, and the others are not imported. If two match, a

@@ -12,16 +12,17 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.readable import Buffer, Readable, reader_from
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.arrays.objects import array_as_tensor
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
-from ckpttool.formats.content.object_parts import nodes, references
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
+from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span
-from ckpttool.wire.pickle_nodes import Call, Payload, Persistent
+from ckpttool.wire.pickle_nodes import Call, Payload, Persistent, nodes, references
 from ckpttool.wire.pickle_safety import attach_safety, read_pickles
 
 MAX_INNER = 1 << 28
@@ -43,6 +44,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         framework = "pytorch"
     elif any(name.startswith("numpy.") for name in functions):
         framework = "numpy"
+    framework_node = torch_node if framework == "pytorch" else array_as_tensor
     findings = []
     if judgement.trailing:
         message = f"{judgement.trailing:,} bytes behind the last pickle are no pickle"
@@ -60,7 +62,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         producer=Producer(framework),
         findings=tuple(findings),
         safety=tuple(objects.safety),
-        tree=tree_of(root, objects.leaf, probe.path, arrays=framework == "pytorch"),
+        tree=tree_of(root, objects.leaf, probe.path, framework_node),
     )
 
 

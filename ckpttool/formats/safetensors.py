@@ -18,8 +18,8 @@ from ckpttool.core.readable import reader_from
 from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_SAFETENSORS, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Role, Span, Tensor
 from ckpttool.training import training_state

@@ -18,7 +18,6 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import from_os_error
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names, natural
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import (
@@ -35,6 +34,7 @@ from ckpttool.formats.shard_index import (
     schemes_in_names,
     schemes_of,
 )
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.training import training_state

@@ -13,10 +13,10 @@ from ckpttool.core.values import Strided, reach
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.plain_data import RECORDS
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras.native import ASSET
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
 from ckpttool.ops.target_path import check_space, check_target, target_format
 from ckpttool.pairing.families import family_of

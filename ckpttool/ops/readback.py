@@ -9,10 +9,10 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.core.readable import reader_from
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.plain_data import RECORDS
-from ckpttool.formats.content.sidecar import training_document
 from ckpttool.formats.content.tree import trees_equal, without_opaque
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CONFIG
+from ckpttool.formats.sidecar import training_document
 from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
 from ckpttool.report import Severity
 from ckpttool.tensor import Extent, Span, Tensor

@@ -15,8 +15,7 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.object_parts import is_size
-from ckpttool.formats.content.tree import NodeParts, fold, tensors_in
+from ckpttool.formats.content.tree import NodeParts, fold, is_size, node_parts, tensors_in
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.report import error
 from ckpttool.tensor import Path, Tensor
@@ -94,19 +93,11 @@ def _expand_container(node: object, named: Callable[[Global], Any], path: str) -
         count = len(node)
         parts = [*node.keys(), *node.values(), node.state]
         return NodeParts(parts, lambda done: _make_dict(node.kind, done[:count], done[count:-1], done[-1]))
-    if isinstance(node, dict):
-        count = len(node)
-        return NodeParts(
-            [*node.keys(), *node.values()], lambda done: dict(zip(done[:count], done[count:], strict=True))
-        )
-    if isinstance(node, (list, tuple, set, frozenset)):
-        kind = type(node)
-        return NodeParts(list(node), lambda done: kind(done))
     if isinstance(node, Global):
         return named(node)
     if isinstance(node, Opaque):
         return NodeParts([node.content], lambda done: NotPlain(node.what, done[0]))
-    return _call_result(node, path) if isinstance(node, Call) else node
+    return _call_result(node, path) if isinstance(node, Call) else node_parts(node) or node
 
 
 def _make_dict(kind: Global, keys: list[Any], values: list[Any], state: object) -> Any:

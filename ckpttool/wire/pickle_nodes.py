@@ -1,10 +1,15 @@
-"""What an interpreted pickle consists of: plain data, and inert nodes for what would be run."""
+"""What an interpreted pickle consists of: plain data, and inert nodes for what would be run.
+
+``children`` and ``rebuild`` are the algebra of all trees of such nodes: whoever walks, folds, compares,
+encodes or edits one asks them what a node holds, and what the like of it is with other parts.
+"""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ckpttool.core.readable import Readable
@@ -81,6 +86,8 @@ class Opaque:
     content: object = None
 
 
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""The types of plain values, which hold nothing."""
 MAPPINGS = frozenset(Global("collections", name) for name in ("OrderedDict", "defaultdict", "Counter"))
 """The classes of dictionaries that a ``Mapped`` may stand for."""
 NOTHING = Global("types", "NoneType")
@@ -165,3 +172,90 @@ class Pickle:
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
     calls: int = 0
+
+
+# The algebra ----------------------------------------------------------------------------------------
+
+
+def children(node: object) -> Sequence[object] | None:
+    """Return all that a node holds itself, as ``rebuild`` takes it; None where it can't hold anything."""
+    if type(node) in ATOMS:
+        return None
+    if isinstance(node, list | tuple):
+        return node
+    if isinstance(node, Mapped):
+        return [*node, *node.values(), node.state, node.factory]
+    if isinstance(node, dict):
+        return [*node, *node.values()]
+    if isinstance(node, Call):
+        rest = [*node.items, *chain.from_iterable(node.pairs)]
+        return [node.function, node.args, node.kwargs, node.state, *rest]
+    if isinstance(node, set | frozenset):
+        return list(node)
+    if isinstance(node, Persistent):
+        return (node.id,)
+    return (node.content,) if isinstance(node, Opaque) and node.content is not None else None
+
+
+def rebuild(node: Any, parts: Sequence[Any]) -> Any:
+    """Return the like of a node that has ``children``, with others in their places."""
+    if isinstance(node, Call):
+        function, args, kwargs, state, *rest = parts
+        items, keys_and_values = rest[: len(node.items)], rest[len(node.items) :]
+        pairs = zip(keys_and_values[::2], keys_and_values[1::2], strict=True)
+        return make_call(function, args, kwargs, state, items, pairs, is_new=node.is_new)
+    if isinstance(node, dict):
+        count = len(node)
+        pairs = zip(parts[:count], parts[count : 2 * count], strict=True)
+        return make_mapped(node.kind, pairs, *parts[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
+    if isinstance(node, Persistent):
+        return Persistent(parts[0])
+    return Opaque(node.what, parts[0]) if isinstance(node, Opaque) else type(node)(parts)
+
+
+def make_mapped(
+    kind: Global, pairs: Iterable[tuple[Any, Any]], state: object = None, factory: object = None
+) -> Mapped:
+    """Return a dictionary of another class."""
+    made = Mapped(kind)
+    made.update(pairs)
+    made.state, made.factory = state, factory
+    return made
+
+
+def make_call(
+    function: object,
+    args: Any,
+    kwargs: object = None,
+    state: object = None,
+    items: Iterable[Any] = (),
+    pairs: Iterable[Any] = (),
+    *,
+    is_new: bool = False,
+) -> Call:
+    """Return the record of a call with all that is set on what it makes."""
+    call = Call(function, args, kwargs)
+    call.state, call.items, call.pairs = state, list(items), list(pairs)
+    call.is_new = is_new
+    return call
+
+
+def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
+    """Yield every node that can hold others, at any depth, each once.
+
+    ``visited`` keeps the addresses of the nodes seen, for several walks over what one pickle holds.
+    """
+    seen = set() if visited is None else visited
+    pending: list[object] = [root]
+    while pending:
+        node = pending.pop()
+        parts = children(node)
+        if parts is not None and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            pending.extend(parts)
+
+
+def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
+    """Yield every reference in what the interpreter built, as ``nodes`` does."""
+    return (node for node in nodes(root, visited) if isinstance(node, Persistent))

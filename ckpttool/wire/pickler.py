@@ -33,6 +33,7 @@ from ckpttool.wire.pickle_nodes import (
     Global,
     Mapped,
     Opaque,
+    children,
     is_gone,
 )
 from ckpttool.wire.trust import Trust, trust
@@ -198,20 +199,10 @@ def _shared_nodes(tree: object) -> set[int]:
             seen.add(id(node))
             entered.add(id(node))
             pending.append((node, False))
-            pending += [(part, True) for part in _children(node) if isinstance(part, (*_SHAREABLE, Opaque))]
+            pending += [
+                (part, True) for part in children(node) or () if isinstance(part, (*_SHAREABLE, Opaque))
+            ]
     return shared
-
-
-def _children(node: object) -> Iterable[object]:
-    if isinstance(node, Call):
-        return [node.args, node.state, *node.items, *(part for pair in node.pairs for part in pair)]
-    if isinstance(node, Mapped):
-        return [*node.keys(), *node.values(), node.state, node.factory]
-    if isinstance(node, dict):
-        return [*node.keys(), *node.values()]
-    if isinstance(node, Opaque):
-        return [node.content]
-    return node if isinstance(node, list | tuple | set | frozenset) else ()
 
 
 class _Pickler:

@@ -15,7 +15,6 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.core.readable import Buffer
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
     HEIGHTS,
@@ -29,6 +28,7 @@ from ckpttool.formats.paddle.fluid_parts import (
     mismatched_accumulators,
 )
 from ckpttool.formats.paddle.fluid_serial import MAX_ARGUMENT, SHARD
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import training_state
 from ckpttool.transaction.staged_output import StagedOutput

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.sidecar import parts_of
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Tensor
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.plain_data import RECORDS
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.keras.layout import top_of
 from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import depends_on_name
 from ckpttool.transaction.staged_output import StagedOutput

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.keras.compare import layer_names_by_group
 from ckpttool.formats.keras.layers import RULES, Layer, layers_with_groups, weights_of
 from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
 from ckpttool.formats.keras.names import WITHOUT
 from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 from ckpttool.writing.hdf5 import name_refusals

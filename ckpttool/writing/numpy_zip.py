@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Tensor
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.npy import MAGIC

@@ -14,8 +14,8 @@ from isal import isal_zlib
 
 from ckpttool.dtypes import BY_STORAGE
 from ckpttool.errors import Unsupported
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.content.tree import opaque_nodes
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Tensor
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.opcodes import PAYLOAD_BYTES

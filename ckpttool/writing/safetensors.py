@@ -13,8 +13,8 @@ from typing import ClassVar, TypeGuard
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_SAFETENSORS
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Tensor
 from ckpttool.training import depends_on_name
 from ckpttool.transaction.staged_output import StagedOutput

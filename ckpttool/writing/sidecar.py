@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, training_document
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.formats.content.tree_reading import read_out
+from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, training_document
+from ckpttool.formats.torch.tree_nodes import read_out
 from ckpttool.roles import role_of, role_of_module
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import MAX_VALUES

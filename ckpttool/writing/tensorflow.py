@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, readable, ties_in
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import ClassVar
 
 from ckpttool.formats.content.plain_data import describe
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.transaction.staged_output import OutputShape, StagedOutput
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Global

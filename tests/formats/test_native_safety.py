@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Severity, convert, open_checkpoint, verify
-from ckpttool.formats.content.sidecar import native_safety
+from ckpttool.formats.sidecar import native_safety
 from ckpttool.ops.verdict import Safety
 
 CARRIERS = ["x.safetensors", "x.npz", "x.hdf5", "x.weights.h5", "x.pt"]

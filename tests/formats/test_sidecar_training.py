@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import TrainingState
-from ckpttool.formats.content.sidecar import check_training, merge_training, training_document
+from ckpttool.formats.sidecar import check_training, merge_training, training_document
 
 NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False)
 COUNTS = st.none() | st.integers(1 - 2**63, 2**63 - 1) | st.floats(-(2.0**62), 2.0**62)

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, Tensor, open_checkpoint
-from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors_in, walk
+from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.wire.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
 from ckpttool.writing.interface import Content
 from ckpttool.writing.sidecar import sidecar_of

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.formats.content.tree import make_call, make_mapped, trees_equal
+from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.wire.pickle_nodes import Call, Global, Opaque
+from ckpttool.wire.pickle_nodes import Call, Global, Opaque, children, make_call, make_mapped, nodes, rebuild
 from tests.support.checkpoints import numbers, tensor
 
 A, B = (tensor(name, numbers(2)) for name in "ab")
@@ -121,3 +121,29 @@ def new() -> Call:
 def test_what_differs_or_can_not_be_told_is_not(one: object, two: object) -> None:
     assert not trees_equal(one, two)
     assert not trees_equal([one], [two])
+
+
+@settings(max_examples=200, deadline=None)
+@given(TREES)
+def test_a_node_made_again_of_what_it_holds_is_the_same(tree: Any) -> None:
+    """What ``children`` gives ``rebuild`` takes, for every node of a tree."""
+    for node in nodes(tree):
+        again = rebuild(node, children(node) or ())
+        assert type(again) is type(node)
+        assert trees_equal(again, node)
+        assert list(map(id, children(again) or ())) == list(map(id, children(node) or ()))
+
+
+def test_another_child_makes_another_node() -> None:
+    """Each child stands in a place of its own: a node with another in that place holds it there."""
+    parts = make_call(SIZE, ((1,),), {"named": 2}, {"state": 3}, [4, 5], [("key", 6)], is_new=True)
+    mapped = make_mapped(
+        Global("collections", "defaultdict"), [("a", 1)], {"state": 2}, Global("builtins", "list")
+    )
+    for node in (parts, mapped, {"a": 1}, [1, 2], (1, 2), Opaque("an object", [1])):
+        held = list(children(node) or ())
+        for number in range(len(held)):
+            changed = [*held[:number], ("new",), *held[number + 1 :]]
+            again = list(children(rebuild(node, changed)) or ())
+            assert again[number] == ("new",)
+            assert again == changed

@@ -7,7 +7,7 @@ import pytest
 LIMITS = {
     "repeats": "formats.content.flattening.MAX_REPEATS",
     "visits": "formats.content.flattening.MAX_VISITS",
-    "document": "formats.content.sidecar.MAX_DOCUMENT",
+    "document": "formats.sidecar.MAX_DOCUMENT",
     "collisions": "formats.content.tree_json.MAX_COLLISIONS",
     "modules": "formats.torch.modules.MAX_MODULES",
     "tensors_in_tensors": "formats.torch.objects.MAX_TENSORS",

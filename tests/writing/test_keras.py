@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ckpttool import Tensor, UsageError, convert, open_checkpoint, verify
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import writer_of

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing.interface import Content, WriteOptions
 from ckpttool.writing.keras import KerasH5Writer, KerasWriter

@@ -10,7 +10,7 @@ import h5py
 import pytest
 
 from ckpttool import convert, open_checkpoint
-from ckpttool.formats.content.sidecar import ENTRY, training_document
+from ckpttool.formats.sidecar import ENTRY, training_document
 
 
 @pytest.mark.parametrize("source", ["adam.keras", "adam.h5"])

@@ -14,7 +14,7 @@ import pytest
 from ckpttool import Tensor, Truncated, open_checkpoint
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, UINT8
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickler import dumps

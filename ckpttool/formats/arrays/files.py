@@ -21,8 +21,8 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, training_of
 from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import PayloadChecksums
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.report import Finding, Severity, error, note, warning
 from ckpttool.roles import role_of
 from ckpttool.tensor import Extent, Path, Role, Span, Values

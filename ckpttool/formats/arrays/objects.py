@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.core.readable import swap_bytes, swap_width
 from ckpttool.core.values import Computed, Contiguous, Strided, in_memory, is_contiguous
@@ -19,10 +19,16 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
 from ckpttool.formats.content.scalars import shortest
+from ckpttool.formats.content.tree import NodeParts
 from ckpttool.tensor import Extent, Values
-from ckpttool.wire.pickle_nodes import Call, Global, Payload
+from ckpttool.wire.pickle_nodes import MASKED, NDARRAY, Call, Global, Payload, Persistent
 from ckpttool.wire.source import Source
 
+if TYPE_CHECKING:
+    from ckpttool.formats.content.tree_builder import TreeBuilder
+
+_RECONSTRUCT = ("_reconstruct", "_frombuffer")
+"""What makes an array, in NumPy's modules of whatever version."""
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
@@ -301,3 +307,44 @@ def _date_unit(state: tuple[Any, ...]) -> str | None:
         return f"{count if count != 1 else ''}{code.decode('ascii')}" if (one, event) == (1, 1) else None
     except (AttributeError, IndexError, TypeError, ValueError):
         return None
+
+
+# Arrays in a tree -----------------------------------------------------------------------------------
+
+
+def array_node(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
+    """Return what an array becomes where it is told from a tensor, as ``FrameworkNode`` says."""
+    module, name = _function_name(call)
+    if name == MASKED.name:
+        return _masked_array_node(builder, call, leaf)
+    if not module.startswith("numpy.") or name not in _RECONSTRUCT:
+        return builder.object_node(call)
+    tensor = builder.tensor(leaf)
+    made = builder.remember(Call(NDARRAY, (tensor,)), [tensor])
+    kind = call.args[0] if call.args and name == _RECONSTRUCT[0] else None
+    if isinstance(kind, Global) and kind != Global("numpy", "ndarray"):
+        return builder.opaque(f"the class {kind} of an array", made)
+    return made
+
+
+def array_as_tensor(builder: TreeBuilder, node: Call | Persistent, leaf: Leaf[Any]) -> object:
+    """Return what an array becomes where arrays are the tensors, as ``FrameworkNode`` says."""
+    if isinstance(node, Persistent):
+        return builder.tensor(leaf)
+    module, name = _function_name(node)
+    is_array = module.startswith("numpy.") and name in _RECONSTRUCT
+    return builder.tensor(leaf) if is_array else array_node(builder, node, leaf)
+
+
+def _function_name(call: Call) -> tuple[str, str]:
+    assert isinstance(call.function, Global)  # what is no name makes no array
+    return call.function.module, call.function.name
+
+
+def _masked_array_node(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
+    tensors = {path: builder.tensor_of(parts) for path, parts in leaf.tensors}
+    values, mask = tensors.get(()), tensors.get(("mask",))
+    if values is None or mask is None:
+        return builder.opaque("a masked array", builder.content_of(leaf))
+    fill = call.state[6] if isinstance(call.state, tuple) and len(call.state) > 6 else None
+    return NodeParts([fill], lambda done: builder.call_or_opaque(Call(MASKED, (values, mask, done[0])), leaf))

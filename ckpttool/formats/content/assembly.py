@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
-from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts
+from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, itself
 from ckpttool.formats.content.plain_data import under_free_key
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.tree import mark_none
@@ -16,6 +16,9 @@ from ckpttool.report import Finding, error, note
 from ckpttool.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
 from ckpttool.tensor import Path, Role, Span, Tensor
 from ckpttool.training import is_training_scalar, training_state
+
+if TYPE_CHECKING:
+    from ckpttool.formats.content.tree_builder import FrameworkNode
 
 _OWN = ("weight", "bias")
 """What the tensors of a layer that is a model by itself are called."""
@@ -62,14 +65,21 @@ def assemble(
 
 
 def tree_of(
-    root: object, leaf: Callable[[object], Leaf[TensorParts] | None], path: str, **options: Any
+    root: object,
+    leaf: Callable[[object], Leaf[TensorParts] | None],
+    path: str,
+    framework_node: FrameworkNode,
+    unwrap: Callable[[object], object] = itself,
 ) -> Callable[[tuple[Tensor, ...]], object]:
-    """Return what builds the tree of a pickle from tensors with names; most commands never ask for it."""
+    """Return what builds the tree of a pickle from tensors with names; most commands never ask for it.
+
+    The arguments are those of ``TreeBuilder``.
+    """
 
     def build(tensors: tuple[Tensor, ...]) -> object:
-        from ckpttool.formats.content.tree_builder import build_tree
+        from ckpttool.formats.content.tree_builder import TreeBuilder
 
-        return build_tree(root, leaf, tensors, path, **options)
+        return TreeBuilder(leaf, tensors, path, framework_node, unwrap).run(root)
 
     return build
 

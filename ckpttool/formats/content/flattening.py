@@ -9,7 +9,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ckpttool.dtypes import DType
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.object_parts import (
+from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
+from ckpttool.formats.content.tree import (
     add_under_free_keys,
     is_object_array,
     is_size,
@@ -17,7 +18,6 @@ from ckpttool.formats.content.object_parts import (
     merge_slots,
     own_state,
 )
-from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
 from ckpttool.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.wire.pickle_nodes import Call, Mapped, Persistent
 
@@ -109,7 +109,8 @@ class _OpenContainer(NamedTuple):
     key: Any
 
 
-def _itself(node: object) -> object:
+def itself(node: object) -> object:
+    """Return a node that wraps nothing."""
     return node
 
 
@@ -117,7 +118,7 @@ def flatten(
     root: object,
     leaf: Callable[[object], Leaf[T] | None],
     where: str,
-    unwrap: Callable[[object], object] = _itself,
+    unwrap: Callable[[object], object] = itself,
     budget: TreeBudget | None = None,
 ) -> Flat[T]:
     """Take a tree apart, without recursion.
@@ -148,7 +149,7 @@ class _Flattening(Generic[T]):
         self._entered: set[int] = set()
         self._known: set[int] = set()
         self._spent = budget
-        self._is_wrapped = unwrap is not _itself
+        self._is_wrapped = unwrap is not itself
         self._plain = PlainDataRenderer().render
 
     def run(self, root: object) -> Flat[T]:

@@ -23,12 +23,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.object_parts import members
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickle_nodes import NOTHING, Call, Global, Mapped, Opaque, is_gone
+from ckpttool.wire.pickle_nodes import (
+    ATOMS,
+    NOTHING,
+    Call,
+    Global,
+    Mapped,
+    Opaque,
+    children,
+    is_gone,
+    make_mapped,
+    rebuild,
+)
 
 _MAX_KEY_BITS = 64
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 MAX_OPEN = 2000
 """How deep a tree may be."""
 MAX_FOLDED = 16_000_000
@@ -59,7 +68,7 @@ def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
             return tensors.get(id(node), node)
         return node_parts(node) or node
 
-    return fold(tree, expand, _no_cycle)
+    return fold(tree, expand)
 
 
 def without_opaque(tree: object) -> object:
@@ -71,18 +80,102 @@ def without_opaque(tree: object) -> object:
     def expand(node: object) -> object:
         if isinstance(node, Opaque):
             return _DROPPED if node.content is None else NodeParts([node.content], lambda done: done[0])
-        parts = node_parts(node)
-        if parts is None:
-            return node
         if isinstance(node, dict):
             pairs = [pair for pair in node.items() if not any(map(is_gone, pair))]
-            remaining = [*(key for key, _ in pairs), *(value for _, value in pairs)]
             if isinstance(node, Mapped):
-                remaining += [node.state, node.factory]
-            return NodeParts(remaining, lambda done: dict_like(node, none_for_dropped(done), len(pairs)))
-        return NodeParts(parts.parts, lambda done: parts.make(none_for_dropped(done)))
+                node = make_mapped(node.kind, pairs, node.state, node.factory)
+            else:
+                node = dict(pairs)
+        parts = children(node)
+        return node if parts is None else NodeParts(parts, lambda done: rebuild(node, none_for_dropped(done)))
 
-    return none_for_dropped([fold(tree, expand, _no_cycle)])[0]
+    return none_for_dropped([fold(tree, expand)])[0]
+
+
+# The parts of objects, by key ----------------------------------------------------------------------
+
+
+def merge_slots(state: object) -> object:
+    """Return the attributes of an object as one dictionary, where it has some in slots."""
+    if not isinstance(state, tuple) or len(state) != 2 or not isinstance(state[1], dict):
+        return state
+    if state[0] is None or isinstance(state[0], dict):
+        return {**(state[0] or {}), **state[1]}
+    return state
+
+
+def own_state(state: object) -> object:
+    """Return the attributes of a mapping, without the versions of modules that a state dict carries."""
+    state = merge_slots(state)
+    return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
+
+
+def members(call: Call) -> list[tuple[Any, Any]]:
+    """Return the parts of an object with the keys under which ``flatten`` finds them."""
+    if is_object_array(call):
+        shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
+        return [*enumerate(call.state[4]), *shape]
+    if is_size(call):
+        return list(enumerate(call.args[0]))
+    state = merge_slots(call.state)
+    attributes = list(state.items()) if isinstance(state, dict) else []
+    # What has no key of its own gets one in angle brackets.
+    keyless: list[tuple[Any, Any]] = []
+    if not isinstance(call.function, Global):
+        keyless.append(("<function>", call.function))
+    if call.args:
+        keyless.append(("<args>", call.args))
+    if call.kwargs:
+        keyless.append(("<kwargs>", call.kwargs))
+    if state is not None and not isinstance(state, dict):
+        keyless.append(("<state>", state))
+    keyed = [*attributes, *call.pairs, *enumerate(call.items)]
+    if _are_distinct_keys([key for key, _ in keyed]):
+        return add_under_free_keys(keyed, keyless)
+    if call.items:
+        keyless.append(("<items>", call.items))
+    if call.pairs:
+        keyless.append(("<pairs>", [[*pair] for pair in call.pairs]))
+    return add_under_free_keys(attributes, keyless)
+
+
+def _are_distinct_keys(keys: Sequence[object]) -> bool:
+    """Tell whether keys differ, and can be looked up: what an object is given by them may be anything.
+
+    Tuples in tuples are not hashed: shared ones make that walk explode.
+    """
+    for key in keys:
+        parts = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, list | dict | set | bytearray | tuple) for part in parts):
+            return False
+    return len(set(keys)) == len(keys)
+
+
+def add_under_free_keys(
+    keyed: list[tuple[Any, Any]], keyless: list[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
+    """Add parts in angle brackets to others, under keys that no other has."""
+    taken = {key for key, _ in keyed}
+    for key, part in keyless:
+        while key in taken:
+            key = f"<{key}>"
+        keyed.append((key, part))
+    return keyed
+
+
+def is_size(call: Call) -> bool:
+    """Tell whether a call makes a ``torch.Size``, which is a list of numbers."""
+    return call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple)
+
+
+def is_object_array(call: Call) -> bool:
+    """Tell whether a call is a NumPy array of Python objects, which are a list at the end of its state."""
+    if not isinstance(call.function, Global) or call.function.name != "_reconstruct":
+        return False
+    return isinstance(call.state, tuple) and len(call.state) == 5 and isinstance(call.state[4], list)
+
+
+# Walks ---------------------------------------------------------------------------------------------
 
 
 def walk(tree: object) -> Iterator[tuple[Path, object]]:
@@ -94,7 +187,7 @@ def walk(tree: object) -> Iterator[tuple[Path, object]]:
     pending: list[tuple[Path, object]] = [((), tree)]
     while pending:
         path, node = pending.pop()
-        if type(node) in _ATOMS or id(node) in seen:
+        if type(node) in ATOMS or id(node) in seen:
             continue
         seen.add(id(node))
         yield path, node
@@ -105,7 +198,7 @@ def walk(tree: object) -> Iterator[tuple[Path, object]]:
 def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
     """Yield the parts of a node with their keys; without one what lies at the path of the node itself."""
     if isinstance(node, dict):
-        yield from ((None, key) for key in node if type(key) not in _ATOMS)
+        yield from ((None, key) for key in node if type(key) not in ATOMS)
         yield from ((_path_part(key), part) for key, part in node.items())
         if isinstance(node, Mapped):
             yield from (("<state>", node.state), ("<factory>", node.factory))
@@ -175,26 +268,22 @@ def trees_equal(tree: object, other: object) -> bool:
     return True
 
 
-def _paired_parts(one: Any, two: Any) -> list[tuple[Any, Any]] | None:
+def _paired_parts(one: Any, two: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return the parts of two nodes of one type, in pairs; None if they differ, or it can't be told."""
-    if isinstance(one, list | tuple):
-        return list(zip(one, two, strict=True)) if len(one) == len(two) else None
-    if isinstance(one, dict):
-        if len(one) != len(two):
-            return None
-        pairs = [*zip(one, two, strict=True), *zip(one.values(), two.values(), strict=True)]
-        if isinstance(one, Mapped):
-            pairs += [(one.kind, two.kind), (one.state, two.state), (one.factory, two.factory)]
-        return pairs
-    if isinstance(one, Call):
-        if (one.is_new, len(one.items), len(one.pairs)) != (two.is_new, len(two.items), len(two.pairs)):
-            return None
-        pairs = [(getattr(one, part), getattr(two, part)) for part in ("function", "args", "kwargs", "state")]
-        pairs += zip(one.items, two.items, strict=True)
-        for pair, other_pair in zip(one.pairs, two.pairs, strict=True):
-            pairs += zip(pair, other_pair, strict=True)
-        return pairs
-    return [] if isinstance(one, bytearray) and one == two else None
+    if isinstance(one, bytearray):
+        return () if one == two else None
+    parts, others = children(one), children(two)
+    if parts is None or others is None or isinstance(one, set | frozenset | Opaque):
+        return None
+    is_alike = len(parts) == len(others) and _outline(one) == _outline(two)
+    return zip(parts, others, strict=True) if is_alike else None
+
+
+def _outline(node: object) -> object:
+    """Return what makes nodes of one type other ones beside their parts."""
+    if isinstance(node, Call):
+        return node.is_new, len(node.items)
+    return node.kind if isinstance(node, Mapped) else None
 
 
 class NodeParts(NamedTuple):
@@ -204,8 +293,22 @@ class NodeParts(NamedTuple):
     make: Callable[[list[Any]], object]
 
 
+def node_parts(node: object) -> NodeParts | None:
+    """Return the parts of a node of a tree, and what makes the like of it; None where it has none."""
+    parts = children(node)
+    return None if parts is None else NodeParts(parts, lambda done: rebuild(node, done))
+
+
+def no_cycle(node: object) -> object:
+    """Refuse a node that holds itself."""
+    raise ValueError("a tree that holds itself")
+
+
 def fold(
-    root: object, expand: Callable[[object], object], cycle: Callable[[object], object], where: str = ""
+    root: object,
+    expand: Callable[[object], object],
+    cycle: Callable[[object], object] = no_cycle,
+    where: str = "",
 ) -> object:
     """Return what a tree becomes, from its leaves up.
 
@@ -259,58 +362,3 @@ class _Frame:
     parts: Iterator[object]
     make: Callable[[list[Any]], object]
     done: list[Any] = field(default_factory=list)
-
-
-def node_parts(node: object) -> NodeParts | None:
-    """Return the parts of a node of a tree, and what makes the like of it; None where it has none."""
-    kind = type(node)
-    if kind in _ATOMS:
-        return None
-    if isinstance(node, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
-        return NodeParts(list(node), kind)
-    if isinstance(node, dict):
-        state = [node.state, node.factory] if isinstance(node, Mapped) else []
-        return NodeParts([*node, *node.values(), *state], lambda done: dict_like(node, done, len(node)))
-    if isinstance(node, Call):
-        parts = [node.function, node.args, node.kwargs, node.state, node.items, node.pairs]
-        return NodeParts(parts, lambda done: make_call(*done, is_new=node.is_new))
-    if isinstance(node, Opaque) and node.content is not None:
-        return NodeParts([node.content], lambda done: Opaque(node.what, done[0]))
-    return None
-
-
-def dict_like(node: dict[Any, Any], done: list[Any], count: int) -> object:
-    """Return a dictionary of a node's class, of ``count`` keys, their values, and its state and factory."""
-    pairs = zip(done[:count], done[count : 2 * count], strict=True)
-    return make_mapped(node.kind, pairs, *done[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
-
-
-def make_mapped(
-    kind: Any, pairs: Iterable[tuple[Any, Any]], state: object = None, factory: object = None
-) -> Mapped:
-    """Return a dictionary of another class."""
-    made = Mapped(kind)
-    made.update(pairs)
-    made.state, made.factory = state, factory
-    return made
-
-
-def make_call(
-    function: object,
-    args: Any,
-    kwargs: object = None,
-    state: object = None,
-    items: Iterable[Any] = (),
-    pairs: Iterable[Any] = (),
-    *,
-    is_new: bool = False,
-) -> Call:
-    """Return the record of a call with all that is set on what it makes."""
-    call = Call(function, args, kwargs)
-    call.state, call.items, call.pairs = state, list(items), list(pairs)
-    call.is_new = is_new
-    return call
-
-
-def _no_cycle(node: object) -> object:
-    raise ValueError("a tree that holds itself")

@@ -13,12 +13,11 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.plain_data import KeyText, stable_order
-from ckpttool.formats.content.tree import NodeParts, fold, make_call, make_mapped
+from ckpttool.formats.content.tree import NodeParts, fold
 from ckpttool.tensor import Tensor
 from ckpttool.wire.calls import is_plain
 from ckpttool.wire.pickle_nodes import (
@@ -30,6 +29,9 @@ from ckpttool.wire.pickle_nodes import (
     Global,
     Mapped,
     Opaque,
+    children,
+    make_call,
+    make_mapped,
     views_memory,
 )
 from ckpttool.wire.pickler import is_rewritten
@@ -72,7 +74,7 @@ class _Encoding:
         self._depths: dict[int, tuple[object, int]] = {}
 
     def run(self, tree: object) -> object:
-        return fold(tree, self._expand, _no_cycle)
+        return fold(tree, self._expand)
 
     def _expand(self, node: Any) -> object:
         encode = _ENCODE.get(type(node))
@@ -110,19 +112,8 @@ def _shared_addresses(tree: object) -> set[int]:
             shared.add(id(node))
             continue
         seen.add(id(node))
-        pending += _parts_of(node)
+        pending += children(node) or ()
     return shared
-
-
-def _parts_of(node: Any) -> list[object]:
-    if isinstance(node, Call):
-        return [node.args, node.kwargs, node.state, *node.items, *chain.from_iterable(node.pairs)]
-    if isinstance(node, Opaque):
-        return [node.content]
-    if isinstance(node, dict):
-        state = [node.state, node.factory] if isinstance(node, Mapped) else []
-        return [*node.keys(), *node.values(), *state]
-    return [] if isinstance(node, bytearray) else list(node)
 
 
 def _encode_text(text: str) -> object:
@@ -186,10 +177,6 @@ def _encode_opaque(node: Opaque) -> object:
     return NodeParts([node.content], lambda done: {"$opaque": _encode_text(node.what), "content": done[0]})
 
 
-def _no_cycle(node: object) -> object:
-    raise ValueError("a tree that holds itself")
-
-
 _ENCODE: dict[type, Callable[[Any], object]] = {
     type(None): lambda node: node,
     bool: lambda node: node,
@@ -239,7 +226,7 @@ class _Decoding:
         self._hashes: dict[int, tuple[object, int]] = {}
 
     def run(self, form: object) -> object:
-        return fold(form, self._expand, _no_cycle)
+        return fold(form, self._expand)
 
     def _expand(self, form: Any) -> object:
         if isinstance(form, list):

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 from ckpttool.checkpoint import Checkpoint, FileEntry
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.roles import role_of
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.h5worker import WORKER
@@ -96,8 +96,8 @@ def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = 
     """Return a checkpoint with what the entry in its file says of it, where there is one."""
     if opened.entry is None:
         return checkpoint
-    from ckpttool.formats.content.sidecar import apply_sidecar
     from ckpttool.formats.hdf5.sidecar import restore_slashes
+    from ckpttool.formats.sidecar import apply_sidecar
 
     document = opened.entry()
     tensors = restore_slashes(checkpoint.tensors, document)

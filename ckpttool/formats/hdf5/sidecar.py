@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttool.core.readable import Readable
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.sidecar import MAX_DOCUMENT
+from ckpttool.formats.sidecar import MAX_DOCUMENT
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5 import Dataset
 from ckpttool.wire.jsontext import parse_json

@@ -13,12 +13,12 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
-from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names, layer_names_by_group
 from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
+from ckpttool.formats.sidecar import ENTRY
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.hdf5 import Location

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 
 _CONFIG = "config.json"
 _OTHERS = frozenset({"metadata.json", "model.weights.h5", "model.weights.npz"})

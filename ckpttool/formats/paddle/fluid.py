@@ -18,7 +18,6 @@ from typing import ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
@@ -44,6 +43,7 @@ from ckpttool.formats.paddle.fluid_serial import (
 )
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
+from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
 from ckpttool.report import note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.wire.source import Source

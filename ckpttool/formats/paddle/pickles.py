@@ -15,7 +15,7 @@ from ckpttool.core.readable import Readable, reader_from
 from ckpttool.core.values import Concatenated
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.arrays.objects import numpy_leaf
+from ckpttool.formats.arrays.objects import array_as_tensor, numpy_leaf
 from ckpttool.formats.content.assembly import name_tensors, training_of, tree_of
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.tree import mark_none
@@ -191,7 +191,7 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
-    tree = tree_of(root, objects.leaf, path, unwrap=unwrap, arrays=False)(tensors)
+    tree = tree_of(root, objects.leaf, path, array_as_tensor, unwrap)(tensors)
     split = tree.pop(PIECES, None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(split, dict):
         return tree

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection
 
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.sidecar import ENTRY
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
 VARIABLES = "variables"

@@ -19,7 +19,6 @@ from zlib import crc32
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.plain_data import describe_content
-from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
@@ -38,6 +37,7 @@ from ckpttool.formats.savedmodel.variables import (
 )
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Span, Tensor

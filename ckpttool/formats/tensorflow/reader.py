@@ -22,9 +22,9 @@ from ckpttool.core.readable import MAX_READ, reader_from, swap_width
 from ckpttool.core.values import Contiguous
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import group_names, natural, scan
 from ckpttool.formats.parts import file_entry
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.tensorflow.bundle import BundleEntry, BundleHeader, read_entry, read_header, slice_key
 from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.object_graph import (

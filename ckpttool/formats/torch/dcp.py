@@ -24,11 +24,11 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.flattening import TensorParts
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import (
     ItemPlace,

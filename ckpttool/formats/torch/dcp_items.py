@@ -13,6 +13,7 @@ from ckpttool.formats.content.assembly import tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.objects import TorchObjects
+from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor
@@ -90,7 +91,7 @@ def open_item(source: Source, place: ItemPlace, fqn: str, pickles: KnownPickles)
         flat.plain,
         findings,
         (*judged.safety, *records.judged_others("data.pkl")),
-        tree_of(root, leaf, source.path),
+        tree_of(root, leaf, source.path, torch_node),
     )
 
 

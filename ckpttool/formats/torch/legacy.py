@@ -19,16 +19,16 @@ from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
-from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import Storage, TorchObjects
+from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import element_types, parse_persistent_id, unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Interpreter, PickleBudget
 from ckpttool.wire.pickle_detection import TORCH_MAGIC
-from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle
+from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle, references
 from ckpttool.wire.pickle_safety import attach_safety, judge, run
 from ckpttool.wire.source import Source
 
@@ -62,7 +62,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
             *unused_storages(legacy.storages.by_key.values(), flat.tensors),
         ),
         safety=tuple(pickles.safety),
-        tree=tree_of(legacy.root, leaf, probe.path),
+        tree=tree_of(legacy.root, leaf, probe.path, torch_node),
     )
 
 

@@ -26,6 +26,7 @@ from ckpttool.formats.torch.legacy import (
     view_of,
 )
 from ckpttool.formats.torch.objects import MAX_AXES, Storage, TorchObjects
+from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.formats.torch.zip import unused_storages
 from ckpttool.report import Finding, error
@@ -72,7 +73,7 @@ class PytorchTar(Format):
             producer=Producer("pytorch"),
             findings=(*findings, *unused_storages(contents.stored.values(), flat.tensors)),
             safety=tuple(pickles.safety),
-            tree=tree_of(root, leaf, probe.path),
+            tree=tree_of(root, leaf, probe.path, torch_node),
         )
 
 

@@ -18,7 +18,6 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
-from ckpttool.formats.content.object_parts import direct_parts, nodes
 from ckpttool.formats.content.plain_data import describe_content, under_free_key
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import TorchObjects
@@ -33,7 +32,7 @@ from ckpttool.formats.torch.torchscript_code import (
 from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Role
-from ckpttool.wire.pickle_nodes import Call, Global, Pickle
+from ckpttool.wire.pickle_nodes import Call, Global, Pickle, children, nodes
 from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, judge
 from ckpttool.wire.zip_reader import Member
 
@@ -255,7 +254,7 @@ def _code(records: Records) -> Iterator[tuple[str, Member]]:
 def _texts(root: object) -> Iterator[str]:
     """Yield the texts in a pickle, however old a pickle writes them."""
     for node in nodes(root):
-        for part in direct_parts(node) or ():
+        for part in children(node) or ():
             if isinstance(part, str):
                 yield part
             elif isinstance(part, bytes):

@@ -16,9 +16,10 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_member
-from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.torch.objects import Storage, TorchObjects
+from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span
@@ -69,7 +70,7 @@ class PytorchZip(Format):
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
-            tree=tree_of(root, objects.leaf, probe.path),
+            tree=tree_of(root, objects.leaf, probe.path, torch_node),
         )
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
 

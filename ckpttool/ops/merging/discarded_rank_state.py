@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.content.tree import make_mapped
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_rank_key
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
-from ckpttool.wire.pickle_nodes import Mapped
+from ckpttool.wire.pickle_nodes import Mapped, make_mapped
 
 OF_PARTITIONS = frozenset(
     {

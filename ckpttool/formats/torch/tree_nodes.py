@@ -1,17 +1,21 @@
-"""What a tree tells of itself: its tensors with their roles, what lies beside them, and the training.
+"""PyTorch's objects in a tree: how they come into it out of a pickle, and what a tree tells by them.
 
-These are the answers of any format that holds the tree, whose reader takes apart what was made of it.
+A tree holds fewer of them than a pickle, with fewer arguments (``content/tree.py``): a tensor stands in it
+instead of what rebuilds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckpttool.checkpoint import TrainingState
+from ckpttool.formats.arrays.objects import array_node
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import NodeParts
+from ckpttool.formats.torch.modules import is_module
 from ckpttool.formats.torch.objects import TorchObjects, with_attributes
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickle_nodes import (
@@ -24,7 +28,95 @@ from ckpttool.wire.pickle_nodes import (
     Call,
     Global,
     Opaque,
+    Persistent,
 )
+
+if TYPE_CHECKING:
+    from ckpttool.formats.content.tree_builder import FrameworkNode, TreeBuilder
+
+_UNTRACKED = Global("torch._utils", "_rebuild_tensor")
+"""What rebuilds a tensor without saying whether it has gradients."""
+_VIEWS = (
+    _UNTRACKED,
+    Global("torch._utils", "_rebuild_tensor_v2"),
+    Global("torch._utils", "_rebuild_tensor_v3"),
+)
+
+
+# Into a tree ----------------------------------------------------------------------------------------
+
+
+def torch_node(builder: TreeBuilder, node: Call | Persistent, leaf: Leaf[Any]) -> object:
+    """Return what an object of PyTorch's or NumPy's becomes, as ``FrameworkNode`` says."""
+    if isinstance(node, Persistent):
+        return _storage(builder, node, leaf)
+    if is_module(node):
+        what = f"an object of the class {node.function}, of which the state dict is carried"
+        return builder.opaque(what, builder.content_of(leaf))
+    if leaf.tensors[0][1].shard is not None:
+        return builder.tensor(leaf)
+    rule: FrameworkNode = _NODES.get(node.function, array_node)
+    return rule(builder, node, leaf)
+
+
+def _storage(builder: TreeBuilder, node: Persistent, leaf: Leaf[Any]) -> object:
+    tensor = builder.tensor(leaf)
+    kind = node.id[1] if isinstance(node.id, tuple) and len(node.id) > 1 else None
+    if isinstance(tensor, Tensor) and isinstance(kind, Global) and kind.name.endswith("Storage"):
+        return builder.remember(Call(kind, (tensor,)), [tensor])
+    return tensor
+
+
+def _view(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
+    tensor = builder.tensor(leaf)
+    if len(call.args) > 5 and call.args[5]:
+        return builder.opaque("the hooks of a tensor", tensor)
+    if call.function != _UNTRACKED and call.args[4] is True:
+        return builder.remember(Call(REQUIRES_GRAD, (tensor,)), [tensor])
+    return tensor
+
+
+def _quantized_tensor(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> NodeParts:
+    tensor, grad = builder.tensor(leaf), call.args[5] is True
+
+    def make(done: list[Any]) -> object:
+        return builder.call_or_opaque(Call(QUANTIZED, (tensor, done[0], grad)), leaf)
+
+    return NodeParts([call.args[4]], make)
+
+
+def _of_type(builder: TreeBuilder, call: Call, leaf: Leaf[Any]) -> object:
+    """Return a tensor of a subclass, or with attributes, around what it is without these."""
+    function, kind, args, state = call.args[:4]
+    if function == FROM_TYPE:
+        return builder.opaque_call(call, leaf, "a class in a class")
+
+    def wrap(inner: object, kind_and_state: list[Any]) -> object:
+        return builder.call_or_opaque(Call(FROM_TYPE, (inner, *kind_and_state)), leaf)
+
+    if function in _VIEWS:
+        view = _view(builder, Call(function, args), leaf)
+        return NodeParts([kind, state], lambda done: wrap(view, done))
+    if function == QUANTIZED:
+        quantized = _quantized_tensor(builder, Call(function, args), leaf)
+        return NodeParts(
+            [kind, state, *quantized.parts], lambda done: wrap(quantized.make(done[2:]), done[:2])
+        )
+
+    def make(done: list[Any]) -> object:
+        return wrap(builder.remember(Call(done[0], done[1]), done[:2]), done[2:])
+
+    return NodeParts([function, args if isinstance(args, tuple) else (args,), kind, state], make)
+
+
+_NODES: dict[object, FrameworkNode] = {
+    **dict.fromkeys(_VIEWS, _view),
+    QUANTIZED: _quantized_tensor,
+    FROM_TYPE: _of_type,
+}
+
+
+# Out of a tree --------------------------------------------------------------------------------------
 
 
 def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping[str, object]:
@@ -35,7 +127,7 @@ def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping
         tensors: All that it is to hold, each in its place.
         path: The file, for errors.
     """
-    flat = flatten(tree, _TreeObjects(path).leaf, path, _content_of_opaque)
+    flat = flatten(tree, _TreeTensors(path).leaf, path, _content_of_opaque)
     owners = {id(tensor.values): tensor.shares_with or tensor.name for tensor in reversed(tensors)}
     missing = {
         tensor.name: tensor.shares_with or tensor.name for tensor in tensors if tensor.values is not None
@@ -51,7 +143,7 @@ def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping
 
 def read_out(tree: object, path: str) -> tuple[tuple[Tensor, ...], TrainingState]:
     """Return the tensors of a tree with their roles, and the training state that it tells."""
-    flat = flatten(tree, _TreeObjects(path).leaf, path, _content_of_opaque)
+    flat = flatten(tree, _TreeTensors(path).leaf, path, _content_of_opaque)
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     return tensors, training_of(_as_mapping(flat.plain), tensors, "")
 
@@ -60,7 +152,7 @@ def _as_mapping(plain: object) -> Mapping[str, object]:
     return plain if isinstance(plain, dict) else {} if plain is None else {"": plain}
 
 
-class _TreeObjects(TorchObjects):
+class _TreeTensors(TorchObjects):
     """Reads the nodes of a tree, in which tensors stand instead of what rebuilds them."""
 
     def __init__(self, path: str) -> None:

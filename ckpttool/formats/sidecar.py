@@ -19,7 +19,7 @@ from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.formats.content.tree_json import decode_tree
-from ckpttool.formats.content.tree_reading import metadata_of
+from ckpttool.formats.torch.tree_nodes import metadata_of
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
