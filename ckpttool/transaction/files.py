@@ -43,11 +43,13 @@ class Contents:
     Attributes:
         crosses: Whether a directory among them lies on another device than the one that it is in. Of files
             that says nothing: an overlay gives theirs as those of its layers.
+        symlinks: Which of the files are symlinks, by their paths; a journal doesn't tell.
     """
 
     files: tuple[Fingerprint, ...] = ()
     directories: tuple[str, ...] = ()
     crosses: bool = field(default=False, compare=False)
+    symlinks: frozenset[str] = field(default=frozenset(), compare=False)
 
     def is_same_as(self, other: Contents) -> bool:
         """Tell whether nothing was changed, added or taken away, in whatever order it is listed."""
@@ -72,6 +74,7 @@ def contents(directory: str | int, members: Iterable[str]) -> Contents:
     """
     files: list[Fingerprint] = []
     devices: dict[str, int] = {}
+    symlinks: set[str] = set()
     crosses = False
     for path, status in _walk(directory, members):
         if stat.S_ISDIR(status.st_mode):
@@ -79,7 +82,9 @@ def contents(directory: str | int, members: Iterable[str]) -> Contents:
             crosses |= devices.get(os.path.dirname(path), status.st_dev) != status.st_dev
         else:
             files.append(fingerprint(path, status))
-    return Contents(tuple(files), tuple(devices), crosses)
+            if stat.S_ISLNK(status.st_mode):
+                symlinks.add(path)
+    return Contents(tuple(files), tuple(devices), crosses, frozenset(symlinks))
 
 
 def fingerprint(path: str, status: os.stat_result) -> Fingerprint:

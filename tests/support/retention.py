@@ -106,4 +106,4 @@ def overlook_need(patch: pytest.MonkeyPatch, path: str | os.PathLike[str]) -> No
 
     patch.setattr(look, "needed_paths", with_another)
     patch.setattr(protection, "_follow_needs", lambda *arguments: None)
-    patch.setattr(pruning, "named_beside", lambda directory, going: {})
+    patch.setattr(pruning, "named_beside", lambda directory, real, going: {})

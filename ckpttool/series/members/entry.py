@@ -112,7 +112,7 @@ class Entry:
     @property
     def is_link(self) -> bool:
         """Tell whether a part of it is a symlink: its bytes lie elsewhere."""
-        return any(os.path.islink(os.path.join(self.directory, name)) for name in self.unit.members)
+        return not self.contents.symlinks.isdisjoint(self.unit.members)
 
     @property
     def nbytes(self) -> int:

@@ -166,10 +166,10 @@ def _holds(checkpoint: Checkpoint) -> str:
 
 def _linked_bytes(unit: Unit, files: Contents) -> int | None:
     """Return the bytes of a checkpoint of which parts are symlinks; None where none is."""
+    if not files.symlinks:
+        return None
     directory = os.path.dirname(unit.path)
     paths = [os.path.join(directory, file.path) for file in files.files]
-    if not any(map(os.path.islink, paths)):
-        return None
     return sum(
         os.path.getsize(path) for path in paths if os.path.exists(path) and not path.endswith(SIDECARS)
     )

@@ -24,10 +24,11 @@ def needed_paths(
     lie among them.
     """
     directory = os.path.dirname(unit.path)
-    own = {os.path.normpath(os.path.join(directory, file.path)) for file in files.files}
+    own = {file.path: os.path.normpath(os.path.join(directory, file.path)) for file in files.files}
+    paths = set(own.values())
     read = () if checkpoint is None else (file.path for file in checkpoint.files)
-    foreign = (path for path in read if all or os.path.normpath(path) not in own)
-    links = (path for path in own if os.path.islink(path))
+    foreign = (path for path in read if all or os.path.normpath(path) not in paths)
+    links = (own[path] for path in sorted(files.symlinks))
     shared = (os.path.join(directory, name) for name in unit.shared)
     return tuple(dict.fromkeys((*shared, *foreign, *links)))
 
@@ -77,9 +78,11 @@ def named_above(root: str) -> dict[str, str]:
     return {place: index for path, index in named.items() for place in places_on_the_way(path)}
 
 
-def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:
-    """Return the places that indexes in a directory name now, with the index; without those that go."""
-    real = os.path.realpath(directory)
+def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str, str]:
+    """Return the places that indexes in a directory name now, with the index; without those that go.
+
+    ``real`` is where the directory is, without symlinks on the way there.
+    """
     leaving = {os.path.basename(path) for path in going}
     try:
         sets = sets_in(directory, scan(directory))
@@ -89,9 +92,8 @@ def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:
     return {os.path.join(real, name): unit.path for unit in staying for name in (*unit.members, *unit.shared)}
 
 
-def who_needs(directory: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
-    """Return who needs something of what lies in a directory, or None."""
-    real = os.path.realpath(directory)
+def who_needs(real: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
+    """Return who needs something of what lies in a directory without symlinks on the way, or None."""
     for path in (*(file.path for file in contents.files), *contents.directories):
         if (who := needed.get(os.path.join(real, path))) is not None:
             return who

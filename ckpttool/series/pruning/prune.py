@@ -229,12 +229,13 @@ def _removals(
     """
     removals: list[Removal] = []
     going = [entry.path for _, entries in parts for entry in entries]
-    needed = {**named_beside(directory, going), **needed}
+    real = os.path.realpath(directory)
+    needed = {**named_beside(directory, real, going), **needed}
     for group, entries in parts:
         survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
         for entry in entries:
-            user = who_needs(directory, entry.contents, needed)
+            user = who_needs(real, entry.contents, needed)
             if changed is not None:
                 total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
             elif user is not None:
