@@ -13,7 +13,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.series.members.order import Group, GroupBy
-from ckpttool.series.pointers.protection import follow_pointers
+from ckpttool.series.pointers.protection import Pointers
 from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.pruning.planning import Depth, PrunePlan, Request, make_plan
 from ckpttool.series.reasons import true_of_all
@@ -220,7 +220,7 @@ def preview_directory(listed: ListedDirectory, progress: Progress = no_progress)
     """Return what lies in a directory; nothing on disk is changed."""
     request = listed.retention
     survey = survey_directory(listed.directory, listed.scope, enters_root=request is not None)
-    protections = follow_pointers(survey.root, survey.groups, recursive=listed.scope.recursive)
+    protections = Pointers(survey.root, survey.groups, recursive=listed.scope.recursive).protections()
     if request is None:
         return DirectoryPreview(survey, protections)
     try:

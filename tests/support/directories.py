@@ -16,7 +16,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.look import look_at
-from ckpttool.series.pointers.protection import follow_pointers
+from ckpttool.series.pointers.protection import Pointers
 from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.reasons import Code, Reason, fault
 from ckpttool.series.surveying import survey as surveying
@@ -118,4 +118,4 @@ def _before(
 
 def pointers_in(found: Survey, *, recursive: bool = False) -> PointerProtections:
     """Return what is found to name the checkpoints of a directory that was surveyed."""
-    return follow_pointers(found.root, found.groups, recursive=recursive)
+    return Pointers(found.root, found.groups, recursive=recursive).protections()

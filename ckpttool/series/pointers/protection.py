@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -82,39 +82,44 @@ class SeriesIndex:
         return groups.values()
 
 
-def follow_pointers(
-    root: str,
-    groups: Sequence[Group],
-    faults: Mapping[str, str] | None = None,
-    *,
-    recursive: bool = False,
-) -> PointerProtections:
-    """Return what all pointers in and around a directory say of the series in it.
+class Pointers:
+    """All pointers in and around a directory, each followed once.
 
-    ``faults`` says what is wrong with checkpoints that seemed sound, by path: they speak for no series. With
-    ``recursive`` what lies below is meant, too: notes are looked for in all directories then.
+    Only what the newest checkpoint of a series says of the best depends on what is known of the checkpoints:
+    one that is damaged speaks for none.
     """
-    entries = [entry for group in groups for entry in group.entries]
-    index = CheckpointIndex(entries)
-    pointed = PointerProtections()
-    series = SeriesIndex(groups)
-    for directory in sorted({root, *series.by_directory}):
-        names = names_in(directory)
-        for read in READERS:
-            for pointer in read(directory, names):
-                _follow_pointer(pointed, pointer, index, series.candidates(pointer, directory))
-        _protect_being_written(pointed, names, index, directory)
-    _follow_notes(pointed, root, index, recursive=recursive)
-    follow_pins(pointed, root, groups, index)
-    for group in groups:
-        for pointer in from_newest(group, faults or {}):
-            _follow_pointer(pointed, pointer, index, [group] if len(group.entries) > 1 else [])
-    _follow_symlinks(pointed, root, index, series)
-    _follow_needs(pointed, root, index, entries)
-    for entry in entries:
-        if is_named_best(entry.name):
-            pointed.protect(entry, NAMED_BEST)
-    return pointed
+
+    def __init__(self, root: str, groups: Sequence[Group], *, recursive: bool = False) -> None:
+        """Follow them; with ``recursive`` notes are looked for in all directories below, too."""
+        entries = [entry for group in groups for entry in group.entries]
+        series = SeriesIndex(groups)
+        self._groups = groups
+        self._index = index = CheckpointIndex(entries)
+        self._before = before = PointerProtections()
+        self._after = after = PointerProtections()
+        for directory in sorted({root, *series.by_directory}):
+            names = names_in(directory)
+            for read in READERS:
+                for pointer in read(directory, names):
+                    _follow_pointer(before, pointer, index, series.candidates(pointer, directory))
+            _protect_being_written(before, names, index, directory)
+        _follow_notes(before, root, index, recursive=recursive)
+        follow_pins(before, root, groups, index)
+        _follow_symlinks(after, root, index, series)
+        _follow_needs(after, root, index, entries)
+        for entry in entries:
+            if is_named_best(entry.name):
+                after.protect(entry, NAMED_BEST)
+
+    def protections(self, faults: Collection[str] = ()) -> PointerProtections:
+        """Return what they say of the series, in which the checkpoints of some paths turned out faulty."""
+        pointed = PointerProtections()
+        pointed.update(self._before)
+        for group in self._groups:
+            for pointer in from_newest(group, faults):
+                _follow_pointer(pointed, pointer, self._index, [group] if len(group.entries) > 1 else [])
+        pointed.update(self._after)
+        return pointed
 
 
 def _follow_pointer(
@@ -151,9 +156,9 @@ def _follow_pointer(
 def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex, *, recursive: bool) -> None:
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
     mentions = Mentions(index)
-    below = directories_below(root, index) if recursive else ()
-    for directory in chain((os.path.join(root, os.pardir), root), below):
-        for name, file in names_in(directory).items():
+    around = ((directory, names_in(directory)) for directory in (os.path.join(root, os.pardir), root))
+    for directory, names in chain(around, directories_below(root, index) if recursive else ()):
+        for name, file in names.items():
             if (directory, name) in index.by_name or not is_note(name):
                 continue
             text = read_note(file)
@@ -161,15 +166,16 @@ def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex
                 pointed.protect(entry, name, file.path)
 
 
-def directories_below(directory: str, index: CheckpointIndex) -> Iterator[str]:
+def directories_below(directory: str, index: CheckpointIndex) -> Iterator[tuple[str, Names]]:
     """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
     pending = [directory]
     while pending:
         parent = pending.pop()
+        names = names_in(parent)
         if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
-            yield parent
+            yield parent, names
         below = []
-        for name, entry in sorted(names_in(parent).items()):
+        for name, entry in sorted(names.items()):
             is_open = (parent, name) not in index.by_name or index.holds_others(entry.path)
             if is_open and entry.is_dir(follow_symlinks=False) and not _is_ours(name):
                 below.append(entry.path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpttool.formats.tensorflow import state as tf_state
@@ -157,7 +157,7 @@ def names_in(directory: str) -> Names:
         return {}
 
 
-def from_newest(group: Group, faults: Mapping[str, str]) -> Iterator[Pointer]:
+def from_newest(group: Group, faults: Collection[str]) -> Iterator[Pointer]:
     """Yield what the newest of a series says of the best: the older ones speak of what may be gone."""
     sound = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
     if not sound:

@@ -199,7 +199,18 @@ class PointerProtections:
 
     def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
         """Add a reason to those for which a checkpoint stays."""
-        if reason not in self.reasons[entry.path]:
-            self.reasons[entry.path].append(reason)
+        self._add(entry.path, reason, None if holder is None else shown(holder))
+
+    def update(self, other: PointerProtections) -> None:
+        """Add what other pointers say."""
+        for path, reasons in other.reasons.items():
+            for reason in reasons:
+                self._add(path, reason, other.holders.get((path, reason)))
+        self.skipped |= other.skipped
+        self.warnings += other.warnings
+
+    def _add(self, path: str, reason: str, holder: str | None) -> None:
+        if reason not in self.reasons[path]:
+            self.reasons[path].append(reason)
             if holder is not None:
-                self.holders[entry.path, reason] = shown(holder)
+                self.holders[path, reason] = holder

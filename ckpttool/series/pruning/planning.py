@@ -1,4 +1,8 @@
-"""Plans what to prune in a directory: looks, follows pointers, applies the policy, and reads what stays."""
+"""Plans what to prune in a directory: looks, follows pointers, applies the policy, and reads what stays.
+
+Each step goes by what the ones before it saw: only what stays is read again, and just before something goes
+``prune`` looks at the disk once more.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,9 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_all
 from ckpttool.series.members.order import Group, order_entries
 from ckpttool.series.members.series_doubts import copy_warnings
-from ckpttool.series.pointers.protection import follow_pointers, unseen_above
-from ckpttool.series.pruning.protections import protections_of
+from ckpttool.series.pointers.protection import Pointers, unseen_above
+from ckpttool.series.pointers.readers import names_in
+from ckpttool.series.pruning.protections import own_reasons, protections_of
 from ckpttool.series.reasons import Code, Reason, code_of
 from ckpttool.series.retention.companions import metric_followers, reasons_to_stay, saved_together
 from ckpttool.series.retention.failed_runs import Failures, failures
@@ -113,55 +118,34 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
     """
     policies = request.all_policies
     root = require_directory(request.directory)
-    survey = _survey_series(root, request, known)
-    groups = survey.groups
-    now = time.time()
-    pointed = follow_pointers(root, groups, recursive=request.recursive)
-    failed = Failures()
-    if request.failed is not None:  # only who asks for it: each series is read
-        goes = request.failed == "remove"
-        busy = {
-            path
-            for path, reasons in pointed.reasons.items()
-            if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
-        }
-        failed = failures(groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
-    faults, checked = dict(failed.faults), set(failed.finite.values())
-    if faults:
-        pointed = follow_pointers(root, groups, faults, recursive=request.recursive)
+    survey = survey_series(root, request, known)
+    groups, now = survey.groups, time.time()
+    pointers = Pointers(root, groups, recursive=request.recursive)
+    own = own_reasons(survey, request, request.min_age)
+    failed = _failed_runs(request, groups, pointers, now, progress)
     followers = metric_followers([(group, policies.of(group)) for group in groups])
     together = saved_together(groups)
+    faults, checked = dict(failed.faults), set(failed.finite.values())
     # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
     while True:
+        pointed = pointers.protections(faults)
         protections = replace(
-            protections_of(
-                survey, pointed, faults, scope=request, policies=policies, min_age=request.min_age
-            ),
+            protections_of(groups, pointed, own, faults, series=request.series, policies=policies),
             failed=failed.reasons,
             finite=failed.finite,
             removes_failed=request.failed == "remove",
             followers=followers,
             together=together,
+            root=survey.root,
         )
-        try:
-            retention, protections = _plan_with_companions(survey, policies, protections, now)
-        except UsageError as error:
-            raise UsageError("; ".join([str(error), *survey.remarks])) from error
-        unread = [
-            kept.entry
-            for group in retention.groups
-            if group.remove
-            for kept in group.keep
-            if kept.entry.is_sound and kept.entry.path not in faults and kept.entry.path not in checked
-        ]
-        if not unread or request.depth == "quick":
-            break
+        retention, protections = _plan_with_companions(survey, policies, protections, now)
+        unread = _unread_survivors(retention, {*checked, *faults}) if request.depth == "full" else []
         checked.update(entry.path for entry in unread)
-        read = ((entry.path, read_all(entry, request.jobs, progress).damage) for entry in unread)
-        damaged = {path: fault for path, fault in read if fault is not None}
-        if damaged:
-            faults |= damaged
-            pointed = follow_pointers(root, groups, faults, recursive=request.recursive)
+        damages = ((entry.path, read_all(entry, request.jobs, progress).damage) for entry in unread)
+        damaged = {path: damage for path, damage in damages if damage is not None}
+        if not damaged:
+            break
+        faults |= damaged
     _require_allowed(retention, len(survey.entries), request.max_delete)
     chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
     unmatched = [
@@ -184,7 +168,7 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
     return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
 
 
-def _survey_series(root: str, request: Request, known: Survey | None) -> Survey:
+def survey_series(root: str, request: Request, known: Survey | None = None) -> Survey:
     """Return what lies in a directory, without the checkpoint that the directory may be itself."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
@@ -198,17 +182,46 @@ def _survey_series(root: str, request: Request, known: Survey | None) -> Survey:
     )
 
 
+def _failed_runs(
+    request: Request, groups: Sequence[Group], pointers: Pointers, now: float, progress: Progress
+) -> Failures:
+    """Return which series failed, for who asks for it: the newest of each is read."""
+    if request.failed is None:
+        return Failures()
+    busy = {
+        path
+        for path, reasons in pointers.protections().reasons.items()
+        if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
+    }
+    goes = request.failed == "remove"
+    return failures(groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
+
+
 def _plan_with_companions(
     survey: Survey, policies: Policies, protections: Protections, now: float
 ) -> tuple[RetentionPlan, Protections]:
     """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
     while True:
-        retention = plan(survey.groups, policies, protections, now=now)
+        try:
+            retention = plan(survey.groups, policies, protections, now=now)
+        except UsageError as error:
+            raise UsageError("; ".join([str(error), *survey.remarks])) from error
         companions = reasons_to_stay(retention, protections.faults)
         if not companions:
             return retention, protections
         reasons = {path: [*protections.reasons.get(path, ()), *more] for path, more in companions.items()}
         protections = replace(protections, reasons={**protections.reasons, **reasons})
+
+
+def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
+    """Return what stays of series of which something goes, and seems sound, but was not read."""
+    return [
+        kept.entry
+        for group in retention.groups
+        if group.remove
+        for kept in group.keep
+        if kept.entry.is_sound and kept.entry.path not in read
+    ]
 
 
 def _require_allowed(retention: RetentionPlan, total: int, limit: str | None) -> None:
@@ -255,16 +268,20 @@ def _problems(survey: Survey, retention: RetentionPlan, faults: Mapping[str, str
 
 def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
     """Yield a warning of each directory called as those of a series, that is none as others lie in it."""
-    blanks = {entry.fields.blank for entry in survey.entries if os.path.isdir(entry.unit.path)}
     known = {os.path.normpath(entry.unit.path) for entry in survey.entries}
+    blanks = {
+        name: parse_name(name).blank
+        for name, found in sorted(names_in(survey.root).items() if known else ())
+        if found.is_dir(follow_symlinks=False)
+        and not name.startswith(OWN_PREFIX)
+        and os.path.normpath(found.path) not in known
+    }
+    # Few directories are called so, and only what may be theirs is asked whether it is one, too.
+    alike = [entry for entry in survey.entries if entry.fields.blank in blanks.values()]
+    series = {entry.fields.blank for entry in alike if os.path.isdir(entry.unit.path)}
     walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
-    for name in sorted(os.listdir(survey.root)) if blanks else ():
-        path = os.path.join(survey.root, name)
-        if name.startswith(OWN_PREFIX) or os.path.normpath(path) in known:
-            continue
-        if parse_name(name).blank not in blanks or is_excluded(path, walk):
-            continue
-        if os.path.islink(path) or not os.path.isdir(path):
+    for path in (os.path.join(survey.root, name) for name, blank in blanks.items() if blank in series):
+        if is_excluded(path, walk):
             continue
         try:
             count = sum(os.path.isdir(unit.path) for unit in discover(path, walk))

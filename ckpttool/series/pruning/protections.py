@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from shlex import quote
 
@@ -40,53 +39,67 @@ _PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
 """The formats of what a directory that takes in others is made of: adapters, parts of a pipeline, shards."""
 
 
-def protections_of(
-    survey: Survey,
-    pointed: PointerProtections,
-    faults: Mapping[str, str],
-    *,
-    scope: Scope,
-    policies: Policies,
-    min_age: int,
-) -> Protections:
-    """Return what protects the checkpoints of a directory.
+def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
+    """Return why checkpoints stay for what they are and where they lie, by path, whatever points at them.
 
-    Args:
-        survey: The checkpoints.
-        pointed: What points at them.
-        faults: What reading found wrong with some, by path.
-        scope: What is excluded, and which names the user calls a series.
-        policies: What each series is planned by.
-        min_age: In seconds; what changed later stays.
+    ``min_age`` is in seconds: what changed later stays.
     """
-    reasons: dict[str, list[str]] = defaultdict(list)
+    reasons: dict[str, list[str]] = {}
     youngest = time.time_ns() - min_age * 10**9
     points = mount_points(below=survey.root) or ()
     excluded = Globs(scope.exclude, survey.root)
-    of_many = {path for group in survey.groups for path in best_of_many(group, policies.of(group), faults)}
     for entry in survey.entries:
-        for reason in pointed.reasons.get(entry.path, ()):
-            if code_of(reason) is not Code.NAMED_BEST or entry.path not in of_many:
-                reasons[entry.path].append(reason)
-        reasons[entry.path] += _own_reasons(entry, points)
         globs = (glob for place in entry.places for glob in excluded.of(place))
-        reasons[entry.path] += [f"--exclude {glob}" for glob in islice(globs, 1)]
-        if min_age and entry.modified_ns > youngest:
-            reasons[entry.path].append("too young")
-    named_series = set(map(last_name, scope.series))
-    for group in survey.groups:
+        reasons[entry.path] = [
+            *_entry_reasons(entry, points),
+            *(f"--exclude {glob}" for glob in islice(globs, 1)),
+            *(["too young"] if min_age and entry.modified_ns > youngest else ()),
+        ]
+    return reasons
+
+
+def protections_of(
+    groups: Sequence[Group],
+    pointed: PointerProtections,
+    own: Mapping[str, Sequence[str]],
+    faults: Mapping[str, str],
+    *,
+    series: Sequence[str],
+    policies: Policies,
+) -> Protections:
+    """Return what protects the checkpoints of some series.
+
+    Args:
+        groups: The series.
+        pointed: What points at their checkpoints.
+        own: Why they stay for what they are, by path.
+        faults: What reading found wrong with some, by path.
+        series: Globs of what the user calls a series.
+        policies: What each is planned by.
+    """
+    reasons: dict[str, list[str]] = {}
+    named_series = set(map(last_name, series))
+    for group in groups:
+        one_of_many = best_of_many(group, policies.of(group), faults)
+        for entry in group.entries:
+            pointers = [
+                reason
+                for reason in pointed.reasons.get(entry.path, ())
+                if code_of(reason) is not Code.NAMED_BEST or entry.path not in one_of_many
+            ]
+            reasons[entry.path] = [*pointers, *own[entry.path]]
         for entry in untrained_entries(group):
             reasons[entry.path].append(NOTHING_TRAINED)
         for entry in witnesses(group, named_series, faults):
             reasons[entry.path].append(WITNESS)
-    doubts = doubts_of(survey.groups, named_series)
-    for key, first in {group.key: group.entries[0] for group in survey.groups}.items():
+    doubts = doubts_of(groups, named_series)
+    for key, first in {group.key: group.entries[0] for group in groups}.items():
         if key in doubts and doubts[key] not in (METRICS_ALONE, UNORDERED):  # else the user can't know better
             doubts[key] += f" (if they are one series, say --series {quote(first.fields.blank)})"
-    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders, root=survey.root)
+    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders)
 
 
-def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
+def _entry_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
     """Yield why a checkpoint is not to be touched, whatever points at it."""
     if entry.holds_others:
         yield "holds other checkpoints"

@@ -14,7 +14,7 @@ from ckpttool.ops.manifest import SHARED
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress
 from ckpttool.series.members.needs import all_places, named_above, named_beside, who_needs
-from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan, survey_series
 from ckpttool.series.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.journal import Journal, Removal
@@ -96,12 +96,13 @@ def prune(
         locks = _Locks(stack)
         refusal = locks.refusal(root)
         recoveries = [_recover(root, refusal)]
-        planned = make_plan(request, progress)
-        owners = dict.fromkeys(owner_of_stage(os.path.dirname(journal)) for journal in planned.journals)
+        survey = survey_series(root, request)
+        owners = dict.fromkeys(owner_of_stage(os.path.dirname(journal)) for journal in survey.journals)
         below = [path for path in owners if os.path.isdir(path) and not os.path.samefile(path, root)]
-        if below:  # what was interrupted there is part of what was planned with
+        if below:  # what was interrupted there is part of what is planned with
             recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
-            planned = make_plan(request, progress)
+            survey = survey_series(root, request)
+        planned = make_plan(request, progress, survey)
         result = _result(planned)
         if planned.plan.removals and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal

@@ -13,7 +13,7 @@ from typing import Any
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import Mentions, decode_note, is_note, read_note
 from ckpttool.series.pointers.protection import directories_below
-from ckpttool.series.pointers.readers import names_in
+from ckpttool.series.pointers.readers import Names
 from ckpttool.series.pointers.targets import CheckpointIndex
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene
 from ckpttool.series.renaming.text_rewrites import Renamer
@@ -36,14 +36,16 @@ def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
     index = CheckpointIndex(entries)
     mentions = Mentions(index)
 
-    def has_notes(directory: str) -> bool:
-        for name, file in names_in(directory).items():
+    def has_notes(directory: str, names: Names) -> bool:
+        for name, file in names.items():
             text = read_note(file) if is_note(name) else None
             if text is not None and next(mentions.of(text, directory, name), None) is not None:
                 return True
         return False
 
-    return tuple(filter(has_notes, directories_below(root, index)))
+    return tuple(
+        directory for directory, names in directories_below(root, index) if has_notes(directory, names)
+    )
 
 
 class NoteRewriter:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ckpttool.errors import UsageError
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.protection import follow_pointers, unseen_above
+from ckpttool.series.pointers.protection import Pointers, unseen_above
 from ckpttool.series.pointers.readers import PINS, names_in
 from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.renaming.name_warnings import name_doubts, namesake_warnings
@@ -87,7 +87,8 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    for path, reasons in follow_pointers(root, surveyed.groups, recursive=request.recursive).reasons.items():
+    pointers = Pointers(root, surveyed.groups, recursive=request.recursive)
+    for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF):
                 left.setdefault(path, reason)
