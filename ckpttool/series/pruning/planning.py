@@ -27,6 +27,7 @@ from ckpttool.series.members.order import Group, order_entries
 from ckpttool.series.members.series_doubts import copy_warnings
 from ckpttool.series.pointers.protection import Pointers, unseen_above
 from ckpttool.series.pointers.readers import names_in
+from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.pruning.protections import own_reasons, protections_of
 from ckpttool.series.reasons import Code, Reason, code_of
 from ckpttool.series.retention.companions import metric_followers, reasons_to_stay, saved_together
@@ -117,10 +118,9 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
         known: What lies in the directory, if somebody has looked already.
     """
     policies = request.all_policies
-    root = require_directory(request.directory)
-    survey = survey_series(root, request, known)
+    survey = survey_series(require_directory(request.directory), request, known)
     groups, now = survey.groups, time.time()
-    pointers = Pointers(root, groups, recursive=request.recursive)
+    pointers = Pointers(survey.root, groups, recursive=request.recursive)
     own = own_reasons(survey, request, request.min_age)
     failed = _failed_runs(request, groups, pointers, now, progress)
     followers = metric_followers([(group, policies.of(group)) for group in groups])
@@ -148,20 +148,7 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
         faults |= damaged
     _require_allowed(retention, len(survey.entries), request.max_delete)
     chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
-    unmatched = [
-        Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
-        for rule in policies.unmatched(groups)
-    ]
-    warnings = (
-        *survey.warnings,
-        *lack_warnings(chosen, now, followers),
-        *unmatched,
-        *unmatched_names(chosen, root),
-        *pointed.warnings,
-        *unseen_above(root),
-        *copy_warnings(groups),
-        *_nested_run_warnings(survey, request),
-    )
+    warnings = tuple(_warnings(survey, request, chosen, protections, pointed, now))
     problems = (*_problems(survey, retention, faults), *_lookalikes(chosen, protections, now))
     if request.depth == "full":
         retention = _mark_unread_newest(retention, {*checked, *faults})
@@ -245,6 +232,25 @@ def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> Rete
 
 
 # What is doubtful, or must be looked at ------------------------------------------------------------
+
+
+def _warnings(
+    survey: Survey,
+    request: Request,
+    chosen: Sequence[tuple[Group, Policy | None]],
+    protections: Protections,
+    pointed: PointerProtections,
+    now: float,
+) -> Iterator[str]:
+    yield from survey.warnings
+    yield from lack_warnings(chosen, now, protections.followers)
+    for rule in request.all_policies.unmatched(survey.groups):
+        yield Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
+    yield from unmatched_names(chosen, survey.root)
+    yield from pointed.warnings
+    yield from unseen_above(survey.root)
+    yield from copy_warnings(survey.groups)
+    yield from _nested_run_warnings(survey, request)
 
 
 def _problems(survey: Survey, retention: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Problem]:
