@@ -1,4 +1,7 @@
-"""What `make check` can't hold: decisions go by codes and records, and no sentence of ours is read back."""
+"""What `make check` can't hold: decisions go by codes and records, and no sentence of ours is read back.
+
+Nor does what is no format's own code tell one format from another by its name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from ckpttool.formats import formats
 
 PACKAGE = Path(__file__).parents[1] / "ckpttool"
 READS = {
@@ -84,3 +89,47 @@ def test_no_sentence_of_ours_is_read_back() -> None:
         for sentence in sentences_read(ast.parse(path.read_text("utf-8")))
     }
     assert found == set(ALLOWED)
+
+
+OF_FORMATS = ("formats", "writing", "predict", "testing")
+"""Rooms that are about formats and frameworks one by one."""
+
+NAMED_FORMATS = {
+    ("cli/convert.py", "keras"): "the layout",
+    ("converting/framework_layout.py", "keras"): "the layout that it makes",
+    ("converting/framework_layout.py", "pytorch"): "the layout that it makes",
+    ("ops/conversion.py", "keras"): "the layout",
+    ("ops/manifest.py", "fluid"): "its serial directories",
+    ("ops/merge.py", "safetensors"): "a variant of which one rank's file looks like the whole",
+    ("ops/merge.py", "torch-dcp"): "the format with that variant",
+    ("ops/metadata_diff.py", "paddle"): "the library that a safetensors file is for",
+    ("ops/scan_findings.py", "pytorch"): "the one format that can be told to write no checksums",
+    ("ops/scan_findings.py", "savedmodel"): "the one format that may hold a program and no tensors",
+    ("render/text.py", "fluid"): "the trainers that it alone has",
+    ("render/text.py", "paddle"): "the framework",
+    ("render/text.py", "pytorch"): "the framework",
+    ("render/text.py", "tensorflow"): "the framework",
+    ("series/members/series_doubts.py", "fluid"): "its serial directories",
+    ("series/pointers/readers.py", "tensorflow"): "its state file",
+    ("series/renaming/names.py", "paddle"): "two files of one name",
+    ("series/renaming/names.py", "tensorflow"): "what its manager writes over",
+    ("series/renaming/plan.py", "tensorflow"): "its state file",
+    ("series/renaming/reserved_names.py", "fluid"): "its serial directories",
+    ("series/renaming/reserved_names.py", "savedmodel"): "what TensorFlow Serving looks for",
+    ("wire/pickle_nodes.py", "numpy"): "the Python module",
+    ("wire/pickler.py", "numpy"): "the Python module",
+    ("wire/states.py", "numpy"): "the Python module",
+}
+"""The names of formats elsewhere, by their files, and what they are there."""
+
+
+def test_formats_are_told_apart_by_their_traits() -> None:
+    names = {format.name for format in formats()} - {"pickle"}
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), node.value)
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in OF_FORMATS
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert found == set(NAMED_FORMATS)

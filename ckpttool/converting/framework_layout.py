@@ -19,7 +19,7 @@ from ckpttool.converting.layout_checks import (
 )
 from ckpttool.converting.ties import carry_ties
 from ckpttool.errors import UsageError
-from ckpttool.pairing.families import family_of
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.pairing.layers import ATTENTION, UNWIRED, Doubt, layout_doubts, may_be_image
 from ckpttool.pairing.layouts import RULES, LayoutItem, LayoutRule, Turn, torch_layout_items
 from ckpttool.pairing.rearrangement import (
@@ -183,7 +183,7 @@ def _split_biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
 def _to_keras(view: ContentView) -> _Conversions:
     """Return for each tensor of Keras the one that it is made of."""
     checkpoint = view.checkpoint
-    if family_of(checkpoint.conventions) == "keras":
+    if traits_of(checkpoint.conventions).family is Family.KERAS:
         return [(one, one, None) for one in view.tensors.values()]
     if view.named:
         source, given = next(iter(view.named.items()))

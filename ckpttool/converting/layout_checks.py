@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.families import family_of
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.pairing.layers import UNWIRED, Doubt, DoubtReason, has_keras_word
 from ckpttool.pairing.layouts import RULES, LayoutItem
 from ckpttool.report import first_names
@@ -31,7 +31,7 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
     if item.rule is not None or len(item.tensor.shape) < 2:
         return False
     source = item.sources[0]
-    if family_of(checkpoint.conventions) == "torch":
+    if traits_of(checkpoint.conventions).family is Family.TORCH:
         return has_keras_word(source)
     return checkpoint.layers.get(source.name) not in _AS_TORCH
 

@@ -16,8 +16,8 @@ from ckpttool.converting.layout_checks import (
 )
 from ckpttool.converting.weight_selection import only_weights
 from ckpttool.errors import UsageError
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.pairing.contents import same_content
-from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Doubt
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.notes import display_name
@@ -56,7 +56,7 @@ def follow_template(
     )
     if not weights.tensors:
         raise UsageError(f"{model.path}: no weights that could be followed")
-    if family_of(model.conventions) == "torch":  # under the names that a model expects
+    if traits_of(model.conventions).family is Family.TORCH:  # under the names that a model expects
         weights, _ = only_weights(weights, model)
     ours, theirs = view_of(content, checkpoint), view_of(weights, model).checkpoint
     pairing = pair_up(ours.checkpoint, theirs, PairingOptions(content=False, mapping=ours.tensor_map))
@@ -115,7 +115,7 @@ def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
 
 def _require_known_layouts(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> None:
     """Require that each tensor's layout is known, if the two are of families with different layouts."""
-    is_one_family = family_of(ours.conventions) == family_of(theirs.conventions)
+    is_one_family = traits_of(ours.conventions).family == traits_of(theirs.conventions).family
     if not is_one_family or any(pair.a.rule for pair in pairing.pairs):
         free = [pair for pair in pairing.pairs if pair.how != "map"]
         sides = ((item, side) for pair in free for item, side in ((pair.a, ours), (pair.b, theirs)))

@@ -11,6 +11,7 @@ from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.converting.ties import carry_ties
 from ckpttool.errors import UsageError
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, heights_of
+from ckpttool.formats.traits import traits_of
 from ckpttool.pairing.variable_names import INSIDE
 from ckpttool.report import counted, first_names
 from ckpttool.roles import WHOLE_WEIGHTS
@@ -19,13 +20,8 @@ from ckpttool.writing.interface import Content
 
 _WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))
 """What DistributedDataParallel, torch.compile and FSDP put in front of a model's names."""
-_TREES = ("pytorch", "pickle", "torch-dcp", "paddle")
-"""Formats in which a key is a container that somebody put a state dict into."""
-_LAYERS = ("keras", "keras-h5")
-"""Formats in which nothing lies around the layers: their names are the model's."""
 _FILES = ("checkpoint", "ckpt", "snapshot")
 """Keys, in lower case, of the whole of what was saved."""
-_GRAPHS = ("tensorflow", "savedmodel")
 _SHOWN = 3
 
 
@@ -41,10 +37,11 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
         )
     notes = _rest_notes(content.tensors)
     paths, containers = [tensor.path for tensor in weights], ""
-    if checkpoint.format not in _LAYERS:
-        paths, containers = _strip_containers(paths, is_tree=checkpoint.format in _TREES)
+    traits = traits_of(checkpoint.format)
+    if not traits.holds_layers:
+        paths, containers = _strip_containers(paths, is_tree=traits.nests_state_dicts)
     notes += [f"{containers!r} taken off the names of all weights"] if containers else []
-    if checkpoint.format in _TREES:
+    if traits.nests_state_dicts:
         models = list(dict.fromkeys(path[0] if len(path) > 1 else None for path in paths))
         if len(models) > 1 and None not in models:
             shown = ", ".join(map(str, models[:_SHOWN])) + (", …" if len(models) > _SHOWN else "")
@@ -135,5 +132,7 @@ def _native(
         kept = {**kept, HEIGHTS: json.dumps(of_weights).encode()}
         if not of_weights:
             del kept[HEIGHTS]
-    is_gone = is_renamed and content.source_format in _GRAPHS and len(kept) < len(content.native)
+    is_gone = (
+        is_renamed and traits_of(content.source_format).has_object_graph and len(kept) < len(content.native)
+    )
     return kept, ["TensorFlow's graph of objects left out: its names are others"] if is_gone else []

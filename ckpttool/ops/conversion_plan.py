@@ -7,19 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.core.values import Strided, reach
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.traits import traits_of
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
 from ckpttool.ops.target_path import check_space, check_target, target_format
-from ckpttool.pairing.families import family_of
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Tensor
 from ckpttool.writing import writer_of
@@ -28,22 +28,6 @@ from ckpttool.writing.interface import Content, WriteOptions, Writer
 _ARCHITECTURE = "keras.config"
 _SHOWN, _NAMED = 3, 8
 """How many of the tensors that can't be held are named, and how many names that a loader has to admit."""
-_PROGRAMS = {
-    "torchscript": Dropped("code", "the program"),
-    "torch-export": Dropped("models", "the program"),
-    "paddle inference": Dropped("program", "what is computed"),
-    "paddle training": Dropped("program", "what is computed"),
-    "fluid inference": Dropped("program", "what is computed"),
-}
-"""What computes with the tensors, by format or variant: no other format could run it."""
-_GRAPHS = Dropped("saved_model.pb", "the graph, its functions and signatures")
-_FILES_BESIDE = {
-    "savedmodel": ("files",),
-    "torchscript": ("extra", RECORDS),
-    "torch-export": (RECORDS,),
-    "keras": (RECORDS,),
-}
-"""Under which keys a reader tells of files that are neither tensors nor read, by format."""
 _NOT_READ = frozenset(
     {
         "bytes-unused",
@@ -162,7 +146,7 @@ def plan_conversion(
         raise UsageError(f"--shard-size: {name} is written as one whole")
     # Conventions are stated only if the target's format doesn't tell them. What a map has turned has those
     # that the user had in mind: nothing is said of it.
-    is_family = family_of(content.conventions) == family_of(writer.name) and not content.layers
+    is_family = traits_of(content.conventions).family == traits_of(writer.name).family and not content.layers
     if content.conventions == writer.name or is_family or "layout" in content.mapped.values():
         content = replace(content, conventions="", layers={})
     options = WriteOptions(shard_size=wishes.shard_size, name=os.path.basename(target.rstrip(os.sep)))
@@ -326,18 +310,11 @@ def _require_holdable(content: Content, writer: Writer, options: WriteOptions) -
 
 def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Dropped]:
     """Yield what of a source is not in the content that was made of it, or no format could carry."""
-    format, variant = checkpoint.format, checkpoint.variant
-    program = _PROGRAMS.get(format) or _PROGRAMS.get(f"{format} {variant}")
-    if program is not None:
-        yield program
-    graphs = checkpoint.metadata.get("graph") if format == "savedmodel" else None
-    for graph in graphs.values() if isinstance(graphs, Mapping) else ():
-        # Nodes, functions or signatures; a graph of variables has none.
-        counts = graph.values() if isinstance(graph, Mapping) else ("unknown",)
-        if any(value and not str(value).startswith("<0 ") for value in counts):
-            yield _GRAPHS
-            break
-    for key in _FILES_BESIDE.get(format, ()):
+    traits = traits_of(checkpoint.format)
+    program = traits.program_in(checkpoint.variant)
+    if program is not None and not (traits.has_object_graph and _is_of_variables(checkpoint, program.key)):
+        yield Dropped(program.path, program.content)
+    for key in traits.unread_files:
         files = checkpoint.metadata.get(key)
         for name in files if isinstance(files, Mapping) else ():
             if ASSET + name not in content.native:
@@ -348,6 +325,15 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Drop
             yield Dropped(path, finding.message)
     if content.tree is not None:
         yield from (Dropped(*one) for one in opaque_nodes(content.tree))
+
+
+def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:
+    """Tell whether all graphs of a checkpoint hold variables alone: no nodes, functions or signatures."""
+    graphs = checkpoint.metadata.get(key)
+    if not isinstance(graphs, Mapping):
+        return True
+    counts = (graph.values() if isinstance(graph, Mapping) else ("unknown",) for graph in graphs.values())
+    return not any(value and not str(value).startswith("<0 ") for value in chain.from_iterable(counts))
 
 
 def more(count: int, shown: int) -> str:

@@ -15,6 +15,7 @@ from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Outcome
 from ckpttool.core.values import storages_of
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
+from ckpttool.formats.traits import traits_of
 from ckpttool.ops.difference import (
     ABSENT,
     Broken,
@@ -28,7 +29,6 @@ from ckpttool.ops.difference import (
 )
 from ckpttool.ops.metadata_diff import compare_metadata, partly_known
 from ckpttool.ops.scan_findings import checksum_findings
-from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.map_file import read_map
 from ckpttool.pairing.notes import display_name
@@ -171,7 +171,7 @@ def _difference_of(
     used = (rule for pair, _ in measured for rule in dict.fromkeys((pair.a.rule, pair.b.rule)))
     rules = Counter(rule for rule in used if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
-    is_one_family = family_of(a.conventions) == family_of(b.conventions)
+    is_one_family = traits_of(a.conventions).family == traits_of(b.conventions).family
     return Difference(
         a=_side_facts(a),
         b=_side_facts(b),

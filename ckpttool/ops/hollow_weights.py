@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import numpy_dtype
+from ckpttool.formats.traits import traits_of
 from ckpttool.report import Finding, counted, first_names, warning
 from ckpttool.roles import role_below
 from ckpttool.tensor import Role, Tensor
@@ -18,8 +19,6 @@ from ckpttool.tensor import Role, Tensor
 Element = Callable[[Tensor], bytes | None]
 """Returns the element that a whole tensor repeats, little-endian; None where it has others, or if unknown."""
 
-_PLAIN = ("pytorch", "pickle", "hdf5", "numpy", "paddle")
-"""Formats in which a file may hold other things than tensors; without any, it holds nothing."""
 _STATE_DICT = re.compile(r"model|net|network|weights|(\w+_)?state_dict|model_state", re.IGNORECASE)
 _ADAPTER = re.compile(r"(^|[._])(lora_B|lora_up|lora_embedding_A)([._]|$)")
 """What a LoRA adapter has in each layer that is zero until it is trained."""
@@ -40,7 +39,8 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
         checkpoint: One in whose structure nothing is wrong.
         element_of: Asked for tensors of floating-point numbers that have elements.
     """
-    is_bare = checkpoint.format == "safetensors" or (checkpoint.format in _PLAIN and not checkpoint.metadata)
+    traits = traits_of(checkpoint.format)
+    is_bare = traits.holds_tensors_alone or (traits.is_container and not checkpoint.metadata)
     if not checkpoint.tensors and is_bare:
         yield warning("no-tensors", "it holds no tensor")
     for key, value in checkpoint.metadata.items():

@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Origin
 from ckpttool.formats.content.plain_data import KeyText
+from ckpttool.formats.traits import traits_of
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.report import counted
 
-_DIALECTS = {"pytorch": "objects", "pickle": "objects", "torch-dcp": "objects"}
-"""Formats of one dialect say the same things under the same keys; any other has its own."""
-_BY_VARIANT = frozenset({"fluid", "keras-h5", "paddle"})
-"""Formats of which some variants hold the weights alone, and nothing else could be said there."""
 _PRODUCER_KEYS = frozenset(
     {
         "keras_version",
@@ -38,15 +35,6 @@ _PRODUCER_KEYS = frozenset(
 """Keys, wherever they lie, of who wrote it and when."""
 _TIMES = frozenset({"time", "date"})
 """Keys at the root of when it was written."""
-_OUTER_KEYS = {
-    "savedmodel": ("file", "fingerprint", "schema_version"),
-    "torch-export": ("schema_version", "opset_version"),
-    "keras": ("backend",),
-    "keras-h5": ("backend",),
-    "fluid": ("serial",),
-    "paddle": ("StructuredToParameterName@@",),
-}
-"""Keys at the root that a format writes for itself; in any other they are the user's."""
 _INDEX_KEYS = frozenset({"total_size", "total_parameters"})
 """Keys at the root that the index of a sharded checkpoint adds."""
 _LIBRARIES = ("pt", "tf", "np", "flax", "mlx", "jax", "paddle")
@@ -56,12 +44,6 @@ _INNER_NAME = re.compile(r"(^|\.)signatures\..*\.name$")
 _FIELDS = ("epoch", "step", "loss", "learning_rate", "best", "seed", "saved_at")
 
 
-_PROGRAMS = {
-    "torchscript": ("code", "the code"),
-    "torch-export": ("models", "the exported graph"),
-    "savedmodel": ("graph", "the graph"),
-}
-"""Formats that hold a program: the key at the root under which its checksum stands, and what it is."""
 _SHOWN_ITEMS = 16
 """Containers of more are told by their size: a random generator's state has 625 numbers."""
 _MANGLED = "___torch_mangle_"
@@ -126,17 +108,18 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
 def partly_known(a: Checkpoint, b: Checkpoint) -> list[str]:
     """Return what of the two was shown neither equal nor different although both have it, and why."""
     notes = []
-    if a.format == b.format and a.format in _PROGRAMS:
-        key, what = _PROGRAMS[a.format]
-        if not all(has_digest(one.metadata.get(key)) for one in (a, b)):
-            notes.append(what)
+    traits = traits_of(a.format)
+    program = traits.program if a.format == b.format and not traits.program_variants else None
+    if program is not None and not all(has_digest(one.metadata.get(program.key)) for one in (a, b)):
+        notes.append(program.name)
     return notes + [f"{path}: known only in part" for path in described_in_part(a.metadata, b.metadata)]
 
 
 def _dialect(checkpoint: Checkpoint) -> str:
-    if checkpoint.format in _BY_VARIANT:
+    traits = traits_of(checkpoint.format)
+    if traits.varies:
         return f"{checkpoint.format} {checkpoint.variant}"
-    return _DIALECTS.get(checkpoint.format, checkpoint.format)
+    return traits.dialect or checkpoint.format
 
 
 def _is_bare(checkpoint: Checkpoint) -> bool:
@@ -175,7 +158,7 @@ def _is_bookkeeping(change: ValueChange, formats: tuple[str, str]) -> bool:
     if last in _PRODUCER_KEYS or first in _TIMES or _INNER_NAME.search(change.path):
         return True
     sides = zip((change.a, change.b), formats, strict=True)
-    if any(side is not ABSENT and first in _OUTER_KEYS.get(format, ()) for side, format in sides):
+    if any(side is not ABSENT and first in traits_of(format).own_keys for side, format in sides):
         return True
     return change.path == "format" and all(
         side is ABSENT or side in _LIBRARIES for side in (change.a, change.b)

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.core.readable import reader_from
 from ckpttool.core.values import Contiguous
-from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.content.tree import trees_equal, without_opaque
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CONFIG
 from ckpttool.formats.sidecar import training_document
-from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
+from ckpttool.formats.traits import traits_of
 from ckpttool.report import Severity
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.scan import scan
@@ -24,24 +22,6 @@ from ckpttool.writing.interface import Content, Writer
 _NONE = frozenset[str]()
 _AT_ONCE = 1 << 12
 """How many tensors are read back at once: what is noted of each takes memory."""
-_FILE_METADATA = {
-    "savedmodel": frozenset(
-        {"constant_bytes", "file", "files", "fingerprint", "graph", "meta_graphs", "schema_version"}
-    ),
-    "safetensors": frozenset({"total_parameters", "total_size"}),
-}
-"""By which metadata a reader describes the files of a source, by its format: a target has other files.
-
-What is lost with them (a graph, assets) is told as dropped.
-"""
-_BY_KERAS = frozenset(
-    {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
-)
-_OWN_METADATA = {"keras": _BY_KERAS, "keras-h5": _BY_KERAS}
-"""Which metadata a target's format says in its own words."""
-_OF_KERAS = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
-_OWN_NATIVE = {"keras": _OF_KERAS, "keras-h5": _OF_KERAS}
-"""Which native parts a target's format holds in its own form."""
 
 
 def mismatches(
@@ -161,11 +141,10 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     if content.tree is not None and not _trees_carry_the_same(content.tree, opened.tree):
         yield "what is not a tensor came back as something else"
     metadata = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
-    yield from _lost_entries("metadata", metadata, opened.metadata, _OWN_METADATA.get(writer.name, _NONE))
-    names = {tensor.name for tensor in content.tensors}
-    is_cut = writer.name == "tensorflow" and not names >= (known_keys(content.native) or {}).keys()
-    native = {key: part for key, part in content.native.items() if not (is_cut and key in (GRAPH, KEYS))}
-    yield from _lost_entries("native part", native, opened.native, _OWN_NATIVE.get(writer.name, _NONE))
+    yield from _lost_entries("metadata", metadata, opened.metadata, writer.own_metadata)
+    dropped = writer.dropped_native(content)
+    native = {key: part for key, part in content.native.items() if key not in dropped}
+    yield from _lost_entries("native part", native, opened.native, writer.own_native)
     training = training_document(content.training)
     training.pop("origin", None)
     yield from _lost_entries("training state", training, training_document(opened.training), _NONE)
@@ -173,8 +152,9 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
 
 def _is_of_files(key: str, content: Content) -> bool:
     """Tell whether metadata describe the files of the source; what a user wrote into a header is text."""
-    is_written = content.source_format == "safetensors" and isinstance(content.metadata[key], str)
-    return key in _FILE_METADATA.get(content.source_format, ()) and not is_written
+    traits = traits_of(content.source_format)
+    is_written = traits.holds_tensors_alone and isinstance(content.metadata[key], str)
+    return key in traits.file_metadata and not is_written
 
 
 def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.traits import traits_of
 from ckpttool.ops.verdict import VALUES_NOT_READ
 from ckpttool.report import Finding, counted, error, first_names, has_errors, warning
 from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, Specials
 
-_CARRIERS = ("tensorflow", "savedmodel", "torch-dcp")
-"""Formats in which some files carry checksums: where none was compared, these couldn't be read."""
 _UNREAD = frozenset(
     {
         "bytes-unused",
@@ -80,7 +79,8 @@ def why_no_checksums(checkpoint: Checkpoint) -> str:
     """Return why no checksum was compared."""
     if checkpoint.format == "pytorch" and checkpoint.variant == "zip":
         return "the file was saved without checksums"
-    if checkpoint.format in _CARRIERS and not checkpoint.complete:
+    traits = traits_of(checkpoint.format)
+    if traits.has_some_checksums and not checkpoint.complete:
         return "what carries them is missing or can't be read"
     kind = " ".join(filter(None, (checkpoint.format, checkpoint.variant)))
     if checkpoint.format == "savedmodel" and not checkpoint.tensors:

@@ -14,35 +14,15 @@ from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import SIDECARS, scan
 from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
+from ckpttool.formats.traits import traits_of
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.manifest import SHARED, base_of
 from ckpttool.transaction.staged_output import clear_beside
 from ckpttool.transaction.staging_area import is_area_name
-from ckpttool.writing import SUFFIXES, WRITERS, format_of
+from ckpttool.writing import WRITABLE, format_of
 
-_HDF5 = "keras-h5"
 _MARKS = frozenset({MARKER, *SHARED})
 """Names of what lies in the directory of a checkpoint and tells of its files alone."""
-_KNOWN = frozenset(
-    {
-        ("fluid", "checkpoint"),
-        ("fluid", "variables"),
-        ("keras-h5", "sharded"),
-        ("pytorch", "sharded"),
-        ("safetensors", "sharded"),
-        ("savedmodel", "v1"),
-        ("savedmodel", "v2"),
-        ("torch-dcp", None),
-        ("torch-dcp", "safetensors"),
-    }
-)
-"""Directories of which it is known what belongs there, by format and variant; in others, anything may lie."""
-_OF_SAVED_MODEL = re.compile(
-    r"saved_model\.(pb|pbtxt|cpb)|fingerprint\.pb|keras_metadata\.pb|(assets|assets\.extra)/.*"
-    r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})",
-    re.DOTALL,
-)
-"""What a SavedModel consists of; its reader tells of all that lies there."""
 
 
 def target_format(target: str, wishes: ConvertWishes, *, has_architecture: bool) -> str:
@@ -54,18 +34,17 @@ def target_format(target: str, wishes: ConvertWishes, *, has_architecture: bool)
         has_architecture: Whether it is known which Keras model the weights are of.
     """
     if wishes.to is not None:
-        if wishes.to not in WRITERS:
-            raise UsageError(f"--to {wishes.to}: no such format (one of {', '.join(WRITERS)})")
+        if wishes.to not in WRITABLE:
+            raise UsageError(f"--to {wishes.to}: no such format (one of {', '.join(WRITABLE)})")
         return wishes.to
     name = os.path.basename(target.rstrip(os.sep))
-    found = format_of(name)
+    found = format_of(name, has_architecture=has_architecture)
     if found is None:
+        endings = (ending for format in WRITABLE for ending in traits_of(format).suffixes)
         raise UsageError(
             f"{target}: its name doesn't say which format it is to have "
-            f"(--to, or one of {' '.join(sorted(SUFFIXES))})"
+            f"(--to, or one of {' '.join(sorted(endings))})"
         )
-    if found == _HDF5 and not name.lower().endswith(".weights.h5") and not has_architecture:
-        return "hdf5"
     return found
 
 
@@ -198,7 +177,8 @@ def check_replaceable(path: str) -> None:
 
 def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
     """Return what tells whether a file belongs to a checkpoint that is a directory."""
-    if (checkpoint.format, checkpoint.variant) not in _KNOWN:
+    traits = traits_of(checkpoint.format)
+    if checkpoint.variant not in traits.known_directories:
         kind = f"{checkpoint.format} ({checkpoint.variant})" if checkpoint.variant else checkpoint.format
         raise UsageError(
             f"{checkpoint.path} is a directory of {kind}, where anything may lie: it is not replaced"
@@ -211,7 +191,7 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
         if os.path.basename(path) in _MARKS:
             return True
         inside = os.path.relpath(about, checkpoint.path)
-        is_strange = checkpoint.format == "savedmodel" and _OF_SAVED_MODEL.fullmatch(inside) is None
+        is_strange = traits.members is not None and traits.members.fullmatch(inside) is None
         return os.path.realpath(about) in own and not is_strange
 
     return is_own

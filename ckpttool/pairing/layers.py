@@ -17,14 +17,12 @@ from typing import NamedTuple
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.keras.kinds import MISSING_WEIGHTS, UNLIKE
 from ckpttool.formats.keras.kinds import UNWIRED as UNWIRED_KIND
-from ckpttool.pairing.families import family_of
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.tensor import Path, Role, Tensor
 
 Steps = tuple[str, ...]
 Shape = tuple[int, ...]
 
-_NUMBERING = ("keras", "keras-h5")
-"""Formats in which variables have numbers instead of names."""
 _NUMBERED = re.compile(r"\d+")
 _KERAS_VARIABLE = re.compile(
     r"_?(kernel|bias|recurrent_kernel|depthwise_kernel|pointwise_kernel|embeddings|gamma|beta"
@@ -156,15 +154,16 @@ def steps_of(path: Path) -> Steps:
 def layers_of(checkpoint: Checkpoint) -> list[WeightLayer]:
     """Return the layers that the weights lie in."""
     groups: dict[Steps, dict[str, Tensor]] = {}
+    traits = traits_of(checkpoint.conventions)
     for tensor in checkpoint.tensors:
         steps = steps_of(tensor.path)
         if steps and tensor.role is not Role.OPTIMIZER:
-            is_listed = checkpoint.conventions in _NUMBERING and steps[-2:-1] == ("vars",)
+            is_listed = traits.holds_layers and steps[-2:-1] == ("vars",)
             place = steps[:-2] if is_listed else steps[:-1]
             groups.setdefault(place, {}).setdefault(steps[-1], tensor)
-    if family_of(checkpoint.conventions) == "paddle":
+    if traits.family is Family.PADDLE:
         return [_paddle_layer(checkpoint, place, group) for place, group in groups.items()]
-    if family_of(checkpoint.conventions) == "torch" and not any(map(_has_keras_word, groups.values())):
+    if traits.family is Family.TORCH and not any(map(_has_keras_word, groups.values())):
         return []
     siblings: dict[Steps, set[str]] = {}
     for place in groups:
@@ -188,7 +187,7 @@ def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
     where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
     is certain.
     """
-    if family_of(checkpoint.conventions) == "paddle":
+    if traits_of(checkpoint.conventions).family is Family.PADDLE:
         return []
     doubts = {}
     for layer in layers_of(checkpoint):
@@ -233,7 +232,7 @@ def _keras_layer(
         if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
             return WeightLayer(place, "attention output" if part == "out_proj" else "attention", variables)
     class_name, space, details = (stated or "").partition(" ")
-    if checkpoint.conventions in _NUMBERING and is_numbered:
+    if traits_of(checkpoint.conventions).holds_layers and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
         kind = _KINDS.get(class_name) if stated is not None else kind_of_shapes(shapes)
         missing = MISSING_WEIGHTS.get(space + details, ())

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.families import family_of
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.pairing.layers import steps_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.pairs import Clash, Pair, Unpaired
@@ -154,13 +154,13 @@ def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tupl
 
 def _unknown_matrices(pair: Pair, a: Checkpoint, b: Checkpoint) -> list[str]:
     """Return what a pair's matrix is called by frameworks that may hold it transposed, if nothing says it."""
-    is_one_family = family_of(a.conventions) == family_of(b.conventions)
+    is_one_family = traits_of(a.conventions).family == traits_of(b.conventions).family
     if is_one_family or pair.how == "map" or pair.a.rule is not None or pair.b.rule is not None:
         return []
     return [
         item.sources[0].name
         for item, side in ((pair.a, a), (pair.b, b))
-        if family_of(side.conventions) != "torch"
+        if traits_of(side.conventions).family is not Family.TORCH
         and len(item.tensor.shape) > 1
         and item.sources[0].name not in side.layers
     ]

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.families import family_of
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.pairing.layers import Steps
 from ckpttool.pairing.layouts import (
     DENSE,
@@ -111,10 +111,10 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
         UsageError: A rule of the map matches nothing, names what is several tensors' name, or two rules give
             one name.
     """
-    families = family_of(a.conventions), family_of(b.conventions)
+    families = traits_of(a.conventions).family, traits_of(b.conventions).family
     across = families[0] != families[1]
     # Two of one other family hold their tensors alike: names become PyTorch's, and layouts stay.
-    names_only = not across and families[0] != "torch"
+    names_only = not across and families[0] is not Family.TORCH
     notes: list[str] = []
     ours, theirs = (_participants(one, side, options, notes) for one, side in ((a, "A"), (b, "B")))
     unpaired = Unpaired(ours, theirs)
@@ -123,7 +123,7 @@ def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptio
     layouts = tuple(_Layouts(one, options, names_only=names_only).of for one in (a, b))
     aside: list[LayoutItem] = []
     if options.mapping is not None:
-        flip = families[0] == "torch" and across  # rules that lead to PyTorch's layout go backwards
+        flip = families[0] is Family.TORCH and across  # rules that lead to PyTorch's layout go backwards
         aside = apply_map(unpaired, options.mapping, (layouts[0], layouts[1]), flip=flip)
     pair_copies(unpaired, (a.conventions, b.conventions))
     if not across or options.layout == "as-is":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from ckpttool.formats.traits import traits_of
 from ckpttool.pairing.contents import same_checksums, same_content, same_samples
 from ckpttool.pairing.layers import steps_of
 from ckpttool.pairing.layouts import LayoutItem, stored_item
@@ -12,7 +13,6 @@ from ckpttool.pairing.pairs import Unpaired
 from ckpttool.pairing.variable_names import bare_name
 from ckpttool.tensor import Role, Tensor
 
-FORMATS = ("tensorflow", "savedmodel")
 _LISTS = (("_all_variables",), ("keras_api",))
 """Where TensorFlow's exports list variables once more."""
 _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
@@ -24,18 +24,22 @@ Seconds = list[tuple[Tensor, str]]
 
 def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
     """Pair the items of such lists on both sides by the variables that they are copies of."""
-    if all(format in FORMATS for format in formats):
+    if all(traits_of(format).has_object_graph for format in formats):
         originals = {**_originals_of_copies(unpaired.a), **_originals_of_copies(unpaired.b)}
         unpaired.match(lambda item: originals.get(id(item)), "name")
 
 
 def may_be_copy(tensor: Tensor, format: str) -> bool:
     """Tell whether a tensor may be held once more under another name."""
-    return format in FORMATS and tensor.role is Role.OTHER and steps_of(tensor.path)[:1] in _LISTS
+    return traits_of(format).has_object_graph and _is_in_list(tensor)
+
+
+def _is_in_list(tensor: Tensor) -> bool:
+    return tensor.role is Role.OTHER and steps_of(tensor.path)[:1] in _LISTS
 
 
 def _is_listed(item: LayoutItem) -> bool:
-    return may_be_copy(item.tensor, FORMATS[0])
+    return _is_in_list(item.tensor)
 
 
 def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.families import family_of
+from ckpttool.formats.traits import Family, traits_of
 from ckpttool.pairing.layers import Steps, steps_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.pairs import Pair, Unpaired
@@ -47,9 +47,6 @@ LEAVES = {
 }
 """What PyTorch calls a variable, by what others do."""
 _RECURRENT = re.compile(r"((?:weight|bias)(?:_ih|_hh)?)_l0((?:_reverse)?)")
-_SAVERS = ("tensorflow", "savedmodel")
-_CONTAINERS = ("hdf5", "numpy")
-"""Formats in which weights of Keras are kept, too."""
 _SEED = re.compile(r"_?seed_generator(_\d+)?")
 _SEEDED = {"seed_generator_state", "_state", "state", "0"}
 """What Keras calls the state of a layer's random numbers."""
@@ -120,15 +117,17 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
     steps = steps_of(tensor.path)
     if not steps or tensor.size > _SEED_SIZE:
         return False
-    family, is_integer = family_of(format), tensor.dtype.kind == "integer"
+    traits, is_integer = traits_of(format), tensor.dtype.kind == "integer"
     if steps[-1] == "num_batches_tracked":
-        return family == "torch" and is_integer and not tensor.shape
+        return traits.family is Family.TORCH and is_integer and not tensor.shape
     if steps[-1] == "save_counter":
-        return format in _SAVERS and is_integer and not tensor.shape
+        return traits.has_object_graph and is_integer and not tensor.shape
     if any(_SEED.fullmatch(step) for step in steps[:-1]):
-        return steps[-1] in _SEEDED and is_integer and (family == "keras" or format in _CONTAINERS)
+        # Arrays by names, whoever gave these, may be Keras's, too.
+        is_keras = traits.family is Family.KERAS or (traits.is_container and not traits.nests_state_dicts)
+        return steps[-1] in _SEEDED and is_integer and is_keras
     if steps[:2] == ("keras_api", "metrics"):
-        return format in _SAVERS and tensor.role is Role.OTHER and not tensor.shape
+        return traits.has_object_graph and tensor.role is Role.OTHER and not tensor.shape
     is_count = tensor.role is Role.OPTIMIZER and tensor.size == 1 and _COUNT.search(steps[-1]) is not None
     return across and is_count
 

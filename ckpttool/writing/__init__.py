@@ -1,4 +1,5 @@
-"""Formats that can be written: one module and one line in the table for each.
+"""Formats that can be written: one module for each, which the format's row in
+``formats/traits.py`` names.
 
 ``ops.convert`` opens a source, brings its content into the wished form, asks the writer what it can't hold,
 lets it write into a staged target, opens that again and compares every tensor before it appears.
@@ -8,47 +9,29 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from ckpttool.formats.traits import TRAITS
 from ckpttool.writing.interface import Writer
 
-WRITERS: dict[str, str] = {
-    "pytorch": "pytorch:PyTorchWriter",
-    "safetensors": "safetensors:SafetensorsWriter",
-    "tensorflow": "tensorflow:TensorFlowWriter",
-    "savedmodel": "savedmodel:SavedModelWriter",
-    "keras": "keras:KerasWriter",
-    "keras-h5": "keras:KerasH5Writer",
-    "hdf5": "hdf5:Hdf5Writer",
-    "numpy": "numpy_zip:NpzWriter",
-    "fluid": "fluid:FluidWriter",
-    "torch-dcp": "torch_dcp:TorchDcpWriter",
-}
-"""Where each writer's class lies in this package, by the name of its format; imported when it is chosen."""
-
-SUFFIXES: dict[str, str] = {
-    ".pt": "pytorch",
-    ".pth": "pytorch",
-    ".pth.tar": "pytorch",
-    ".ckpt": "pytorch",
-    ".bin": "pytorch",
-    ".safetensors": "safetensors",
-    ".index": "tensorflow",
-    ".keras": "keras",
-    ".weights.h5": "keras-h5",
-    ".h5": "keras-h5",
-    ".hdf5": "hdf5",
-    ".npz": "numpy",
-}
-"""Which format the ending of a target's name means; the longest one counts."""
+WRITABLE = tuple(format for format, traits in TRAITS.items() if traits.writer)
+"""The names of the formats that can be written."""
 
 
-def format_of(name: str) -> str | None:
-    """Return the format that a target's name means, or None."""
-    endings = sorted((ending for ending in SUFFIXES if name.lower().endswith(ending)), key=len)
-    return SUFFIXES[endings[-1]] if endings else None
+def format_of(name: str, *, has_architecture: bool) -> str | None:
+    """Return the format that a target's name means, or None.
+
+    Args:
+        name: The last part of its path.
+        has_architecture: Whether it is known which model the weights are of.
+    """
+    endings = {ending: format for format in WRITABLE for ending in TRAITS[format].suffixes}
+    if has_architecture:
+        endings |= {ending: format for format in WRITABLE for ending in TRAITS[format].model_suffixes}
+    meant = [ending for ending in endings if name.lower().endswith(ending)]
+    return endings[max(meant, key=len)] if meant else None
 
 
 def writer_of(name: str) -> Writer:
-    """Return the writer of a format; ``name`` is a key of ``WRITERS``."""
-    module, _, kind = WRITERS[name].partition(":")
+    """Return the writer of a format, which is one of ``WRITABLE``."""
+    module, _, kind = TRAITS[name].writer.partition(":")
     made: Writer = getattr(import_module(f"ckpttool.writing.{module}"), kind)()
     return made

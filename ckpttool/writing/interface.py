@@ -88,12 +88,16 @@ class Writer(ABC):
         dtypes: Names of the element types that it can hold.
         shape: What a target is: one file, a directory, or several files behind a common prefix.
         takes_shards: Whether the content can be cut into several files (a target is a directory then).
+        own_metadata: Keys of the metadata that the format says in its own words.
+        own_native: Native parts that it holds in its own form.
     """
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]]
     shape: ClassVar[Literal["file", "directory", "prefix"]] = "file"
     takes_shards: ClassVar[bool] = False
+    own_metadata: ClassVar[frozenset[str]] = frozenset()
+    own_native: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
@@ -110,6 +114,10 @@ class Writer(ABC):
     def reader_name(self, tensor: Tensor) -> str:
         """Return the name that a reader gives to a tensor of the content: its own, for most."""
         return tensor.name
+
+    def dropped_native(self, content: Content) -> frozenset[str]:
+        """Return the native parts that are not written: they tell of tensors that are not in the content."""
+        return frozenset()
 
     @abstractmethod
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:

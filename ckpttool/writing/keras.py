@@ -15,7 +15,16 @@ from typing import ClassVar
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.keras.layout import top_of
-from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
+from ckpttool.formats.keras.native import (
+    ASSET,
+    CONFIG,
+    CONFIGS,
+    METADATA,
+    STORED,
+    TRAINING_CONFIG,
+    h5_native,
+    object_of,
+)
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import depends_on_name
@@ -59,6 +68,10 @@ class _KerasFileWriter(Writer):
     """A writer that finds out while it writes which names its reader will give to tensors."""
 
     dtypes: ClassVar[frozenset[str]] = KERAS_TYPES
+    own_metadata: ClassVar[frozenset[str]] = frozenset(
+        {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
+    )
+    own_native: ClassVar[frozenset[str]] = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
 
     def __init__(self) -> None:
         self._paths: dict[str, Path] = {}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, readable, ties_in
+from ckpttool.formats.tensorflow.native import GRAPH, KEYS, keys_from, known_keys, readable, ties_in
 from ckpttool.formats.tensorflow.object_graph import (
     GRAPH_KEY,
     MAX_NODES,
@@ -47,6 +47,11 @@ class TensorFlowWriter(Writer):
             yield from refused_names(content)
         for tensor in content.tensors:
             yield from refused_type(tensor)
+
+    def dropped_native(self, content: Content) -> frozenset[str]:
+        names = {tensor.name for tensor in content.tensors}
+        is_cut = not names >= (known_keys(content.native) or {}).keys()
+        return frozenset({GRAPH, KEYS}) if is_cut else frozenset()
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         content = without_computation(content)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, Literal
 
 from ckpttool.errors import NotFound, Unsupported, UsageError, from_os_error
+from ckpttool.formats.traits import traits_of
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.runs import read_number_pairs
@@ -27,8 +28,6 @@ from ckpttool.wire.tfrecord import is_record_head
 TRAINER_STATE = "trainer_state.json"
 
 _AS_COUNTED = re.compile(r"(?P<name>.+):(?P<count>step|epoch)(?P<shift>[-+][0-9]{1,9})?", re.DOTALL)
-_KERAS = frozenset({"keras", "keras-h5", "hdf5", "tensorflow"})
-"""What Keras's ModelCheckpoint writes: it counts epochs from 1, and Keras's loggers from 0."""
 
 _BUFFER = 1 << 20
 _FIRST_BYTES = 12
@@ -238,7 +237,11 @@ def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
         return False
     if log.epochs.most is None or epochs.most is None:
         return False
-    is_keras = any(one.format in _KERAS and one.inside[0] is None for one in entries if one.epoch is not None)
+    is_keras = any(
+        traits_of(one.format or "").counts_epochs_from_one and one.inside[0] is None
+        for one in entries
+        if one.epoch is not None
+    )
     if log.epochs.least == 0 and epochs.least > 0:
         return is_keras or epochs.most > log.epochs.most
     return log.epochs.least == 1 and epochs.least == 0

@@ -14,6 +14,7 @@ from ckpttool.formats.discovery import OWN_PREFIX, discover
 from ckpttool.formats.globs import Globs, last_name
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
+from ckpttool.formats.traits import traits_of
 from ckpttool.naming import is_named_best
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
@@ -34,9 +35,6 @@ from ckpttool.series.retention.policy import Policies, Policy
 from ckpttool.series.surveying.survey import Scope, Survey
 from ckpttool.transaction.journal_schema import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
-
-_PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
-"""The formats of what a directory that takes in others is made of: adapters, parts of a pipeline, shards."""
 
 
 def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
@@ -130,7 +128,8 @@ def _other_checkpoints_in(entry: Entry) -> Iterator[Unit]:
             except CheckpointError:  # it goes only if it is as it was when it could be looked at
                 continue
             for unit in below:
-                if unit.format is not None and (unit.format.takes_in or unit.format.name not in _PARTS):
+                kind = unit.format
+                if kind is not None and (kind.takes_in or not traits_of(kind.name).is_part_of_others):
                     yield unit
 
 

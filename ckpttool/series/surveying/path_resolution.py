@@ -13,6 +13,7 @@ from ckpttool.formats.interface import SetFormat, Unit, scan
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.formats.traits import traits_of
 from ckpttool.report import counted
 from ckpttool.transaction.paths import bare, shown
 
@@ -21,9 +22,6 @@ _MOST_LEVELS = 4
 
 _ENOUGH = 100
 """Checkpoints in a directory that are counted."""
-
-_WITH_DIRECTORIES = frozenset({"savedmodel", "fluid"})
-"""Formats whose own parts lie in directories, and look like checkpoints there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,9 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
         if enclosing is None or enclosing.format is None:
             continue
         is_beside = level == 0 and not os.path.isdir(unit.path)
-        is_whole = isinstance(enclosing.format, StepDirectory) or enclosing.format.name in _WITH_DIRECTORIES
+        is_whole = (
+            isinstance(enclosing.format, StepDirectory) or traits_of(enclosing.format.name).has_directories
+        )
         if unit.format is None and not (is_beside or is_whole):
             continue  # a directory in a run's own is none of its parts
         if is_beside or enclosing.format.takes_in or is_whole:

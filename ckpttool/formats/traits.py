@@ -1,0 +1,215 @@
+"""What is to be known of each format beside what its checkpoints say of themselves: one row a format.
+
+Nothing outside of ``formats/`` names a format to tell what it can or can't; it asks the row.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckpttool.formats.content.plain_data import RECORDS
+
+
+class Family(enum.Enum):
+    """Whose names and layouts weights have."""
+
+    TORCH = enum.auto()
+    KERAS = enum.auto()
+    PADDLE = enum.auto()
+
+
+class Program(NamedTuple):
+    """A program beside tensors, which no other format could run.
+
+    Attributes:
+        key: Of the metadata: what stands there describes it.
+        name: What it is.
+        path: Where it lies.
+        content: What of it is lost with it.
+    """
+
+    key: str
+    name: str
+    path: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """One format; what its row doesn't say is so for most.
+
+    Attributes:
+        writer: What writes it, as ``module:Class`` of ``writing/``; empty where nothing does.
+        suffixes: Endings of a target's name that mean it; of several formats' the longest counts.
+        model_suffixes: Endings that mean it where it is known which model the weights are of.
+        family: Whose names and layouts its weights have; in plain containers, PyTorch's more often than not.
+        dialect: Formats of one dialect say the same things under the same keys. Any other has its own.
+        varies: Some of its variants hold the weights alone, so that each is a dialect.
+        nests_state_dicts: A key may be a container that somebody put a state dict into.
+        holds_layers: Nothing lies around the layers, whose names are the model's; their variables may have
+            numbers instead of names.
+        has_object_graph: Variables are found through a graph of objects, which may list one several times.
+        is_container: It may hold anything; without anything but names of tensors, it holds nothing.
+        holds_tensors_alone: It has no place for anything but tensors and text about them.
+        has_some_checksums: Some of its files carry the checksums of all.
+        counts_epochs_from_one: Keras may have written it, which counts epochs from 1, and from 0 in its logs.
+        is_part_of_others: What takes in directories may consist of it: adapters, parts of a pipeline, shards.
+        has_directories: Its own parts lie in directories, and look like checkpoints there.
+        program: The program that it holds.
+        program_variants: Of which of its variants that is so, where it is not so of all.
+        unread_files: Keys of the metadata that list files that are neither tensors nor read.
+        file_metadata: Keys of the metadata that describe its files, which a target doesn't have.
+        own_keys: Keys of the metadata that it writes for itself; in any other they are the user's.
+        known_directories: Variants that are directories of which it is known what belongs there.
+        members: What such a directory consists of, where its reader tells of all that lies there.
+    """
+
+    writer: str = ""
+    suffixes: tuple[str, ...] = ()
+    model_suffixes: tuple[str, ...] = ()
+    family: Family = Family.TORCH
+    dialect: str = ""
+    varies: bool = False
+    nests_state_dicts: bool = False
+    holds_layers: bool = False
+    has_object_graph: bool = False
+    is_container: bool = False
+    holds_tensors_alone: bool = False
+    has_some_checksums: bool = False
+    counts_epochs_from_one: bool = False
+    is_part_of_others: bool = False
+    has_directories: bool = False
+    program: Program | None = None
+    program_variants: frozenset[str] = frozenset()
+    unread_files: tuple[str, ...] = ()
+    file_metadata: frozenset[str] = frozenset()
+    own_keys: frozenset[str] = frozenset()
+    known_directories: frozenset[str | None] = frozenset()
+    members: re.Pattern[str] | None = None
+
+    def program_in(self, variant: str | None) -> Program | None:
+        """Return the program that a checkpoint of one of its variants holds."""
+        return self.program if not self.program_variants or variant in self.program_variants else None
+
+
+_COMPUTATION = Program("program", "the program", "program", "what is computed")
+_SAVED_MODEL = re.compile(
+    r"saved_model\.(pb|pbtxt|cpb)|fingerprint\.pb|keras_metadata\.pb|(assets|assets\.extra)/.*"
+    r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})",
+    re.DOTALL,
+)
+
+TRAITS: Mapping[str, Traits] = {
+    "pytorch": Traits(
+        writer="pytorch:PyTorchWriter",
+        suffixes=(".pt", ".pth", ".pth.tar", ".ckpt", ".bin"),
+        dialect="objects",
+        nests_state_dicts=True,
+        is_container=True,
+        is_part_of_others=True,
+        known_directories=frozenset({"sharded"}),
+    ),
+    "safetensors": Traits(
+        writer="safetensors:SafetensorsWriter",
+        suffixes=(".safetensors",),
+        holds_tensors_alone=True,
+        is_part_of_others=True,
+        file_metadata=frozenset({"total_parameters", "total_size"}),
+        known_directories=frozenset({"sharded"}),
+    ),
+    "tensorflow": Traits(
+        writer="tensorflow:TensorFlowWriter",
+        suffixes=(".index",),
+        family=Family.KERAS,
+        has_object_graph=True,
+        has_some_checksums=True,
+        counts_epochs_from_one=True,
+    ),
+    "savedmodel": Traits(
+        writer="savedmodel:SavedModelWriter",
+        family=Family.KERAS,
+        has_object_graph=True,
+        has_some_checksums=True,
+        has_directories=True,
+        program=Program("graph", "the graph", "saved_model.pb", "the graph, its functions and signatures"),
+        unread_files=("files",),
+        file_metadata=frozenset(
+            {"constant_bytes", "file", "files", "fingerprint", "graph", "meta_graphs", "schema_version"}
+        ),
+        own_keys=frozenset({"file", "fingerprint", "schema_version"}),
+        known_directories=frozenset({"v1", "v2"}),
+        members=_SAVED_MODEL,
+    ),
+    "keras": Traits(
+        writer="keras:KerasWriter",
+        suffixes=(".keras",),
+        family=Family.KERAS,
+        holds_layers=True,
+        counts_epochs_from_one=True,
+        unread_files=(RECORDS,),
+        own_keys=frozenset({"backend"}),
+    ),
+    "keras-h5": Traits(
+        writer="keras:KerasH5Writer",
+        suffixes=(".weights.h5",),
+        model_suffixes=(".h5",),
+        family=Family.KERAS,
+        varies=True,
+        holds_layers=True,
+        counts_epochs_from_one=True,
+        own_keys=frozenset({"backend"}),
+        known_directories=frozenset({"sharded"}),
+    ),
+    "hdf5": Traits(
+        writer="hdf5:Hdf5Writer", suffixes=(".h5", ".hdf5"), is_container=True, counts_epochs_from_one=True
+    ),
+    "numpy": Traits(writer="numpy_zip:NpzWriter", suffixes=(".npz",), is_container=True),
+    "fluid": Traits(
+        writer="fluid:FluidWriter",
+        family=Family.PADDLE,
+        varies=True,
+        has_directories=True,
+        program=_COMPUTATION,
+        program_variants=frozenset({"inference"}),
+        own_keys=frozenset({"serial"}),
+        known_directories=frozenset({"checkpoint", "variables"}),
+    ),
+    "torch-dcp": Traits(
+        writer="torch_dcp:TorchDcpWriter",
+        dialect="objects",
+        nests_state_dicts=True,
+        has_some_checksums=True,
+        is_part_of_others=True,
+        known_directories=frozenset({None, "safetensors"}),
+    ),
+    "paddle": Traits(
+        family=Family.PADDLE,
+        varies=True,
+        nests_state_dicts=True,
+        is_container=True,
+        program=_COMPUTATION,
+        program_variants=frozenset({"inference", "training"}),
+        own_keys=frozenset({"StructuredToParameterName@@"}),
+    ),
+    "pickle": Traits(dialect="objects", nests_state_dicts=True, is_container=True, is_part_of_others=True),
+    "torchscript": Traits(
+        program=Program("code", "the code", "code", "the program"), unread_files=("extra", RECORDS)
+    ),
+    "torch-export": Traits(
+        program=Program("models", "the exported graph", "models", "the program"),
+        unread_files=(RECORDS,),
+        own_keys=frozenset({"schema_version", "opset_version"}),
+    ),
+}
+"""Those of each format, by its name; those that can be written first."""
+
+_OTHERS = Traits()
+
+
+def traits_of(format: str) -> Traits:
+    """Return what is to be known of a format; a third party's is like most."""
+    return TRAITS.get(format, _OTHERS)
