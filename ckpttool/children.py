@@ -1,7 +1,8 @@
-"""Processes beside this one: what is Python work is done on one processor at a time by threads.
+"""Child processes: this program's Python again, without a shell, told all that it has to know.
 
-A child is this program again, started without a shell and without the user's site. It answers one order after
-the other until there are no more, and is told all that it has to know with each.
+What starts one is written here alone; how a child talks is its own. ``Child`` takes and gives pickled
+objects: it runs nothing but our own Python. What reads HDF5 (``wire/h5worker.py``) or runs a model
+(``predict/run.py``) might be taken over by the file: it answers in bytes and JSON, which run nothing here.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
-
-from ckpttool.work import child_places
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -24,12 +23,63 @@ _BOOT = (
 )
 
 
+def child_places() -> list[str]:
+    """Return the ``sys.path`` of a child: where this process imports from, and ckpttool itself.
+
+    Whoever stands in a directory that came with a checkpoint must not import from it.
+    """
+    here, root = "", os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with suppress(OSError):  # it may have been removed
+        here = os.getcwd()
+    places = [place for place in sys.path if os.path.isabs(place) and (place != here or place == root)]
+    return [*places, root]
+
+
+def start_child(
+    *program: str,
+    arguments: tuple[str, ...] = (),
+    environment: Mapping[str, str],
+    runs_models: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a child, with pipes to its stdin and from its stdout.
+
+    Args:
+        program: What Python is given besides ``-I``: options, and a script or ``-c`` with code.
+        arguments: Of the program, behind the first: where it imports from, as JSON.
+        environment: Of the child.
+        runs_models: Whether it runs other people's code: it leads a session of its own then, so that all can
+            be ended that it starts, and what it prints to stderr comes through a pipe.
+
+    Raises:
+        OSError: It can't be started.
+    """
+    if not sys.executable:
+        raise FileNotFoundError("Python is embedded, and doesn't know where it lies")
+    return subprocess.Popen(
+        [sys.executable, "-I", *program, json.dumps(child_places()), *arguments],
+        bufsize=0 if runs_models else -1,  # a buffered pipe can't be closed while a thread waits for it
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if runs_models else subprocess.DEVNULL,
+        start_new_session=runs_models,
+        env=environment,
+    )
+
+
+def close_pipes(process: subprocess.Popen[bytes]) -> None:
+    """Close all pipes to a child that has ended, or is to."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
 class Lost(Exception):
     """A child is gone, or said what is no answer."""
 
 
 class Child:
-    """A process that answers orders."""
+    """A process that answers orders, one after the other until there are no more."""
 
     def __init__(self, module: str) -> None:
         """Start one.
@@ -40,17 +90,9 @@ class Child:
         Raises:
             Lost: It can't be started.
         """
-        if not sys.executable:  # Python is embedded, and doesn't know where it lies
-            raise Lost
-        command = [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(child_places()), module]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            )
+            self._process = start_child("-S", "-c", _BOOT, arguments=(module,), environment=environment)
         except OSError as error:
             raise Lost from error
 

@@ -1,13 +1,12 @@
-"""Work that is shared: threads that take tasks, how many, who is told how far it is; what a child imports."""
+"""Work that is shared: threads that take tasks, how many, and who is told how far it is."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -27,18 +26,6 @@ def default_jobs() -> int:
     """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def child_places() -> list[str]:
-    """Return the ``sys.path`` of a child process: where this one imports from, and ckpttool itself.
-
-    Whoever stands in a directory that came with a checkpoint must not import from it.
-    """
-    here, root = "", os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with suppress(OSError):  # it may have been removed
-        here = os.getcwd()
-    places = [place for place in sys.path if os.path.isabs(place) and (place != here or place == root)]
-    return [*places, root]
 
 
 class Stopped(Exception):

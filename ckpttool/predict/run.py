@@ -10,8 +10,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import IO, Any
 
+from ckpttool.children import close_pipes, start_child
 from ckpttool.errors import MissingPackage
 from ckpttool.predict.processes import end_family, has_exited, resident
 from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
 from ckpttool.report import Finding, Severity, error, has_errors
-from ckpttool.work import child_places
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
 _QUIET_PADDLE = {"GLOG_minloglevel": "2", "FLAGS_call_stack_level": "0"}
@@ -141,14 +139,12 @@ class PredictionChild:
         self._path = path
         self._framework = FRAMEWORKS[framework]
         self._framework.require(path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _BOOT, json.dumps(child_places()), self._framework.module],
-            bufsize=0,  # a buffered pipe can't be closed while a thread waits for it
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**self._framework.environment, **os.environ, **self._framework.forced},
+        self._process = start_child(
+            "-c",
+            _BOOT,
+            arguments=(self._framework.module,),
+            environment={**self._framework.environment, **os.environ, **self._framework.forced},
+            runs_models=True,
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._said = [b""]
@@ -245,10 +241,7 @@ class PredictionChild:
         self._process.wait()
         for thread in (self._reader, self._drainer):
             thread.join(1)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        close_pipes(self._process)
 
 
 class _ChildEnded(Exception):

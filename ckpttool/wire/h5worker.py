@@ -6,11 +6,9 @@ import atexit
 import json
 import os
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -103,12 +101,10 @@ class Worker:
         return self._process
 
     def _close(self) -> None:
-        if self._process is None:
-            return
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        if self._process is not None:
+            from ckpttool.children import close_pipes
+
+            close_pipes(self._process)
         self._process = None
 
     def stop(self) -> None:
@@ -157,22 +153,13 @@ def _read_frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
 
 
 def _start(path: str) -> subprocess.Popen[bytes]:
-    import subprocess
     from importlib.util import find_spec
+
+    from ckpttool.children import start_child
 
     if find_spec("h5py") is None:
         raise MissingPackage(path, "HDF5 needs h5py", expected="pip install 'h5py>=3.10,<3.15'")
-    # Nothing is imported from the working directory: what lies there came with the checkpoint, perhaps.
-    here = os.getcwd()
-    directories = [directory for directory in sys.path if os.path.isabs(directory) and directory != here]
-    command = [sys.executable, "-I", str(_CHILD), json.dumps(directories)]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **_ENVIRONMENT},
-    )
+    return start_child(str(_CHILD), environment={**os.environ, **_ENVIRONMENT})
 
 
 WORKER = Worker()
