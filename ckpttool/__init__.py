@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint, TrainingState
+    from ckpttool.checkpoint import Checkpoint, Granularity, TrainingState
     from ckpttool.errors import (
         AccessDenied,
         AmbiguousFormat,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.difference import Difference
     from ckpttool.ops.inspect import Inspection, inspect
     from ckpttool.ops.merge import merge
-    from ckpttool.ops.verdict import Verification
+    from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
     from ckpttool.report import Finding, Severity
     from ckpttool.series.listing import list_checkpoints
@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from ckpttool.series.resuming.latest import latest
     from ckpttool.series.retention.policy import Policy
     from ckpttool.series.undo import undo
-    from ckpttool.tensor import Tensor
+    from ckpttool.tensor import Role, Tensor
 
 __all__ = [
     "AccessDenied",
     "AmbiguousFormat",
+    "Check",
     "Checkpoint",
     "CheckpointError",
     "ConvertWishes",
@@ -59,6 +60,7 @@ __all__ = [
     "DiffWishes",
     "Difference",
     "Finding",
+    "Granularity",
     "Inspection",
     "LimitExceeded",
     "MissingPackage",
@@ -68,7 +70,10 @@ __all__ = [
     "Policy",
     "RenameRequest",
     "Request",
+    "Role",
+    "Safety",
     "Severity",
+    "Status",
     "Tensor",
     "TrainingState",
     "Truncated",
@@ -91,7 +96,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoint": ("Checkpoint", "TrainingState"),
+    "checkpoint": ("Checkpoint", "Granularity", "TrainingState"),
     "formats": ("open_checkpoint",),
     "ops.conversion": ("ConvertWishes", "Converted"),
     "ops.convert": ("convert",),
@@ -99,7 +104,7 @@ _HOMES = {
     "ops.difference": ("Difference",),
     "ops.inspect": ("Inspection", "inspect"),
     "ops.merge": ("merge",),
-    "ops.verdict": ("Verification",),
+    "ops.verdict": ("Check", "Safety", "Status", "Verification"),
     "ops.verify": ("verify",),
     "report": ("Finding", "Severity"),
     "series.listing": ("list_checkpoints",),
@@ -111,7 +116,7 @@ _HOMES = {
     "series.renaming.plan": ("RenameRequest",),
     "series.resuming.latest": ("latest",),
     "series.undo": ("undo",),
-    "tensor": ("Tensor",),
+    "tensor": ("Role", "Tensor"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

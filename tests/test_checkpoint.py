@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import Checkpoint, CheckpointError, Tensor, open_checkpoint
-from ckpttool.checkpoint import Granularity
+from ckpttool import Checkpoint, CheckpointError, Granularity, Role, Tensor, open_checkpoint
 from ckpttool.dtypes import BY_NAME
-from ckpttool.tensor import Role
 from tests.support.numpy_files import header, npy
 from tests.support.tensors import tensor_of
 

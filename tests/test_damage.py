@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import Checkpoint, CheckpointError, inspect, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import Checkpoint, CheckpointError, Safety, inspect, open_checkpoint, verify
 from ckpttool.testing import described, digest, flipped, no_file_left_open, outcome_of
 from tests.support.rendering import inspect_json, text_of, verify_json
 

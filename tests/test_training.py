@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpttool import Role
 from ckpttool.render.json import dumps, training_document
 from ckpttool.roles import role_of
-from ckpttool.tensor import Role
 from ckpttool.training import training_state
 
 KEYS = st.one_of(

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Finding, Severity, UsageError, Verification
+from ckpttool import Finding, Safety, Severity, UsageError, Verification
 from ckpttool.cli.config import WrongValue, find_config, parse_bytes
 from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for, unused_rules
 from ckpttool.ops.ignored_findings import Ignore
-from ckpttool.ops.verdict import Safety
 from tests.support.configs import verify_config_of
 from tests.support.predictions import request
 

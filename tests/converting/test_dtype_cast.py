@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ckpttool import UsageError, open_checkpoint
+from ckpttool import Role, UsageError, open_checkpoint
 from ckpttool.converting.dtype_cast import TARGETS, cast
-from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from tests.support.checkpoints import tensor
 from tests.support.contents import content_of

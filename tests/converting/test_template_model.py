@@ -13,12 +13,11 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from ckpttool import UsageError, open_checkpoint
+from ckpttool import Role, UsageError, open_checkpoint
 from ckpttool.converting.map_edits import rename_by_map
 from ckpttool.converting.template_model import follow_template
 from ckpttool.converting.weight_selection import only_weights
 from ckpttool.pairing.map_file import parse_map
-from ckpttool.tensor import Role
 from ckpttool.wire.toml import parse_toml
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
 from tests.support.contents import arrays, content_of

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import CheckpointError, Severity, Verification, open_checkpoint, verify
+from ckpttool import CheckpointError, Safety, Severity, Verification, open_checkpoint, verify
 from ckpttool.formats import bystanders
-from ckpttool.ops.verdict import Safety
 from tests.support.faults import close_link
 from tests.support.opening import checkpoints_in
 

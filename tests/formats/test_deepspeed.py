@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import list_checkpoints, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
-from ckpttool.tensor import Role
+from ckpttool import Role, Safety, list_checkpoints, open_checkpoint, verify
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.opening import paths_in

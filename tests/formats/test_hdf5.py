@@ -14,10 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import CheckpointError, Truncated, open_checkpoint, verify
+from ckpttool import CheckpointError, Role, Safety, Status, Truncated, open_checkpoint, verify
 from ckpttool.formats.hdf5 import tensors as h5_tensors
-from ckpttool.ops.verdict import Safety, Status
-from ckpttool.tensor import Role
 from tests.support.opening import kinds_of
 
 HOSTILE = {

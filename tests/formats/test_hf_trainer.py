@@ -13,14 +13,14 @@ from ckpttool import (
     Checkpoint,
     CheckpointError,
     DamagedCheckpoint,
+    Granularity,
     NotACheckpoint,
+    Role,
     Severity,
     TrainingState,
     open_checkpoint,
     verify,
 )
-from ckpttool.checkpoint import Granularity
-from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 REAL = [

@@ -13,9 +13,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 import h5py
 import pytest
 
-from ckpttool import open_checkpoint, verify
-from ckpttool.ops.verdict import Safety, Status
-from ckpttool.tensor import Role
+from ckpttool import Role, Safety, Status, open_checkpoint, verify
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.opening import checkpoints_in

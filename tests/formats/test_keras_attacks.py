@@ -11,8 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from ckpttool import CheckpointError, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import CheckpointError, Safety, verify
 
 SCRIPT = Path(__file__).with_name("keras_attacks.py")
 SAVED = Path(__file__).parents[2] / "fixtures" / "files" / "savedmodel" / "keras2"

@@ -15,8 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import Severity, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import Safety, Severity, open_checkpoint, verify
 
 CODES = {"weight-missing", "weight-extra", "weight-shape"}
 Edit = Callable[[Any], None]

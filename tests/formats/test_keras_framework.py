@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool import Checkpoint, diff, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
-from ckpttool.tensor import Role
+from ckpttool import Checkpoint, Role, Safety, diff, open_checkpoint, verify
 
 pytestmark = pytest.mark.framework
 

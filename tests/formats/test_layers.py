@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import CheckpointError, open_checkpoint
-from ckpttool.tensor import Role
+from ckpttool import CheckpointError, Role, open_checkpoint
 from tests.support.twins import unpacked
 
 KERAS = {

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Severity, convert, open_checkpoint, verify
+from ckpttool import Safety, Severity, convert, open_checkpoint, verify
 from ckpttool.formats.sidecar import native_safety
-from ckpttool.ops.verdict import Safety
 
 CARRIERS = ["x.safetensors", "x.npz", "x.hdf5", "x.weights.h5", "x.pt"]
 

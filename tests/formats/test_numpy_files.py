@@ -16,11 +16,11 @@ from ckpttool import (
     DamagedCheckpoint,
     LimitExceeded,
     NotACheckpoint,
+    Safety,
     Truncated,
     open_checkpoint,
     verify,
 )
-from ckpttool.ops.verdict import Safety
 from tests.support.numpy_files import header, npy
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "numpy"

@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import Checkpoint, CheckpointError, DamagedCheckpoint, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
-from ckpttool.tensor import Role
+from ckpttool import Checkpoint, CheckpointError, DamagedCheckpoint, Role, Safety, open_checkpoint, verify
 from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth
 from tests.formats.paddle_programs import field, operator, program
 from tests.support.limits import lower_limits

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Finding, Severity, open_checkpoint, verify
+from ckpttool import Finding, Safety, Severity, open_checkpoint, verify
 from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS
-from ckpttool.ops.verdict import Safety
 from tests.formats.paddle_programs import operator, program
 
 

@@ -11,8 +11,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from ckpttool import DamagedCheckpoint, LimitExceeded, open_checkpoint
-from ckpttool.tensor import Role
+from ckpttool import DamagedCheckpoint, LimitExceeded, Role, open_checkpoint
 from tests.support.limits import lower_limits
 
 STORAGE = b"(X\7\0\0\0storagectorch\n%sStorage\nX\1\0\0\x000X\3\0\0\0cpuK%stQ"

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Checkpoint, UsageError, convert, inspect, merge, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
-from ckpttool.tensor import Role
+from ckpttool import Checkpoint, Role, Safety, UsageError, convert, inspect, merge, open_checkpoint, verify
 from tests.support.commands import Run
 from tests.support.opening import paths_in
 from tests.support.rendering import text_of

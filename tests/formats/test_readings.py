@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool import Severity, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import Safety, Severity, verify
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 HDF5 = FILES / "hdf5" / "mixed.h5"

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Severity, Truncated, open_checkpoint
+from ckpttool import (
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    Role,
+    Severity,
+    Truncated,
+    open_checkpoint,
+)
 from ckpttool.dtypes import BY_SAFETENSORS
-from ckpttool.tensor import Role
 from tests.support.opening import format_class_of
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

@@ -15,12 +15,12 @@ from ckpttool import (
     CheckpointError,
     DamagedCheckpoint,
     LimitExceeded,
+    Role,
+    Safety,
     Unsupported,
     open_checkpoint,
     verify,
 )
-from ckpttool.ops.verdict import Safety
-from ckpttool.tensor import Role
 from ckpttool.testing import read_truth
 from tests.formats import savedmodel_messages as pb
 from tests.support.limits import lower_limits

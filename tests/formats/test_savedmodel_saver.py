@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import Safety, verify
 from tests.formats import savedmodel_messages as pb
 
 SAVE = "__inference__traced_save_12"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Unsupported, convert, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import Safety, Unsupported, convert, open_checkpoint, verify
 from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "stable-baselines3"

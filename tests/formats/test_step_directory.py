@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckpttool import NotACheckpoint, Unsupported, merge, open_checkpoint, verify
-from ckpttool.checkpoint import Granularity
-from ckpttool.ops.verdict import Safety
-from ckpttool.tensor import Role
+from ckpttool import Granularity, NotACheckpoint, Role, Safety, Unsupported, merge, open_checkpoint, verify
 from tests.support.opening import checkpoints_in, only_checkpoint
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "pytorch"

@@ -20,10 +20,10 @@ from ckpttool import (
     DamagedCheckpoint,
     NotACheckpoint,
     NotDownloaded,
+    Role,
     open_checkpoint,
     verify,
 )
-from ckpttool.tensor import Role
 from tests.support.commands import Run
 from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, open_found, paths_in
 from tests.support.state_files import read_state, write_state

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Severity, verify
+from ckpttool import Safety, Severity, verify
 from ckpttool.formats.torch.torch_operators import OPERATORS
 from ckpttool.formats.torch.torchscript_code import MAX_TEXT, CodeReferences, judge_byte_code, judge_text
-from ckpttool.ops.verdict import Safety
 
 CALLS = {
     "plain": 'torch.save(x, "MADE")',

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, open_checkpoint, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, Safety, open_checkpoint, verify
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.faults import close_link

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool import DamagedCheckpoint, open_checkpoint, verify
+from ckpttool import DamagedCheckpoint, Safety, open_checkpoint, verify
 from ckpttool.formats.torch.expressions import objection
-from ckpttool.ops.verdict import Safety
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-export"
 PROGRAM, OLD = FILES / "program.pt2", FILES / "program_old.pt2"

@@ -11,8 +11,7 @@ from zlib import crc32
 
 import pytest
 
-from ckpttool import Checkpoint, DamagedCheckpoint, Severity, Truncated, open_checkpoint
-from ckpttool.tensor import Role
+from ckpttool import Checkpoint, DamagedCheckpoint, Role, Severity, Truncated, open_checkpoint
 
 CALL = b"\x80\2cos\nsystem\nX\4\0\0\0true\x85R."
 

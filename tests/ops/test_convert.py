@@ -20,13 +20,13 @@ from safetensors.numpy import save_file
 from ckpttool import (
     CheckpointError,
     ConvertWishes,
+    Role,
     Tensor,
     TrainingState,
     UsageError,
     convert,
     open_checkpoint,
 )
-from ckpttool.tensor import Role
 from tests.support.commands import Run
 from tests.support.conversions import mismatches_of, spoil_target
 from tests.support.faults import is_killed_at

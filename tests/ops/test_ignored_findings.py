@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckpttool import Finding, Severity, Verification
+from ckpttool import Check, Finding, Safety, Severity, Status, Verification
 from ckpttool.ops.ignored_findings import Ignore, apply_ignores, is_used, refusals
-from ckpttool.ops.verdict import Check, Safety, Status
 
 INF = Finding("infinity", Severity.WARNING, "3 infinities", "layer.mask", check="values")
 NAN = Finding("nan", Severity.ERROR, "1 NaN", "head.weight", check="values")

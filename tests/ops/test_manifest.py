@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import verify
-from ckpttool.ops.verdict import Check, Status
+from ckpttool import Check, Status, verify
 from tests.support.commands import run_redirected
 from tests.support.faults import hit_call, is_killed_at
 from tests.support.manifests import seal, sha256sum_accepts, sums

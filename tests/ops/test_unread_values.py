@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpttool import Verification, open_checkpoint, verify
-from ckpttool.ops.verdict import Check, Status
+from ckpttool import Check, Status, Verification, open_checkpoint, verify
 from tests.support.commands import Run
 from tests.support.configs import write
 from tests.support.torch_files import saved

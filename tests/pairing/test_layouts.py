@@ -298,9 +298,8 @@ def test_an_optimizer_has_no_layers() -> None:
 
 
 def test_types_without_whole_bytes_stay_as_they_are() -> None:
-    from ckpttool import Tensor
+    from ckpttool import Role, Tensor
     from ckpttool.dtypes import BY_NAME
-    from ckpttool.tensor import Role
     from tests.support.checkpoints import of_tensors
 
     four = Tensor(("d", "kernel"), BY_NAME["float4_e2m1fn"], (4, 2), Role.WEIGHTS)

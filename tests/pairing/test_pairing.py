@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import Checkpoint, Truncated, open_checkpoint
+from ckpttool import Checkpoint, Role, Truncated, open_checkpoint
 from ckpttool.pairing.map_file import TensorMap
 from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
-from ckpttool.tensor import Extent, Path, Role, Values
+from ckpttool.tensor import Extent, Path, Values
 from tests.support.checkpoints import Sequential, checkpoint, numbers, of_tensors, tensor
 from tests.support.tensors import Array
 from tests.support.twins import FIXTURES

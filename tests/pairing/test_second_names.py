@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpttool import Checkpoint
+from ckpttool import Checkpoint, Role
 from ckpttool.pairing.pair_up import pair_up
-from ckpttool.tensor import Role
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
 from tests.support.tensors import Array
 

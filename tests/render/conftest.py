@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Finding, Verification
-from ckpttool.ops.verdict import Check, Safety, Status
+from ckpttool import Check, Finding, Safety, Status, Verification
 from ckpttool.report import error, warning
 
 Verified = Callable[..., Verification]

@@ -10,8 +10,7 @@ from functools import partial
 
 import pytest
 
-from ckpttool import AccessDenied, Finding, Verification
-from ckpttool.ops.verdict import Status
+from ckpttool import AccessDenied, Finding, Status, Verification
 from ckpttool.report import error, note, warning
 from tests.support.rendering import escaped, report_of
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import Finding, Inspection, Tensor, TrainingState, Verification
+from ckpttool import Check, Finding, Inspection, Role, Safety, Status, Tensor, TrainingState, Verification
 from ckpttool.checkpoint import FileEntry
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.verdict import Check, Safety, Status
 from ckpttool.report import error, note, warning
-from ckpttool.tensor import Extent, Role
+from ckpttool.tensor import Extent
 from tests.support import results
 from tests.support.rendering import inspect_json, json_text, verify_json
 

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
-from ckpttool import AccessDenied, Verification
-from ckpttool.ops.verdict import Status
+from ckpttool import AccessDenied, Status, Verification
 from ckpttool.report import error, note
 from tests.support.rendering import escaped, report_of
 

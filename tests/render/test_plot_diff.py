@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Difference
+from ckpttool import Difference, Role
 from ckpttool.render.plot import Bars, Heat, Lines
-from ckpttool.tensor import Role
 from tests.support import results
 from tests.support.rendering import Drawn, draw_nothing, picture_of
 from tests.support.results import change_of_strings, drift, step

@@ -10,8 +10,7 @@ from html import unescape
 
 from markdown_it import MarkdownIt
 
-from ckpttool import AccessDenied, Verification
-from ckpttool.ops.verdict import Safety, Status
+from ckpttool import AccessDenied, Safety, Status, Verification
 from ckpttool.report import error
 from tests.support.rendering import escaped, report_of
 

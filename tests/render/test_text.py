@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Finding, Tensor, TrainingState, Verification
+from ckpttool import Check, Finding, Role, Safety, Status, Tensor, TrainingState, Verification
 from ckpttool.checkpoint import FileEntry, Producer
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.verdict import Check, Safety, Status
 from ckpttool.report import error, note, warning
-from ckpttool.tensor import Role
 from tests.support.rendering import lines_of, text_of
 from tests.support.results import inspection
 

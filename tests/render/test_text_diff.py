@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Difference
-from ckpttool.tensor import Role
+from ckpttool import Difference, Role
 from tests.support.rendering import lines_of, text_of
 from tests.support.results import (
     MISSING,

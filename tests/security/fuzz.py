@@ -34,8 +34,7 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
-from ckpttool import CheckpointError, UsageError, Verification, verify
-from ckpttool.ops.verdict import Safety
+from ckpttool import CheckpointError, Safety, UsageError, Verification, verify
 from tests.security.mutations import mutated
 from tests.support.commands import run_redirected
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.checkpoint import Granularity
+from ckpttool import Granularity
 from ckpttool.series.members.order import group, newest_first, tiers
 from tests.support.directories import damaged
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool import Policy
-from ckpttool.checkpoint import Granularity
+from ckpttool import Granularity, Policy
 from ckpttool.series.members.series_doubts import (
     CONTRADICTED,
     METRICS_ALONE,

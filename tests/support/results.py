@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ckpttool import Checkpoint, Difference, Inspection, Tensor
+from ckpttool import Checkpoint, Difference, Inspection, Role, Tensor
 from ckpttool.checkpoint import FileEntry
 from ckpttool.comparing.compare import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
@@ -16,7 +16,6 @@ from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.ops.inspect import ValueStatistics
 from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
 from ckpttool.series.undo import RestoredCheckpoint, Undone
-from ckpttool.tensor import Role
 from ckpttool.transaction.files import Contents
 from tests.support.directories import file_of, make_entry
 

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckpttool import Tensor, TrainingState, open_checkpoint, verify
+from ckpttool import Role, Tensor, TrainingState, open_checkpoint, verify
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.conversion_plan import content_of
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickle_nodes import Global, Mapped
 from ckpttool.writing.fluid import FluidWriter

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import DamagedCheckpoint, Tensor, open_checkpoint, verify
+from ckpttool import DamagedCheckpoint, Role, Tensor, open_checkpoint, verify
 from ckpttool.core.values import Computed, Contiguous, Strided, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.source import Source
 from ckpttool.writing.hdf5 import Hdf5Writer

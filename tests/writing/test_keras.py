@@ -15,9 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import Tensor, UsageError, convert, open_checkpoint, verify
+from ckpttool import Role, Tensor, UsageError, convert, open_checkpoint, verify
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import writer_of
 from ckpttool.writing.interface import Content, WriteOptions, Writer

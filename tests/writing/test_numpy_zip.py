@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import Tensor, Truncated, open_checkpoint, verify
+from ckpttool import Role, Tensor, Truncated, open_checkpoint, verify
 from ckpttool.core.values import Contiguous, Strided, in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.tensor import Role
 from ckpttool.wire.source import Source
 from ckpttool.writing import numpy_zip
 from ckpttool.writing.interface import Content, WriteOptions

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Tensor, Truncated, Unsupported, open_checkpoint, verify
+from ckpttool import Role, Tensor, Truncated, Unsupported, open_checkpoint, verify
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickle_nodes import Call, Global
 from ckpttool.writing import pytorch

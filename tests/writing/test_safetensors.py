@@ -18,12 +18,11 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save
 
 import ckpttool.writing.safetensors as under_test
-from ckpttool import Tensor, TrainingState, open_checkpoint, verify
+from ckpttool import Role, Tensor, TrainingState, open_checkpoint, verify
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.formats import safetensors as formats_safetensors
 from ckpttool.ops.conversion_plan import content_of
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import shards
 from ckpttool.writing.interface import Content, WriteOptions

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import Role, open_checkpoint
 from ckpttool.formats.tensorflow.bundle import DTYPES
-from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModelWriter
 from ckpttool.writing.tensorflow import TensorFlowWriter

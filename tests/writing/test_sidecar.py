@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import LimitExceeded, TrainingState, open_checkpoint
+from ckpttool import LimitExceeded, Role, TrainingState, open_checkpoint
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.writing import sidecar as module
 from ckpttool.writing.interface import Content, WriteOptions

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool import open_checkpoint, verify
+from ckpttool import Role, open_checkpoint, verify
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.object_graph import key_of
-from ckpttool.tensor import Role
 from ckpttool.writing.interface import Content
 from ckpttool.writing.safetensors import SafetensorsWriter
 from ckpttool.writing.tensorflow import TensorFlowWriter

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import Tensor, Truncated, open_checkpoint
+from ckpttool import Role, Tensor, Truncated, open_checkpoint
 from ckpttool.core.values import in_memory
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.tensor import Role
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.pickler import dumps
 from ckpttool.wire.sink import Sink
