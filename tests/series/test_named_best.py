@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Policy, Request
+from ckpttool import Policy, Request, prune
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
-from ckpttool.series.pruning.planning import make_plan
 from ckpttool.series.pruning.protections import best_of_many
 
 BEST = Policy(keep_best=1, metric="acc", mode="max")
@@ -67,10 +66,10 @@ def test_the_best_of_many_are_thinned_out(series: Path) -> None:
         path.rename(series / f"best_acc=0.{epoch:02}_epoch_{epoch}.pth") if epoch < 8 else path.unlink()
     left = {1: [1, 7], 2: [1, 6, 7]}
     for count, epochs in left.items():
-        made = make_plan(Request(directory=str(series), policy=Policy(keep_last=count))).plan
+        made = prune(Request(directory=str(series), policy=Policy(keep_last=count)), dry_run=True).plan
         assert sorted(one.entry.fields.epoch for one in made.groups[0].keep) == epochs
-    made = make_plan(
-        Request(directory=str(series), policy=Policy(keep_best=1, metric="acc", mode="max"))
+    made = prune(
+        Request(directory=str(series), policy=Policy(keep_best=1, metric="acc", mode="max")), dry_run=True
     ).plan
     assert [(one.entry.fields.epoch, one.reasons) for one in made.groups[0].keep] == [
         (7, ("newest", "best 1 by acc (0.07)"))

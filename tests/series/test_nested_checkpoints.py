@@ -5,17 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ckpttool import Policy, Request
-from ckpttool.series.pruning.planning import PrunePlan, make_plan
+from ckpttool import Policy
+from tests.support.retention import Pruned, dry_run, kept_reasons
 
 
-def _planned(directory: Path, **told: object) -> PrunePlan:
-    wanted = {"policy": Policy(keep_last=2), "depth": "quick", **told}
-    return make_plan(Request(directory=str(directory), **wanted))
-
-
-def _kept(planned: PrunePlan) -> dict[str, tuple[str, ...]]:
-    return {kept.entry.name: kept.reasons for one in planned.plan.groups for kept in one.keep}
+def _planned(directory: Path, **told: object) -> Pruned:
+    return dry_run(directory, **{"policy": Policy(keep_last=2), "depth": "quick", **told})
 
 
 def _nested(trainer: Path, source: Path, *names: str) -> None:
@@ -28,18 +23,18 @@ def _nested(trainer: Path, source: Path, *names: str) -> None:
 def test_another_frameworks_are_told_and_stay(trainer: Path, files: Path) -> None:
     _nested(trainer, next(files.rglob("*.keras")), "a.keras", "b.keras")
     for recursive in (False, True):
-        reasons = _kept(_planned(trainer, recursive=recursive))["checkpoint-2"]
+        reasons = kept_reasons(_planned(trainer, recursive=recursive))["checkpoint-2"]
         assert "holds 2 other checkpoints: best/a.keras, …" in reasons
 
 
 def test_a_trainers_own_inside_is_told(trainer: Path) -> None:
     shutil.copytree(trainer / "checkpoint-6", trainer / "checkpoint-2" / "best")
-    assert "holds 1 other checkpoint: best" in _kept(_planned(trainer))["checkpoint-2"]
+    assert "holds 1 other checkpoint: best" in kept_reasons(_planned(trainer))["checkpoint-2"]
 
 
 def test_parts_of_it_are_none(trainer: Path, files: Path) -> None:
     _nested(trainer, files / "pytorch" / "guide.pth", "pytorch_model.bin")
-    assert "checkpoint-2" not in _kept(_planned(trainer))
+    assert "checkpoint-2" not in kept_reasons(_planned(trainer))
 
 
 def test_one_that_hides_another_is_told(trainer: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Policy, Request
-from ckpttool.series.pruning.planning import make_plan
+from ckpttool import Policy, Request, prune
 from ckpttool.series.surveying.survey import Scope, survey_directory
 from tests.support.directories import pointers_in, survey
 
@@ -29,7 +28,9 @@ def _skipped(directory: Path) -> dict[str, str]:
 
 
 def _kept(directory: Path, keep: int) -> set[str]:
-    made = make_plan(Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"))
+    made = prune(
+        Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"), dry_run=True
+    )
     return {kept.entry.name for one in made.plan.groups for kept in one.keep}
 
 
@@ -93,7 +94,7 @@ def test_a_dangling_symlink_that_can_not_have(series: Path) -> None:
 def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> None:
     os.rename(series / "model_epoch_1.pth", tmp_path / "blob")
     (series / "model_epoch_1.pth").symlink_to(tmp_path / "blob")
-    made = make_plan(Request(directory=str(series), policy=Policy(keep_last=2), depth="quick"))
+    made = prune(Request(directory=str(series), policy=Policy(keep_last=2), depth="quick"), dry_run=True)
     (reasons,) = [kept.reasons for kept in made.plan.groups[0].keep if kept.entry.name == "model_epoch_1.pth"]
     assert reasons[-1] == "is a symlink"
 
@@ -233,7 +234,7 @@ def test_a_run_that_is_a_checkpoint_too_stays(trainer: Path, files: Path) -> Non
         (run / "checkpoint-2").mkdir()
         for file in (trainer / "checkpoint-2").iterdir():
             (run / "checkpoint-2" / file.name).write_bytes(file.read_bytes())
-    made = make_plan(Request(directory=str(trainer.parent / "runs"), policy=Policy(keep_last=1)))
+    made = prune(Request(directory=str(trainer.parent / "runs"), policy=Policy(keep_last=1)), dry_run=True)
     assert made.plan.removals == ()
 
 
@@ -242,7 +243,7 @@ def test_min_age(series: Path) -> None:
     for epoch in (1, 3, 4, 5, 6, 7, 8, 9, 10):
         os.utime(series / f"model_epoch_{epoch}.pth", ns=(0, epoch))
     request = Request(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
-    (one,) = make_plan(request).plan.groups
+    (one,) = prune(request, dry_run=True).plan.groups
     assert [kept.reasons for kept in one.keep] == [
         ("newest", "last 1"),
         ("written last", "last 1 by time", "too young"),
@@ -268,7 +269,7 @@ def test_the_best_of_one_run_is_not_that_of_another(trainer: Path, tmp_path: Pat
     assert not any(pointed.reasons.values())
     (why,) = pointed.skipped.values()
     assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which isn't there")
-    made = make_plan(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"))
+    made = prune(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"), dry_run=True)
     assert made.plan.removals == () and len(made.problems) == 1
 
 
@@ -294,7 +295,7 @@ def test_a_best_that_the_trainer_itself_removed(trainer: Path, target: str) -> N
     """Some versions of Trainer name a best one that they never saved, or removed: no run was moved."""
     shutil.rmtree(trainer / "checkpoint-4")
     _best_of(trainer, target.format(trainer))
-    made = make_plan(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"))
+    made = prune(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"), dry_run=True)
     assert len(made.plan.removals) == 3 and made.problems == ()
     (warning,) = made.warnings
     assert warning.endswith("which isn't there any more; the Trainer goes on without it")
