@@ -3,8 +3,9 @@
 All values hand out the same thing, blocks of bytes in C order and little-endian, in bounded memory; nothing
 is read before that. ``Contiguous`` and ``Strided`` are stored elements. ``Tiled`` and ``Concatenated`` join
 several, ``Reordered`` permutes, cuts and selects, and ``Computed`` makes elements as they are asked for:
-casts, sums, signs, what has to be decoded first. Whatever can fill any box of its shape without reading the
-rest has a method ``fill``; the others are read from their start.
+casts, sums, signs, what has to be decoded first. Whatever can fill any box of its ``shape`` without reading
+the rest has a method ``fill``: it takes where the box begins, and an array for it, one item an element. The
+others are read from their start.
 """
 
 from __future__ import annotations
@@ -150,13 +151,6 @@ def stored_once(values: Values) -> Values:
 
 
 # Combinations ----------------------------------------------------------------------------------------
-
-
-class Fills(Protocol):
-    """Values that can fill any box of their shape without reading the rest."""
-
-    def fill(self, start: tuple[int, ...], into: Array) -> None:
-        """Fill an array, one item an element, with the box of its shape that begins at an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +372,9 @@ class Reordered:
         filler: Any = self._stored()
         if filler is None and all(len(lengths) == 1 for lengths in self.cuts):
             filler = self.tensor.values
+            # What was rearranged before may be a view with other axes: its boxes are not those of the tensor.
+            if getattr(filler, "shape", None) != self.tensor.shape:
+                filler = None
         if hasattr(filler, "fill"):
             for part, begins, _ in parts:
                 filler.fill(tuple(begins), part)

@@ -328,6 +328,10 @@ class LibraryValues(NamedTuple):
     dataset: Dataset
     swap: int = 1
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.dataset.shape or ()
+
     def blocks(self, limit: int) -> Iterator[memoryview]:
         limit = max(16, limit - limit % 16)
         for start, count in slabs(self.dataset.shape or (), self.dataset.kind.size, self.dataset.chunk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,15 @@ from ckpttool.core.values import (
     stored_once,
 )
 from ckpttool.dtypes import BY_NAME
-from ckpttool.pairing.rearrangement import add_tensors, concatenate, cut, rearrange, transpose_pattern, zeros
+from ckpttool.pairing.rearrangement import (
+    add_tensors,
+    concatenate,
+    cut,
+    pattern,
+    rearrange,
+    transpose_pattern,
+    zeros,
+)
 from ckpttool.tensor import Extent
 from tests.support.tensors import tensor_of
 
@@ -96,7 +105,7 @@ def pairs(draw: st.DrawFn) -> Pair:
 
 
 @given(pairs(), st.sampled_from([1, 16, 48, 1 << 20]))
-@settings(max_examples=400)
+@settings(max_examples=1000)
 def test_combinations_are_what_numpy_makes(pair: Pair, limit: int) -> None:
     lazy, array = pair
     blocks = [bytes(block) for block in lazy.blocks(limit)]
@@ -118,6 +127,23 @@ def test_any_box_can_be_filled(pair: Pair, data: st.DataObject) -> None:
     )
     fill(start, into)
     assert into.tobytes() == array[tuple(slice(at, None) for at in start)].tobytes()
+
+
+@pytest.mark.parametrize("form", ["contiguous", "expanded"])
+def test_what_was_rearranged_can_be_again(form: str) -> None:
+    """Axes that were split and put together again are not those of the view below."""
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    lazy = tensor_of(array)
+    if form == "expanded":
+        array = np.broadcast_to(array[:1], array.shape)
+        data = Buffer("x", array[:1].tobytes())
+        lazy = Tensor(PATH, BY_NAME["float32"], array.shape, values=Strided(data, 0, 4, array.shape, (0, 1)))
+    once = rearrange(lazy, pattern("a (b c) -> (b a) c"), PATH, sizes={"b": 2})
+    made = array.reshape(4, 2, 3).transpose(1, 0, 2).reshape(8, 3)
+    assert np.array_equal(once.array(), made)
+    again = rearrange(once, transpose_pattern((1, 0)), PATH)
+    assert np.array_equal(again.array(), made.T)
+    assert b"".join(map(bytes, again.blocks(16))) == made.T.tobytes()
 
 
 def test_repeats_are_read_once_below_what_is_computed() -> None:
