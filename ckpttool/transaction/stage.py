@@ -116,7 +116,7 @@ class RemovalStage:
             # Only what was renamed is known to be what was checked: another could have come between.
             _require_same(file, status_of(name, place))
         except (OSError, StalePlan):
-            _move_back(name, place, self.directory)
+            self.restore(number, removal)
             raise
 
     def put_back(self, number: int, removal: Removal) -> None:

@@ -450,6 +450,28 @@ def test_a_file_that_comes_between_check_and_rename_goes_back(
     assert _leftovers(series) == []
 
 
+def test_one_that_comes_so_and_finds_its_place_taken_is_told_where_it_lies(
+    series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.rename
+
+    def rename(source: str, target: str, **where: int) -> None:
+        is_first = source == "model_epoch_3.pth" and (series / source).read_bytes() != b"new"
+        if is_first:
+            (series / source).write_bytes(b"new")
+        real(source, target, **where)
+        if is_first:
+            (series / source).write_bytes(b"newer")
+
+    monkeypatch.setattr(os, "rename", rename)
+    result = _prune(series)
+    assert (series / "model_epoch_3.pth").read_bytes() == b"newer"
+    (stage,) = (series / name for name in _leftovers(series))
+    (aside,) = stage.rglob("model_epoch_3.pth")
+    assert aside.read_bytes() == b"new"
+    assert any(str(aside.parent) in problem.message for problem in result.problems)
+
+
 def test_a_directory_that_becomes_a_symlink_is_not_followed(trainer: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
 
