@@ -79,10 +79,10 @@ def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
     from ckpttool.transaction.paths import shown
     from ckpttool.transaction.pending_journals import owner_of_journal
-    from ckpttool.transaction.state_dir import owner_of_stage
+    from ckpttool.transaction.state_dir import state_dir_of_stage
 
     for path in journals:
-        directory = owner_of_stage(os.path.dirname(path))
+        directory = state_dir_of_stage(os.path.dirname(path)).directory
         message = "a command was interrupted here; the next command that changes this directory recovers it"
         if (user := owner_of_journal(path)) is not None:
             message = f"a command of another user, {user}, was interrupted here, or is still running: {_HALF}"

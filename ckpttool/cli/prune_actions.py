@@ -63,7 +63,7 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
 
     An error in the only directory is raised; in one of several it is printed, and the others are pruned.
     """
-    from ckpttool.transaction.moves import new_identity
+    from ckpttool.transaction.journal import new_identity
 
     requests = options.requests()
     _say_unread(options, output)

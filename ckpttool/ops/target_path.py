@@ -17,8 +17,7 @@ from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.manifest import SHARED, base_of
-from ckpttool.transaction.staged_output import clear_beside
-from ckpttool.transaction.staging_area import is_area_name
+from ckpttool.transaction.staged_output import clear_beside, is_area_name
 from ckpttool.writing import WRITABLE, format_of
 
 _MARKS = frozenset({MARKER, *SHARED})

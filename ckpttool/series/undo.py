@@ -22,13 +22,13 @@ from ckpttool.transaction.history import (
     state_dirs,
     write_record,
 )
+from ckpttool.transaction.journal import Kind
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import TRASH, Kind
 from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.state_dir import OWNER
-from ckpttool.transaction.trash_ownership import (
+from ckpttool.transaction.state_dir import OWNER, TRASH
+from ckpttool.transaction.trash import (
     adopt_renamed_trashes,
     all_state_dirs,
     belongs_to_directory,
@@ -102,7 +102,7 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
             progress.hold(place)
         for place in places:
             for state_dir in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
-                path = path_as_given(place, os.path.join(state_dir.path, TRASH + state_dir.suffix))
+                path = path_as_given(place, state_dir.trash)
                 text = f"its trash bears the name that it had before: {shown(path)}"
                 progress.warnings.append(f"{shown(place)}: {text}")
         commands = progress.commands(places, recursive)
@@ -253,14 +253,14 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
-    if root not in seen and any(identities(root, state_dir) for state_dir in state_dirs(root)):
+    if root not in seen and any(identities(state_dir) for state_dir in state_dirs(root)):
         yield root
 
 
 def _all_records(directory: str) -> Iterator[CommandRecord]:
     """Yield what a directory has recorded, and what lies beside it of another one that had its name."""
     for state_dir in all_state_dirs(directory):
-        for identity in identities(directory, state_dir):
+        for identity in identities(state_dir):
             record = read_record(directory, state_dir, identity)
             if record is not None and belongs_to_directory(record):
                 yield record
@@ -269,11 +269,7 @@ def _all_records(directory: str) -> Iterator[CommandRecord]:
 def _records(directory: str, identity: str) -> Iterator[CommandRecord]:
     """Yield what a directory has recorded of one command."""
     for state_dir in all_state_dirs(directory):
-        record = (
-            read_record(directory, state_dir, identity)
-            if identity in identities(directory, state_dir)
-            else None
-        )
+        record = read_record(directory, state_dir, identity) if identity in identities(state_dir) else None
         if record is not None and belongs_to_directory(record) and not is_of_other_directory(record):
             yield record
 

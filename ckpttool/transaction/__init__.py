@@ -1,7 +1,7 @@
 """Changes to directories that a kill at any instruction leaves whole: removals, moves, trash, undo, outputs.
 
 One journal a directory, ``.ckpttool-<id>/journal.json``, is written whole and synced before anything is
-touched (``journal``, ``moves``). ``removal`` renames what goes into that directory and unlinks it only there;
+touched (``journal``). ``removal`` renames what goes into that directory and unlinks it only there;
 ``move_transaction`` gives checkpoints their new names before they lose the old ones, changes pointers in
 between, and records how it is taken back (``history``). ``recovery`` finishes what a kill left if a part of
 it is gone or its survivors are still there, and takes it back otherwise; ``record_undo`` takes back what was
@@ -14,5 +14,5 @@ lock, and whoever stages next clears it.
 Everything happens below open directories, never through a symlink. A checkpoint's fingerprint (device, inode,
 size, time; ``files``) is compared before it is renamed, after, and before each unlink. A copied directory's
 journal is known by its inodes, which no copy has (``copies``). What another user could have planted stays as
-it is (``ownership``).
+it is (``state_dir``).
 """

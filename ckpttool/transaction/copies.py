@@ -10,11 +10,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.transaction.files import Contents, Fingerprint, fingerprint, opened
-from ckpttool.transaction.journal import Removal
+from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at
+from ckpttool.transaction.journal import Moves, Removal, contents_at_target
 from ckpttool.transaction.move_steps import open_move_dirs
-from ckpttool.transaction.moves import Chain, Moves, contents_at_target
-from ckpttool.transaction.stage import status_of
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
 LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
@@ -46,6 +44,10 @@ class InodeMap:
             files=tuple(replace(file, inode=now.get(file.inode, file.inode)) for file in contents.files),
         )
 
+    def of_moves(self, moves: Moves) -> Moves:
+        """Return moves of the files that are meant here."""
+        return moves.with_each(lambda move: replace(move, contents=self.of(move.contents)))
+
 
 def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
     """Return which files some moves mean, that may have been made already, or not."""
@@ -53,7 +55,7 @@ def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
         with open_move_dirs(directory, moves) as dirs:
             return _inode_map(
                 [
-                    (file, _fingerprints_at((dirs.source, file.path), (dirs.target, there.path)))
+                    (file, [fingerprint_at(file.path, dirs.source), fingerprint_at(there.path, dirs.target)])
                     for move in moves.moves
                     for file, there in zip(move.contents.files, contents_at_target(move).files, strict=True)
                     if there.path not in dirs.rewritten
@@ -66,20 +68,8 @@ def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
 def inodes_of_removal(removal: Removal, *places: int) -> InodeMap:
     """Return which files a removal means, in open directories in one of which each lies, or has lain."""
     return _inode_map(
-        [
-            (file, _fingerprints_at(*((place, file.path) for place in places)))
-            for file in removal.contents.files
-        ]
+        [(file, [fingerprint_at(file.path, place) for place in places]) for file in removal.contents.files]
     )
-
-
-def moves_with_inodes(moves: Moves, inodes: InodeMap) -> Moves:
-    """Return moves of the files that are meant here."""
-    chain = moves.chain
-    if chain is not None:
-        chain = Chain(tuple(moves_with_inodes(earlier, inodes) for earlier in chain.before), chain.has_more)
-    meant = tuple(replace(move, contents=inodes.of(move.contents)) for move in moves.moves)
-    return replace(moves, moves=meant, chain=chain)
 
 
 def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:
@@ -94,90 +84,58 @@ def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[st
     ]
 
 
-def _fingerprints_at(*paths: tuple[int, str]) -> list[Fingerprint]:
-    """Return what lies at some paths, each below an open directory."""
-    result: list[Fingerprint] = []
-    for place, path in paths:
-        parent, name = os.path.split(path)
-        try:
-            with opened(parent, place) as directory:
-                status = status_of(name, directory)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if status is not None:
-            result.append(fingerprint(path, status))
-    return result
-
-
-def _inode_map(known: Sequence[tuple[Fingerprint, Sequence[Fingerprint]]]) -> InodeMap:
+def _inode_map(candidates: Sequence[tuple[Fingerprint, Sequence[Fingerprint | None]]]) -> InodeMap:
     """Return which files are meant, from those that were noted, each with what lies where it may be."""
-    pairs = [(file, here) for file, found in known for here in found]
+    pairs = [(file, here) for file, places in candidates for here in places if here is not None]
     # One file that is still itself tells that nothing was copied.
     if not pairs or any(file.inode == here.inode for file, here in pairs):
         return InodeMap(is_copy=False, now={})
     if any((file.size, file.mtime_ns) != (here.size, here.mtime_ns) for file, here in pairs):
         return InodeMap(is_copy=True, now=None)
-    return InodeMap(is_copy=True, now={file.inode: found[0].inode for file, found in known if found})
+    now = {file.inode: here.inode for file, places in candidates for here in places[::-1] if here is not None}
+    return InodeMap(is_copy=True, now=now)
 
 
 # What was done: each file lies where the record has it -------------------------------------------------
 
 
-def moves_of_copy(directory: str, moves: Moves) -> Moves:
+def moves_of_copy(directory: str, moves: Moves) -> tuple[Moves, str | None]:
     """Return moves of files as they lie in a copy of the directory that the moves were made for.
 
     A copy is meant where every file that is there has the size and the time that were noted, and none of them
     is the file that was noted. Elsewhere the moves are returned as they are; what is missing stays as noted.
+    Beside them, a copy is told of in words, and one that has lost its times.
     """
     now = _current_files(directory, moves)
-    for noted, here in now.items():
-        # An archive may hold whole seconds alone.
-        has_time = here.mtime_ns in (noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND)
-        is_itself = (noted.device, noted.inode) == (here.device, here.inode)
-        if noted.size != here.size or not has_time or is_itself:
-            return moves
-    copies = [
-        replace(
-            move,
-            contents=replace(move.contents, files=tuple(now.get(file, file) for file in move.contents.files)),
+    if all(_is_copied(noted, here) for noted, here in now.items()):
+        copies = tuple(
+            replace(
+                move,
+                contents=replace(
+                    move.contents, files=tuple(now.get(file, file) for file in move.contents.files)
+                ),
+            )
+            for move in moves.moves
         )
-        for move in moves.moves
-    ]
-    return replace(moves, moves=tuple(copies))
+        has_other_inodes = any(noted.inode != here.inode for noted, here in now.items())
+        return replace(moves, moves=copies), COPIED if has_other_inodes else None
+    has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in now.items())
+    return moves, LOST_TIMES if has_lost_times else None
 
 
-def is_of_copy(moves: Moves, noted: Moves) -> bool:
-    """Tell whether moves are of other files than those that were noted; see ``moves_of_copy``."""
-    pairs = zip(moves.moves, noted.moves, strict=True)
-    return any(
-        here.inode != there.inode
-        for now, before in pairs
-        for here, there in zip(now.contents.files, before.contents.files, strict=True)
-    )
-
-
-def has_lost_times(directory: str, moves: Moves) -> bool:
-    """Tell whether files have the sizes that were noted, and neither their inodes nor all of their times."""
-    now = _current_files(directory, moves)
-    return bool(now) and all(
-        noted.size == here.size and noted.inode != here.inode for noted, here in now.items()
-    )
+def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:
+    # An archive may hold whole seconds alone.
+    has_time = here.mtime_ns in (noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND)
+    is_itself = (noted.device, noted.inode) == (here.device, here.inode)
+    return noted.size == here.size and has_time and not is_itself
 
 
 def _current_files(directory: str, moves: Moves) -> dict[Fingerprint, Fingerprint]:
     """Return what lies where files were noted, by what was noted of them."""
-    now: dict[Fingerprint, Fingerprint] = {}
     try:
         with open_move_dirs(directory, moves) as dirs:
-            for file in (file for move in moves.moves for file in move.contents.files):
-                parent, name = os.path.split(file.path)
-                try:
-                    with opened(parent, dirs.source) as place:
-                        status = status_of(name, place)
-                except FileNotFoundError:
-                    continue
-                if status is not None:
-                    now[file] = fingerprint(file.path, status)
+            files = [file for move in moves.moves for file in move.contents.files]
+            now = {file: fingerprint_at(file.path, dirs.source) for file in files}
     except OSError:  # whoever makes the moves is told the same
         return {}
-    return now
+    return {noted: here for noted, here in now.items() if here is not None}

@@ -13,6 +13,20 @@ MAX_LEVELS = 100
 """How deep directories may lie in a checkpoint: each is open while those in it are looked at."""
 
 
+class StalePlan(Exception):
+    """What is on the disk isn't what the plan was made for.
+
+    Attributes:
+        problem: What is different.
+        since_plan: Whether it has become so since the plan was made.
+    """
+
+    def __init__(self, problem: str, *, since_plan: bool = False) -> None:
+        super().__init__(f"{problem} since the plan was made" if since_plan else problem)
+        self.problem = problem
+        self.since_plan = since_plan
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What a file was when it was looked at.
@@ -30,10 +44,9 @@ class Fingerprint:
     mtime_ns: int
     links: int = field(default=1, compare=False)
 
-    @property
-    def identity(self) -> tuple[str, int, int, int]:
-        """Return what stays the same even if the file system is mounted anew."""
-        return self.path, self.inode, self.size, self.mtime_ns
+    def is_of(self, status: os.stat_result) -> bool:
+        """Tell whether a file is this one, even if the file system was mounted anew since."""
+        return (status.st_ino, status.st_size, status.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +155,40 @@ def opened(path: str, parent: int | None = None) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def opened_parent(path: str, place: int) -> Iterator[tuple[int, str]]:
+    """Open the directory that a path lies in, and yield it with the name in it."""
+    above, name = os.path.split(path)
+    with opened(above, place) as directory:
+        yield directory, name
+
+
+def status_of(name: str, directory: int) -> os.stat_result | None:
+    """Return the status of a name in an open directory, or None where there is none."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def status_at(path: str, place: int) -> os.stat_result | None:
+    """Return the status of a path below an open directory, or None where there is none."""
+    try:
+        with opened_parent(path, place) as (directory, name):
+            return status_of(name, directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def fingerprint_at(path: str, place: int) -> Fingerprint | None:
+    """Return what a file below an open directory is now, or None where there is none."""
+    status = status_at(path, place)
+    return None if status is None else fingerprint(path, status)
+
+
+def is_same_file(path: str, place: int, other: str, other_place: int) -> bool:
+    """Tell whether two paths, each below an open directory, are names of one file."""
+    one, two = status_at(path, place), status_at(other, other_place)
+    return one is not None and two is not None and os.path.samestat(one, two)

@@ -8,35 +8,40 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttool.errors import DamagedCheckpoint, from_os_error
-from ckpttool.transaction.files import Fingerprint, contents
-from ckpttool.transaction.journal_schema import count_of, text_of
-from ckpttool.transaction.moves import (
+from ckpttool.errors import from_os_error
+from ckpttool.transaction.files import Fingerprint, contents, opened
+from ckpttool.transaction.journal import (
     IDENTITY,
-    TRASH,
     Kind,
     Move,
     Moves,
     Relink,
     Rewrite,
     contents_at_target,
-    document,
+    count_of,
     identity_of,
+    is_temporary,
+    moves_document,
     moves_of,
     old_name,
-    reversed_move,
-    trash_path,
+    text_of,
 )
-from ckpttool.transaction.ownership import foreign_text, open_own, read_own
-from ckpttool.transaction.state_dir import StateDir, state_dir_beside
-from ckpttool.transaction.trash_directories import make_place, require_own_trash, tidy
+from ckpttool.transaction.state_dir import (
+    LEFT_AS_IT_IS,
+    StateDir,
+    open_own,
+    read_own,
+    require_own,
+    require_own_status,
+    state_dir_beside,
+)
 from ckpttool.wire.atomic import write_in
-from ckpttool.wire.directories import OpenDirectory
+from ckpttool.wire.directories import OpenDirectory, make_directory, sync_descriptor
 
 RECORD = "record.json"
 SCHEMA = "ckpttool.record/1"
@@ -82,7 +87,7 @@ class CommandRecord:
     @property
     def place(self) -> str:
         """Return the directory that it lies in, with what was put aside."""
-        return trash_path(self.state_dir, self.identity)
+        return self.state_dir.trash_place(self.identity)
 
     @property
     def path(self) -> str:
@@ -109,12 +114,11 @@ def moment_of(identity: str) -> str:
     return f"{when[:4]}-{when[4:6]}-{when[6:8]} {when[9:11]}:{when[11:13]}:{when[13:15]} UTC"
 
 
-def identities(directory: str, state_dir: StateDir) -> list[str]:
+def identities(state_dir: StateDir) -> list[str]:
     """Return the identities of the commands that have a place in a trash, the oldest first."""
-    trash = os.path.join(state_dir.path, TRASH + state_dir.suffix)
     require_own_trash(state_dir)
     try:
-        with os.scandir(trash) as entries:
+        with os.scandir(state_dir.trash) as entries:
             return sorted(
                 entry.name
                 for entry in entries
@@ -123,28 +127,24 @@ def identities(directory: str, state_dir: StateDir) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise from_os_error(error, trash) from error
+        raise from_os_error(error, state_dir.trash) from error
 
 
 def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRecord | None:
     """Return the record of a command, or None where there is none."""
-    path = os.path.join(trash_path(state_dir, identity), RECORD)
     require_own_trash(state_dir)
-    if not os.path.lexists(os.path.dirname(path)):
+    if not os.path.lexists(state_dir.trash_place(identity)):
         return None
-    try:
-        with open_own(directory, state_dir.path, TRASH + state_dir.suffix, identity) as place:
-            text = read_own(place, RECORD, directory, "a record", MAX_RECORD)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        return _record_of(json.loads(text), directory, state_dir, identity)
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(
-            path, foreign_text(error, "a record"), expected="move it away to go on"
-        ) from error
+    return read_own(
+        directory,
+        state_dir.path,
+        state_dir.trash_name,
+        identity,
+        RECORD,
+        what="a record",
+        parse=lambda document: _record_of(document, directory, state_dir, identity),
+        most=MAX_RECORD,
+    )
 
 
 def _record_of(
@@ -186,7 +186,7 @@ def write_record(record: CommandRecord) -> None:
         "identity": record.identity,
         "kind": record.kind,
         "steps": [
-            {"journal": step.journal, "undoing": document(step.undoing, record.directory)}
+            {"journal": step.journal, "undoing": moves_document(step.undoing, record.directory)}
             for step in record.steps
         ],
         "told": record.is_told,
@@ -198,7 +198,7 @@ def write_record(record: CommandRecord) -> None:
 
 
 def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:
-    return open_own(record.directory, record.state_dir.path, TRASH + record.state_dir.suffix, record.identity)
+    return open_own(record.directory, record.state_dir.path, record.state_dir.trash_name, record.identity)
 
 
 def add_to_record(directory: str, state_dir: StateDir, done: Moves, stage: str, target: int) -> None:
@@ -213,7 +213,7 @@ def add_to_record(directory: str, state_dir: StateDir, done: Moves, stage: str, 
     """
     if done.kind == "restore":
         _drop_restored_moves(directory, state_dir, done, target)
-    elif done.moves or done.rewrites or done.relinks:
+    elif not done.is_empty:
         record = read_record(directory, state_dir, done.identity)
         record = record or _new_record(directory, state_dir, done.identity, done.kind)
         # A step of this journal is there already if a kill came after it was recorded: it is replaced.
@@ -230,7 +230,7 @@ def inverse(done: Moves, target: int) -> Moves:
         there = contents_at_target(move)
         if any(file.path in rewritten for file in there.files):  # a pointer in it says something else now
             there = contents(target, [new for _, new in move.members])
-        moves.append(reversed_move(move, there))
+        moves.append(Move(move.path, tuple((new, old) for old, new in move.members), there))
     return Moves(
         kind="restore",
         identity=done.identity,
@@ -332,3 +332,96 @@ def drop_step(record: CommandRecord, step: UndoStep) -> None:
         steps = tuple(other for other in current.steps if other.journal != step.journal)
         write_record(replace(current, steps=steps))
     tidy(record.state_dir, record.identity)
+
+
+# The directories of a trash -------------------------------------------------------------------------
+
+_ANOTHERS = (
+    f"{LEFT_AS_IT_IS}, and nobody else can rename, undo or use a trash here: its owner can take back what "
+    "lies in it, or empty it (prune --empty-trash), or root can remove it"
+)
+
+
+def require_own_trash(state_dir: StateDir) -> None:
+    """Require that a trash was made by this user, or by the owner of its directory, or isn't there."""
+    if os.path.lexists(state_dir.trash):
+        require_own(state_dir.trash, _directory_of_trash(state_dir), _ANOTHERS)
+
+
+@contextmanager
+def open_trash(state_dir: StateDir, around: int) -> Iterator[int]:
+    """Open a trash in an open directory, and require that what was opened is ours."""
+    with opened(state_dir.trash_name, around) as trash:
+        owner = os.stat(_directory_of_trash(state_dir))
+        require_own_status(state_dir.trash, os.fstat(trash), owner, _ANOTHERS)
+        yield trash
+
+
+def _directory_of_trash(state_dir: StateDir) -> str:
+    is_there = os.path.isdir(state_dir.directory)
+    return state_dir.directory if is_there else state_dir.path  # it may have got another name
+
+
+def make_room(directory: str, state_dir: StateDir, moves: Moves) -> None:
+    """Make the places in the trash that some moves leave or come to, as far as they are not there."""
+    require_own_trash(state_dir)
+    for side, place in enumerate((moves.source, moves.target)):
+        if place != directory:
+            numbers = {os.path.dirname(pair[side]) for move in moves.moves for pair in move.members}
+            make_place(state_dir, moves.identity, numbers)
+
+
+def make_trash(state_dir: StateDir) -> None:
+    """Make a trash, if it is not there; others can't look inside."""
+    require_own_trash(state_dir)
+    with opened(state_dir.path) as around:
+        if _make_directory(state_dir.trash_name, around):
+            sync_descriptor(around)
+        with open_trash(state_dir, around):
+            return
+
+
+def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
+    """Make the place of a command in the trash, and numbered directories in it; others can't look inside."""
+    require_own_trash(state_dir)
+    with opened(state_dir.path) as around:
+        is_new = _make_directory(state_dir.trash_name, around)
+        with open_trash(state_dir, around) as root:
+            is_new |= _make_directory(identity, root)
+            with opened(identity, root) as place:
+                made = [_make_directory(number, place) for number in sorted(numbers)]
+                if is_new or any(made):
+                    for changed in (around, root, place):
+                        sync_descriptor(changed)
+
+
+def _make_directory(name: str, place: int) -> bool:
+    """Make a directory if it isn't there; tell whether it wasn't."""
+    try:
+        os.close(make_directory(name, 0o700, place))
+    except FileExistsError:
+        return False
+    return True
+
+
+def tidy(state_dir: StateDir, identity: str) -> None:
+    """Remove a command's directories and half-written files from the trash, and the trash, where empty.
+
+    What can't be removed stays, and is removed when the trash is emptied.
+    """
+    with suppress(OSError), opened(state_dir.path) as around:
+        with suppress(OSError), opened(state_dir.trash_name, around) as root:
+            with suppress(OSError), opened(identity, root) as place:
+                for name in os.listdir(place):
+                    if name.isdecimal():
+                        _remove_directory(name, place)
+                    elif is_temporary(name):
+                        with suppress(OSError):  # it isn't ours to remove
+                            os.unlink(name, dir_fd=place)
+            _remove_directory(identity, root)
+        _remove_directory(state_dir.trash_name, around)
+
+
+def _remove_directory(name: str, place: int) -> None:
+    with suppress(OSError):  # it isn't empty, or isn't there
+        os.rmdir(name, dir_fd=place)

@@ -1,9 +1,9 @@
-"""What a removal is about to do, written down first: a kill at any point loses nothing.
+"""What a command is about to do, written down first: a kill at any point loses nothing.
 
-A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints, or where ``state_dir_of`` says. Its
-``journal.json`` appears whole, once all that will be removed is known; a directory without one is an attempt
-that touched nothing. What goes is renamed into it, and unlinked only there, so that no half of a checkpoint
-ever lies where one is looked for.
+A command that removes checkpoints, or moves them, owns a directory ``.ckpttool-<id>`` beside them, or where
+``state_dir_of`` says: its stage. The stage's ``journal.json`` appears whole, once all that will be done is
+known; a stage without one is an attempt that touched nothing. What is read back has each value of its type,
+and each name stays inside: whatever stands in it, nothing elsewhere is touched.
 """
 
 from __future__ import annotations
@@ -11,25 +11,35 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
-from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
-from ckpttool.transaction.files import Contents
-from ckpttool.transaction.journal_schema import contents_document, contents_of, name_of, names_of, text_of
+from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.lock import FULL
-from ckpttool.transaction.moves import SCHEMAS as MOVES_SCHEMAS
-from ckpttool.transaction.moves import Moves, moves_of
-from ckpttool.transaction.ownership import MAX_BYTES, foreign_text, open_own, read_own
-from ckpttool.transaction.state_dir import StateDir, state_dir_beside, state_dir_of_stage
+from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own, read_own, state_dir_of_stage
 from ckpttool.wire.atomic import write_in
 from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
-SCHEMA = "ckpttool.journal/1"
 TEMPORARY = ".tmp"
 
+SCHEMA = "ckpttool.journal/1"
+"""Of a journal of removals."""
+MOVES_SCHEMA = "ckpttool.moves/1"
+CHAINED = "ckpttool.moves-in-a-row/1"
+"""Of moves by themselves, and of such as others go before, or follow."""
+
+IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 _STAGE = re.compile(rf"{re.escape(STAGE_PREFIX)}[0-9a-f]{{8}}")
+
+Kind = Literal["trash", "restore", "rename"]
+
+
+# What is done ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +73,367 @@ class PointerText:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """All that one removal does in one directory."""
+class Removals:
+    """All that one journal of removals does in one directory."""
 
     removals: tuple[Removal, ...]
     rewrites: tuple[PointerText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One checkpoint that goes to other names on the same file system.
+
+    Attributes:
+        path: How the user knows it.
+        members: Its old and new names, relative to ``Moves.source`` and ``Moves.target``, in the order in
+            which they leave: an index first, data after it. They come the other way round.
+        contents: Its files as they were when the plan was made, relative to the source.
+    """
+
+    path: str
+    members: tuple[tuple[str, str], ...]
+    contents: Contents = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A small text file that is to say something else: a pointer, a state file, an index.
+
+    Attributes:
+        name: Its path relative to the directory, as it is once the checkpoints have moved.
+        before: What it says; None where it is new. Bytes that are no UTF-8 are surrogates.
+        after: What it is to say; None where it goes.
+    """
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relink:
+    """A symlink: its path relative to the directory, what it led to, and what it is to lead to."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Where moves stand among others of one journal, which makes one after the other: all of them, or none.
+
+    Attributes:
+        before: Those that were made before, the last first.
+        has_more: Whether others are to follow that nobody knows but the command at work: without it all is
+            taken back.
+    """
+
+    before: tuple[Moves, ...] = ()
+    has_more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """All that one journal does.
+
+    Attributes:
+        kind: What for.
+        identity: Of the command; all directories in which it works have it in common. See ``new_identity``.
+        moves: Which checkpoints go where.
+        rewrites, relinks: What points at them, and is to go with them: then all moves are made, or none.
+        source, target: The directory that they leave, and the one that they come to: the directory of the
+            journal, or the place of the identity in its trash.
+        chain: What goes before, or follows, if these are not all that the journal makes.
+    """
+
+    kind: Kind
+    identity: str
+    moves: tuple[Move, ...]
+    rewrites: tuple[Rewrite, ...] = ()
+    relinks: tuple[Relink, ...] = ()
+    source: str
+    target: str
+    chain: Chain | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Tell whether all moves are made or none: something points at what they are to be."""
+        return bool(self.rewrites or self.relinks)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing is to be done."""
+        return not (self.moves or self.is_bound)
+
+    @property
+    def earlier(self) -> tuple[Moves, ...]:
+        """Return those of the same journal that were made before, the last first."""
+        return () if self.chain is None else self.chain.before
+
+    def with_each(self, change: Callable[[Move], Move]) -> Moves:
+        """Return them with each move changed, and so those that were made before."""
+        chain = self.chain and replace(
+            self.chain, before=tuple(one.with_each(change) for one in self.earlier)
+        )
+        return replace(self, moves=tuple(map(change, self.moves)), chain=chain)
+
+
+def new_identity() -> str:
+    """Return an identity for a command: the time, in UTC, and something random."""
+    seconds, rest = divmod(time.time_ns(), 10**9)
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    return f"{moment}.{rest // 1000:06d}Z-{os.urandom(4).hex()}"
+
+
+def contents_at_target(move: Move) -> Contents:
+    """Return the contents of a move as they are at its target."""
+    new = dict(move.members)
+    return Contents(
+        tuple(replace(file, path=_map_path(file.path, new)) for file in move.contents.files),
+        tuple(_map_path(path, new) for path in move.contents.directories),
+    )
+
+
+def old_name(moves: Moves, name: str) -> str:
+    """Return the path that something has before a move, from the one that it has afterwards."""
+    first, mark, rest = name.partition(os.sep)
+    old = next((old for move in moves.moves for old, new in move.members if new == first), first)
+    return old + mark + rest if mark else name
+
+
+def _map_path(path: str, new: Mapping[str, str]) -> str:
+    parts = path.split(os.sep)
+    for count in range(1, len(parts) + 1):
+        above = os.sep.join(parts[:count])
+        if above in new:
+            return os.sep.join([new[above], *parts[count:]])
+    raise ValueError(f"{path!r} is no part of what moves")
+
+
+# The text of a journal, and what is read back -----------------------------------------------------
+
+
+def removals_document(removals: Removals) -> dict[str, Any]:
+    """Return removals as plain data; see ``removals_of``."""
+    return {
+        "schema": SCHEMA,
+        "rewrites": [{"name": rewrite.name, "text": rewrite.text} for rewrite in removals.rewrites],
+        "removals": [
+            {
+                "path": removal.path,
+                "members": removal.members,
+                **contents_document(removal.contents),
+                "survivors": removal.survivors,
+            }
+            for removal in removals.removals
+        ],
+    }
+
+
+def removals_of(document: Mapping[str, Any]) -> Removals:
+    """Return removals from what ``removals_document`` returned; every name was checked to stay inside."""
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}")
+    removals: list[Removal] = []
+    for removal in document["removals"]:
+        members = names_of(removal["members"])
+        survivors = tuple(name_of(name) for name in removal["survivors"])
+        removals.append(Removal(text_of(removal["path"]), members, contents_of(removal, members), survivors))
+    rewrites = tuple(
+        PointerText(name_of(rewrite["name"]), text_of(rewrite["text"])) for rewrite in document["rewrites"]
+    )
+    return Removals(tuple(removals), rewrites)
+
+
+def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
+    """Return moves as plain data; see ``moves_of``."""
+    result: dict[str, Any] = {
+        "schema": MOVES_SCHEMA if moves.chain is None else CHAINED,
+        "kind": moves.kind,
+        "identity": moves.identity,
+        "source": "directory" if moves.source == directory else "trash",
+        "target": "directory" if moves.target == directory else "trash",
+        "moves": [
+            {"path": move.path, "members": move.members, **contents_document(move.contents)}
+            for move in moves.moves
+        ],
+        "rewrites": [
+            {"name": rewrite.name, "before": rewrite.before, "after": rewrite.after}
+            for rewrite in moves.rewrites
+        ],
+        "relinks": [
+            {"name": link.name, "before": link.before, "after": link.after} for link in moves.relinks
+        ],
+    }
+    if moves.chain is not None:
+        result["before"] = [moves_document(earlier, directory) for earlier in moves.chain.before]
+        result["has_more"] = moves.chain.has_more
+    return result
+
+
+def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -> Moves:
+    """Return moves from what ``moves_document`` returned; every name was checked to stay inside.
+
+    Args:
+        document: The plain data.
+        directory: The directory that it is for.
+        state_dir: Where its trash lies.
+    """
+    schema, kind = document["schema"], document["kind"]
+    if schema not in {MOVES_SCHEMA, CHAINED}:
+        raise ValueError(f"schema {schema!r}")
+    identity = identity_of(document["identity"])
+    places = {"directory": directory, "trash": state_dir.trash_place(identity)}
+    source, target = document["source"], document["target"]
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind {kind!r}")
+    moves = Moves(
+        kind=kind,
+        identity=identity,
+        moves=tuple(_move_of(move, source, target) for move in document["moves"]),
+        rewrites=tuple(
+            Rewrite(path_of(rewrite["name"]), text_or_none(rewrite["before"]), text_or_none(rewrite["after"]))
+            for rewrite in document["rewrites"]
+        ),
+        relinks=tuple(
+            Relink(path_of(link["name"]), text_of(link["before"]), text_of(link["after"]))
+            for link in document["relinks"]
+        ),
+        source=places[source],
+        target=places[target],
+    )
+    if schema != CHAINED:
+        return moves
+    before = tuple(moves_of(earlier, directory, state_dir) for earlier in document["before"])
+    if any(earlier.chain is not None or earlier.identity != identity for earlier in before):
+        raise ValueError("moves of another journal go before")
+    if not isinstance(document["has_more"], bool):
+        raise TypeError("has_more")
+    return replace(moves, chain=Chain(before, document["has_more"]))
+
+
+def _move_of(document: Mapping[str, Any], source: str, target: str) -> Move:
+    members = tuple((_member(old, source), _member(new, target)) for old, new in document["members"])
+    if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
+        raise ValueError("no member, or two of one name")
+    return Move(text_of(document["path"]), members, contents_of(document, [old for old, _ in members]))
+
+
+def _member(value: object, place: str) -> str:
+    """Return the name of a member in the directory; in the trash it lies in a numbered directory."""
+    if place == "directory":
+        return name_of(value)
+    number, _, name = text_of(value).partition(os.sep)
+    if not number.isdecimal():
+        raise ValueError(f"{value!r} is no place in the trash")
+    return os.path.join(number, name_of(name))
+
+
+def identity_of(value: object) -> str:
+    """Return an identity."""
+    identity = text_of(value)
+    if not IDENTITY.fullmatch(identity):
+        raise ValueError(f"{identity!r} is no identity")
+    return identity
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a text names an entry of a directory, and nothing elsewhere."""
+    return name not in ("", os.curdir, os.pardir) and os.sep not in name and "\0" not in name
+
+
+def text_of(value: object) -> str:
+    """Return a text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    value.encode("utf-8", "surrogateescape")
+    return value
+
+
+def text_or_none(value: object) -> str | None:
+    """Return a text, or None."""
+    return None if value is None else text_of(value)
+
+
+def count_of(value: object) -> int:
+    """Return a number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def names_of(values: object) -> tuple[str, ...]:
+    """Return one or more names, each of which stands once."""
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r} is no list")
+    names = tuple(map(name_of, values))
+    if not names or len(set(names)) < len(names):
+        raise ValueError("no member, or two of one name")
+    return names
+
+
+def name_of(value: object) -> str:
+    """Return a name."""
+    name = text_of(value)
+    if not is_name(name):
+        raise ValueError(f"{name!r} leads out of the directory")
+    return name
+
+
+def path_of(value: object) -> str:
+    """Return a path of one or more names, relative to a directory."""
+    path = text_of(value)
+    if not all(map(is_name, path.split(os.sep))):
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+def path_below(value: object, members: Collection[str]) -> str:
+    """Return a path that is one of some others, or lies below one."""
+    path = path_of(value)
+    parts = path.split(os.sep)
+    if not any(os.sep.join(parts[:count]) in members for count in range(1, len(parts) + 1)):
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+def contents_of(document: Mapping[str, Any], members: Collection[str]) -> Contents:
+    """Return the files and directories that lie at some members."""
+    files = tuple(
+        Fingerprint(path_below(path, members), *(count_of(number) for number in numbers))
+        for path, *numbers in document["files"]
+    )
+    return Contents(files, tuple(path_below(path, members) for path in document["directories"]))
+
+
+def contents_document(contents: Contents) -> dict[str, Any]:
+    """Return what ``contents_of`` reads."""
+    return {
+        "directories": contents.directories,
+        "files": [(file.path, file.device, file.inode, file.size, file.mtime_ns) for file in contents.files],
+    }
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What became of what was interrupted, by path.
+
+    Attributes:
+        finished: What was removed.
+        put_back: What was to be removed, and is back.
+        moved: What became of what was on its way elsewhere, each in a sentence.
+        failed: What could neither be finished nor put back, with the reason.
+    """
+
+    finished: list[str] = field(default_factory=list)
+    put_back: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+# On the disk ----------------------------------------------------------------------------------------
 
 
 class NoRoom(AccessDenied):
@@ -80,25 +446,21 @@ def require_system(directory: str, done: str) -> None:
         raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
 
 
-def begin_journal(directory: str, state_dir: StateDir, journal: bytes, done: str) -> str:
-    """Write a journal, synced to disk, and return the directory of ours that it lies in.
+def begin_journal(directory: str, state_dir: StateDir, document: Mapping[str, Any], done: str) -> str:
+    """Write a journal, synced to disk, and return the stage that it lies in.
 
     Args:
         directory: Whose journal it is.
         state_dir: Where it is to lie.
-        journal: Its text.
+        document: What it is to say.
         done: What was done to nothing if it can't be written: "removed".
     """
-    # Nobody reads more than that back: what can't be settled later isn't begun.
-    if len(journal) > MAX_BYTES:
-        reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
-        raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
-    around, suffix = state_dir
-    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}"
+    text = _journal_text(directory, document, f"; nothing was {done}")
+    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
     try:
-        with OpenDirectory(around) as place, place.make(name, 0o700) as stage:
+        with OpenDirectory(state_dir.path) as place, place.make(name, 0o700) as stage:
             try:
-                write_in(stage, JOURNAL, journal)
+                write_in(stage, JOURNAL, text)
                 place.sync()
             except BaseException:
                 _remove_stage(place, stage)
@@ -109,11 +471,44 @@ def begin_journal(directory: str, state_dir: StateDir, journal: bytes, done: str
             message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
             raise NoRoom(directory, message) from error
         raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
-    return os.path.join(around, name)
+    return os.path.join(state_dir.path, name)
+
+
+def rewrite_journal(directory: str, stage: str, document: Mapping[str, Any]) -> None:
+    """Have the journal in a stage say something else: what is left to do."""
+    text = _journal_text(directory, document)
+    with open_own(directory, *os.path.split(stage)) as place:
+        write_in(place, JOURNAL, text)
+
+
+def _journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
+    text = json.dumps(document).encode()
+    # Nobody reads more than that back: what can't be settled later isn't begun.
+    if len(text) > MAX_BYTES:
+        reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
+        raise AccessDenied(directory, f"{reason}{result}: try fewer at once")
+    return text
+
+
+def read_journal(path: str, directory: str) -> Removals | Moves | None:
+    """Return what a journal says, or None where there is none.
+
+    Args:
+        path: Where it lies.
+        directory: The directory that it is for, as it is to be called in what is returned.
+    """
+    stage = os.path.dirname(path)
+
+    def parse(document: Mapping[str, Any]) -> Removals | Moves:
+        if document["schema"] in {MOVES_SCHEMA, CHAINED}:
+            return moves_of(document, directory, state_dir_of_stage(stage))
+        return removals_of(document)
+
+    return read_own(directory, *os.path.split(stage), JOURNAL, what="a journal", parse=parse)
 
 
 def remove_stage(path: str) -> bool:
-    """Remove an owned directory with its journal; tell whether nothing else was left in it."""
+    """Remove a stage with its journal; tell whether nothing else was left in it."""
     around, name = os.path.split(path)
     with OpenDirectory(around) as place, place.open(name) as stage:
         return _remove_stage(place, stage)
@@ -135,80 +530,17 @@ def is_temporary(name: str) -> bool:
     return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)
 
 
-def journal_bytes(journal: Journal) -> bytes:
-    """Return a journal as it is written."""
-    document = {
-        "schema": SCHEMA,
-        "rewrites": [{"name": rewrite.name, "text": rewrite.text} for rewrite in journal.rewrites],
-        "removals": [
-            {
-                "path": removal.path,
-                "members": removal.members,
-                **contents_document(removal.contents),
-                "survivors": removal.survivors,
-            }
-            for removal in journal.removals
-        ],
-    }
-    return json.dumps(document).encode()
-
-
-def read_journal(path: str, directory: str) -> Journal | Moves:
-    """Return a journal; every name in it was checked to stay inside its directory.
-
-    Args:
-        path: Where it lies.
-        directory: The directory that it is for, as it is to be called in what is returned.
-    """
-    stage = os.path.dirname(path)
+def stages(state_dir: StateDir) -> list[str]:
+    """Return the paths of what commands left in a state directory, finished or not."""
+    around, suffix = state_dir
     try:
-        with open_own(directory, *os.path.split(stage)) as place:
-            text = read_own(place, JOURNAL, directory, "a journal")
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        document = json.loads(text)
-        if document["schema"] in MOVES_SCHEMAS:
-            return moves_of(document, directory, state_dir_of_stage(stage))
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']!r}")
-        removals: list[Removal] = []
-        for removal in document["removals"]:
-            members = names_of(removal["members"])
-            survivors = tuple(name_of(name) for name in removal["survivors"])
-            contents = contents_of(removal, members)
-            removals.append(Removal(text_of(removal["path"]), members, contents, survivors))
-        rewrites = [
-            PointerText(name_of(rewrite["name"]), text_of(rewrite["text"]))
-            for rewrite in document["rewrites"]
-        ]
-        return Journal(tuple(removals), tuple(rewrites))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(
-            path, foreign_text(error, "a journal"), expected="move it away to go on"
-        ) from error
-
-
-def stages(directory: str) -> list[str]:
-    """Return the names of what removals left in a directory, finished or not."""
-    return _stages(directory, "")
-
-
-def stages_beside(directory: str) -> list[str]:
-    """Return the paths of what removals in a directory left in the one around it."""
-    around, suffix = state_dir_beside(directory)
-    return [os.path.join(around, name) for name in _stages(around, suffix)]
-
-
-def _stages(place: str, suffix: str) -> list[str]:
-    try:
-        with os.scandir(place) as entries:
+        with os.scandir(around) as entries:
             return sorted(
-                entry.name
+                entry.path
                 for entry in entries
                 if entry.name.endswith(suffix)
                 and _STAGE.fullmatch(entry.name.removesuffix(suffix))
                 and entry.is_dir(follow_symlinks=False)
             )
     except OSError as error:
-        raise from_os_error(error, place) from error
+        raise from_os_error(error, around) from error

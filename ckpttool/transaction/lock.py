@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.transaction.ownership import user_name
-from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of
+from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
 from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 
 LOCK = ".ckpttool.lock"

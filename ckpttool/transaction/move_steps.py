@@ -17,11 +17,19 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from ckpttool.transaction.files import Contents, contents, opened
+from ckpttool.transaction.files import (
+    Contents,
+    StalePlan,
+    contents,
+    is_same_file,
+    opened,
+    opened_parent,
+    status_at,
+    status_of,
+)
+from ckpttool.transaction.journal import Move, Moves, old_name
 from ckpttool.transaction.mounts import require_unmounted
-from ckpttool.transaction.moves import Move, Moves, old_name
-from ckpttool.transaction.ownership import require_own_status
-from ckpttool.transaction.stage import StalePlan, status_of
+from ckpttool.transaction.state_dir import require_own_status
 from ckpttool.wire.directories import link_or_rename, retry_while_busy
 
 
@@ -136,7 +144,7 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
             _may_be_same_name(old, new) and not _lists_name(dirs.target, new)
         ):
             continue
-        if _is_same_file(dirs.source, old, dirs.target, new) and not _is_variant(dirs, new, old):
+        if is_same_file(old, dirs.source, new, dirs.target) and not _is_variant(dirs, new, old):
             continue
         if _is_taken(back, new, old):
             raise StalePlan(f"{os.path.basename(old)} is in the way")
@@ -151,8 +159,8 @@ def unlink_new(dirs: MoveDirs, move: Move) -> None:
 def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
     """Give a file a second name, or rename it; tell whether it has both names now."""
     with (
-        _opened_parent(dirs.source, old) as (here, name),
-        _opened_parent(dirs.target, new) as (there, other),
+        opened_parent(old, dirs.source) as (here, name),
+        opened_parent(new, dirs.target) as (there, other),
     ):
         if _may_be_same_name(old, new):  # a link would take the one for the other
             if _is_taken(dirs, old, new):
@@ -170,8 +178,8 @@ def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
         _unlink_other_name(dirs.target, new, dirs.source, old, must_share=False)
     elif not _is_taken(MoveDirs(dirs.target, dirs.source), new, old):
         with (
-            _opened_parent(dirs.source, old) as (here, name),
-            _opened_parent(dirs.target, new) as (there, other),
+            opened_parent(old, dirs.source) as (here, name),
+            opened_parent(new, dirs.target) as (there, other),
         ):
             retry_while_busy(partial(os.rename, other, name, src_dir_fd=there, dst_dir_fd=here))
 
@@ -188,9 +196,9 @@ def _unlink_other_name(
     place: int, path: str, other_place: int, other_path: str, *, must_share: bool = True
 ) -> None:
     """Unlink a name of a file that has another one; whatever else is there stays."""
-    if must_share and not _is_same_file(place, path, other_place, other_path):
+    if must_share and not is_same_file(path, place, other_path, other_place):
         return
-    with suppress(FileNotFoundError), _opened_parent(place, path) as (directory, name):  # somebody was faster
+    with suppress(FileNotFoundError), opened_parent(path, place) as (directory, name):  # somebody was faster
         status = status_of(name, directory)
         if status is not None and not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
             retry_while_busy(partial(os.unlink, name, dir_fd=directory))
@@ -215,11 +223,7 @@ def is_at_target(dirs: MoveDirs, move: Move) -> bool:
 
 def has_vanished(dirs: MoveDirs, move: Move) -> bool:
     """Tell whether nothing at all has one of a checkpoint's old names."""
-    for old, _ in move.members:
-        with _opened_parent(dirs.source, old) as (place, name):
-            if status_of(name, place) is not None:
-                return False
-    return True
+    return all(status_at(old, dirs.source) is None for old, _ in move.members)
 
 
 def part_names(place: int, move: Move, side: int) -> set[str]:
@@ -289,7 +293,7 @@ def _lies_below(path: str, member: str) -> bool:
 
 def _is_taken(dirs: MoveDirs, old: str, new: str) -> bool:
     """Tell whether something has a name already that isn't but another way to write the old one."""
-    with _opened_parent(dirs.target, new) as (place, name):
+    with opened_parent(new, dirs.target) as (place, name):
         return status_of(name, place) is not None and not _is_variant(dirs, old, new)
 
 
@@ -300,7 +304,7 @@ def _is_variant(dirs: MoveDirs, old: str, new: str) -> bool:
     """
     if not _may_be_same_name(old, new) or not dirs.is_one:
         return False
-    return _is_same_file(dirs.source, old, dirs.target, new) and not (
+    return is_same_file(old, dirs.source, new, dirs.target) and not (
         _lists_name(dirs.source, old) and _lists_name(dirs.target, new)
     )
 
@@ -316,25 +320,5 @@ def _fold_name(name: str) -> str:
 
 def _lists_name(place: int, path: str) -> bool:
     """Tell whether a directory lists a name just as it is written."""
-    with _opened_parent(place, path) as (directory, name):
+    with opened_parent(path, place) as (directory, name):
         return name in os.listdir(directory)
-
-
-def _is_same_file(place: int, path: str, other_place: int, other_path: str) -> bool:
-    """Tell whether two names are of one file."""
-    try:
-        with _opened_parent(place, path) as (directory, name):
-            one = status_of(name, directory)
-        with _opened_parent(other_place, other_path) as (directory, name):
-            two = status_of(name, directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return one is not None and two is not None and os.path.samestat(one, two)
-
-
-@contextmanager
-def _opened_parent(place: int, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that a path lies in, and yield it with the name in it."""
-    above, name = os.path.split(path)
-    with opened(above, place) as directory:
-        yield directory, name

@@ -9,14 +9,36 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.transaction.copies import inodes_of_moves, moves_with_inodes
-from ckpttool.transaction.history import add_to_record, read_record, remove_from_record, state_dirs
-from ckpttool.transaction.journal import JOURNAL, require_system
+from ckpttool.transaction.copies import inodes_of_moves, leftover_names
+from ckpttool.transaction.files import StalePlan
+from ckpttool.transaction.history import (
+    add_to_record,
+    make_room,
+    read_record,
+    remove_from_record,
+    require_own_trash,
+    state_dirs,
+    tidy,
+)
+from ckpttool.transaction.journal import (
+    JOURNAL,
+    Chain,
+    Move,
+    Moves,
+    Recovery,
+    begin_journal,
+    moves_document,
+    read_journal,
+    remove_stage,
+    require_system,
+    rewrite_journal,
+)
 from ckpttool.transaction.move_steps import (
     MoveDirs,
     has_vanished,
@@ -30,18 +52,14 @@ from ckpttool.transaction.move_steps import (
     unlink_new,
     unlink_old,
 )
-from ckpttool.transaction.moves import Chain, Move, Moves, dumps, trash_path
-from ckpttool.transaction.ownership import MAX_BYTES, open_own
 from ckpttool.transaction.pointer_files import (
     are_pointers_rewritten,
     require_pointers,
     restore_pointers,
     rewrite_pointers,
 )
-from ckpttool.transaction.stage import StalePlan
-from ckpttool.transaction.state_dir import StateDir
-from ckpttool.transaction.trash_directories import make_room, require_own_trash, tidy
-from ckpttool.wire.atomic import sync_directory, write_in
+from ckpttool.transaction.state_dir import StateDir, state_dir_of, state_dir_of_stage
+from ckpttool.wire.atomic import sync_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,7 @@ def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: M
     Where pointers go with them, that is all of them, or nothing.
     """
     require_system(directory, "moved")
-    if {moves.source, moves.target} - {directory, trash_path(state_dir, moves.identity)}:
+    if {moves.source, moves.target} - {directory, state_dir.trash_place(moves.identity)}:
         raise ValueError(f"{moves.source} -> {moves.target}: neither {directory} nor its trash")
     outcome.failures |= dict(move_obstacles(directory, moves))
     if moves.kind == "trash" and outcome.failures:
@@ -117,7 +135,7 @@ def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: M
                 outcome.failures[directory] = move_failure(failure)
         if outcome.failures:
             feasible = replace(moves, moves=(), rewrites=(), relinks=())
-    if feasible.moves or feasible.rewrites or feasible.relinks:
+    if not feasible.is_empty:
         require_own_trash(state_dir)
         read_record(directory, state_dir, moves.identity)  # what can't be recorded isn't begun
     return feasible
@@ -157,8 +175,8 @@ class MoveTransaction:
     @property
     def _step(self) -> str:
         """Return the name that the record has for what these moves are undone by."""
-        before = () if self.moves.chain is None else self.moves.chain.before
-        return f"{self.stage}.{len(before)}" if before else self.stage
+        earlier = self.moves.earlier
+        return f"{self.stage}.{len(earlier)}" if earlier else self.stage
 
     def apply(self, failures: dict[str, MoveFailure]) -> list[Move]:
         """Make the moves, and note how they are undone; return those that were made.
@@ -227,10 +245,172 @@ class MoveTransaction:
             sync_directory(place)
 
 
+# Applying moves -----------------------------------------------------------------------------------
+
+
+def apply_moves(directory: str, moves: Moves, state_dir: StateDir | None = None) -> MoveOutcome:
+    """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
+
+    Where pointers go with them, all are moved or none.
+
+    Args:
+        directory: The directory of the journal; it is locked.
+        moves: What goes where.
+        state_dir: Where its trash lies, if that is not where one would be made now.
+    """
+    outcome = MoveOutcome()
+    state_dir = state_dir_of(directory) if state_dir is None else state_dir
+    feasible = feasible_moves(directory, moves, state_dir, outcome)
+    if feasible.is_empty:
+        return outcome
+    stage = begin_journal(directory, state_dir, moves_document(feasible, directory), "moved")
+    try:
+        _apply_or_undo(MoveTransaction(directory, state_dir, stage, feasible), outcome)
+    except KeyboardInterrupt:
+        _settle(directory, stage)
+        raise
+    return outcome
+
+
+def _settle(directory: str, stage: str) -> None:
+    """Make moves that were interrupted, or take them back, as recovery does later."""
+    moves = read_journal(os.path.join(stage, JOURNAL), directory)
+    try:
+        if isinstance(moves, Moves) and recover_moves(directory, stage, moves, Recovery()):
+            remove_stage(stage)
+    except OSError as error:
+        raise from_os_error(error, stage) from error
+
+
+def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
+    try:
+        try:
+            done = transaction.apply(outcome.failures)
+        except (StalePlan, CheckpointError, OSError) as failure:
+            transaction.undo()
+            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
+        else:
+            outcome.moved += [move.path for move in done]
+        remove_stage(transaction.stage)
+    except (StalePlan, CheckpointError, OSError) as failure:
+        reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
+        raise AccessDenied(transaction.directory, reason) from failure
+
+
+class ChainedMoves:
+    """Moves that follow each other in a directory, which is locked; used as a context.
+
+    Whoever leaves it before the last of them were made has all of them taken back.
+    """
+
+    def __init__(self, directory: str, state_dir: StateDir | None = None) -> None:
+        """Begin nothing yet.
+
+        Args:
+            directory: The directory of the journal.
+            state_dir: Where its trash lies, if that is not where one would be made now.
+        """
+        self._directory = directory
+        self._state_dir = state_dir_of(directory) if state_dir is None else state_dir
+        self._stage: str | None = None
+        self._made: tuple[Moves, ...] = ()
+
+    def __enter__(self) -> ChainedMoves:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stage is not None and os.path.lexists(self._stage):
+            _settle(self._directory, self._stage)
+
+    @property
+    def is_begun(self) -> bool:
+        """Tell whether moves were made, and others are to follow."""
+        return self._stage is not None
+
+    def make(self, moves: Moves, *, has_more: bool) -> MoveOutcome:
+        """Make the next moves; where one can't be made, take back all that were made before.
+
+        The only ones are made as far as they can be, as ``apply_moves`` does.
+
+        Args:
+            moves: What goes where.
+            has_more: Whether others are to follow.
+        """
+        if self._stage is None and not has_more:
+            return apply_moves(self._directory, moves, self._state_dir)
+        outcome = MoveOutcome()
+        try:
+            self._make(moves, has_more, outcome)
+        except CheckpointError as failure:
+            if self._stage is None:  # nothing was begun
+                raise
+            paths = [move.path for move in moves.moves] or [self._directory]
+            outcome.failures |= dict.fromkeys(paths, MoveFailure(failure.reason))
+        if outcome.failures:
+            self.undo()
+        elif not has_more:
+            self._end()
+        return outcome
+
+    def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
+        feasible = feasible_moves(self._directory, moves, self._state_dir, outcome)
+        if outcome.failures or feasible.is_empty:
+            return
+        now = replace(feasible, chain=Chain(self._made, has_more))
+        if self._stage is None:
+            document = moves_document(now, self._directory)
+            self._stage = begin_journal(self._directory, self._state_dir, document, "moved")
+        transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
+        try:
+            if self._made:
+                rewrite_journal(self._directory, self._stage, moves_document(now, self._directory))
+            done = transaction.apply(outcome.failures)
+        except (StalePlan, CheckpointError, OSError) as failure:
+            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
+        else:
+            outcome.moved += [move.path for move in done]
+        self._made = (replace(now, chain=None), *self._made)
+
+    def undo(self) -> None:
+        """Take back all that was made."""
+        if self._stage is not None and self._made:
+            now = replace(self._made[0], chain=Chain(self._made[1:], has_more=True))
+            transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
+            with self._left_to_recovery():
+                undo_chain(transaction)
+        self._end()
+
+    def _end(self) -> None:
+        if self._stage is not None:
+            with self._left_to_recovery():
+                remove_stage(self._stage)
+        self._stage, self._made = None, ()
+
+    @contextmanager
+    def _left_to_recovery(self) -> Iterator[None]:
+        try:
+            yield
+        except (StalePlan, CheckpointError, OSError) as failure:
+            self._stage = None
+            reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
+            raise AccessDenied(self._directory, reason) from failure
+
+
+# What a kill left ------------------------------------------------------------------------------------
+
+_DOING = {
+    "trash": "to put it into the trash",
+    "restore": "to put it back",
+    "rename": "to rename it",
+}
+
+
 def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     """Return the names in a directory that belong to a checkpoint that is elsewhere, or whole nowhere."""
     names: set[str] = set()
-    moves = moves_with_inodes(moves, inodes_of_moves(directory, moves))
+    moves = inodes_of_moves(directory, moves).of_moves(moves)
     try:
         with open_move_dirs(directory, moves) as dirs:
             # Between its two names a checkpoint has both: its pointers tell which of them counts.
@@ -250,46 +430,39 @@ def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     return names
 
 
-# A journal to its end, or back ---------------------------------------------------------------------
-
-
 def undo_chain(transaction: MoveTransaction) -> None:
     """Take back moves, and all that went before them; the journal says after each what is left to do."""
     while True:
         transaction.undo()
-        before = () if transaction.moves.chain is None else transaction.moves.chain.before
-        if not before:
+        earlier = transaction.moves.earlier
+        if not earlier:
             return
-        transaction = replace(transaction, moves=replace(before[0], chain=Chain(before[1:], has_more=True)))
-        rewrite_journal(transaction)
+        moves = replace(earlier[0], chain=Chain(earlier[1:], has_more=True))
+        rewrite_journal(
+            transaction.directory, transaction.stage, moves_document(moves, transaction.directory)
+        )
+        transaction = replace(transaction, moves=moves)
 
 
-def rewrite_journal(transaction: MoveTransaction) -> None:
-    """Have the journal say what is left to do."""
-    text = dumps(transaction.moves, transaction.directory)
-    if len(text) > MAX_BYTES:
-        reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
-        raise AccessDenied(transaction.directory, f"{reason}: try fewer at once")
-    with open_own(transaction.directory, *os.path.split(transaction.stage)) as stage:
-        write_in(stage, JOURNAL, text)
-
-
-def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, MoveFailure]]:
-    """Make the last moves of a row that was interrupted, or else take all of it back.
+def finish_or_undo(transaction: MoveTransaction) -> tuple[set[str] | None, Mapping[str, MoveFailure]]:
+    """Make moves that were interrupted, or else take them back, with all of the row that they end.
 
     Returns:
-        Whether they were made, and if not, why, by path, as far as one of them is to blame.
+        What was made, by path, None if all was taken back; and why the rest was not made, as far as known.
     """
-    failures: dict[str, MoveFailure] = {}
-    if transaction.moves.chain is None or not transaction.moves.chain.has_more:
+    moves, failures = transaction.moves, dict[str, MoveFailure]()
+    if moves.chain is None or not moves.chain.has_more:
         try:
-            transaction.apply(failures)
+            done = {move.path for move in transaction.apply(failures)}
         except (StalePlan, CheckpointError, OSError) as failure:
             failures |= failures_by_path(transaction, failures, failure)
-        if not failures:
-            return True, failures
+        else:
+            if moves.chain is None:
+                return done, failures
+            if not failures:
+                return {move.path for one in (moves, *moves.earlier) for move in one.moves}, failures
     undo_chain(transaction)
-    return False, failures
+    return None, failures
 
 
 def directory_changed_above(transaction: MoveTransaction) -> str | None:
@@ -300,6 +473,59 @@ def directory_changed_above(transaction: MoveTransaction) -> str | None:
             if read_record(above, state_dir, transaction.moves.identity) is not None:
                 return above
     return None
+
+
+def recover_moves(directory: str, path: str, moves: Moves, recovery: Recovery) -> bool:
+    """Make moves that were interrupted, or else take them back; tell whether their journal may go."""
+    inodes = inodes_of_moves(directory, moves)
+    moves = inodes.of_moves(moves)
+    doing = f"a command had begun {_DOING[moves.kind]} when it was interrupted"
+    if inodes.is_copy:
+        doing += ", and the directory was copied as it was then"
+    if inodes.now is None:  # nothing tells which file is which, and so what is to be done
+        before = len(recovery.failed)
+        for one in (moves, *moves.earlier):
+            _report_leftovers(directory, one, (), doing, recovery)
+        if len(recovery.failed) == before:
+            recovery.moved.append(f"{directory}: {doing}; nothing was changed here")
+        return True
+    transaction = MoveTransaction(directory, state_dir_of_stage(path), path, moves, is_late=True)
+    paths = list(dict.fromkeys(move.path for one in (moves, *moves.earlier) for move in one.moves))
+    try:
+        done, failures = finish_or_undo(transaction)
+    except (StalePlan, CheckpointError, OSError) as failure:
+        reason = (
+            f"{doing}, and it can be neither finished nor taken back: {failure_text(failure)}; see {path}"
+        )
+        recovery.failed |= dict.fromkeys(paths or [directory], reason)
+        return False
+    for moved in paths:
+        why = f" ({failures[moved].text()})" if moved in failures else ""
+        is_done = done is not None and moved in done
+        result = "that is finished now" if is_done else f"it is where it was{why}"
+        recovery.moved.append(f"{moved}: {doing}; {result}")
+    if done is None and not paths:
+        why = f" ({failures[directory].text()})" if directory in failures else ""
+        recovery.moved.append(f"{directory}: {doing}; nothing was changed{why}")
+    if moves.chain is None:
+        if inodes.is_copy:
+            _report_leftovers(directory, moves, done or (), doing, recovery)
+    elif done is None and (above := directory_changed_above(transaction)) is not None:
+        why = f"a command was interrupted that changed names in {directory}, and is taken back there"
+        recovery.failed[above] = f"{why}; what names them here may have other names (undo {above})"
+    return True
+
+
+def _report_leftovers(
+    directory: str, moves: Moves, done: Collection[str], doing: str, recovery: Recovery
+) -> None:
+    """Tell what is under new names in a copy beside what hasn't moved: a part, or all of it once more."""
+    for move in moves.moves:
+        names = leftover_names(directory, replace(moves, moves=(move,)), done)
+        if names:
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            why = f"{doing}; {names[0]}{more} stayed beside it: remove by hand what is there twice"
+            recovery.failed.setdefault(move.path, why)
 
 
 # Why something was not moved ----------------------------------------------------------------------

@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
-from ckpttool.transaction.journal import JOURNAL, read_journal, stages, stages_beside
-from ckpttool.transaction.moves import Moves
-from ckpttool.transaction.ownership import user_name
-from ckpttool.transaction.state_dir import may_keep_state_beside, owner_of_stage
+from ckpttool.transaction.journal import JOURNAL, Moves, read_journal, stages
+from ckpttool.transaction.state_dir import (
+    StateDir,
+    may_keep_state_beside,
+    state_dir_beside,
+    state_dir_of_stage,
+    user_name,
+)
 
 
 def pending_journals(directory: str) -> list[str]:
     """Return the paths of the journals of a directory that the next command has to settle."""
     try:
-        paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
+        paths = stages(StateDir(directory))
         if may_keep_state_beside(directory):
-            paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
+            paths += stages(state_dir_beside(directory))
     except CheckpointError:  # what can't be read holds nothing that we could settle
         return []
     pending: list[str] = []
-    for path in paths:
+    for path in (os.path.join(stage, JOURNAL) for stage in paths):
         try:
             os.lstat(path)
         except PermissionError:
@@ -43,7 +47,7 @@ def owner_of_journal(path: str) -> str | None:
     """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
     stage = os.path.dirname(path)
     try:
-        user, owner = os.lstat(stage).st_uid, os.stat(owner_of_stage(stage)).st_uid
+        user, owner = os.lstat(stage).st_uid, os.stat(state_dir_of_stage(stage).directory).st_uid
     except OSError:  # it has just gone
         return None
     is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
@@ -63,7 +67,7 @@ def incomplete_names(directory: str) -> frozenset[str]:
 
             names |= partially_moved_names(directory, journal)
             continue
-        for number, removal in enumerate(journal.removals):
+        for number, removal in enumerate(journal.removals if journal is not None else ()):
             with suppress(OSError):  # not begun, or gone altogether
                 if not removal.is_single and os.listdir(os.path.join(os.path.dirname(path), str(number))):
                     names.update(removal.members)

@@ -12,15 +12,13 @@ from functools import partial
 from ckpttool.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import NAME
-from ckpttool.transaction.apply import ChainedMoves, apply_moves
-from ckpttool.transaction.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
+from ckpttool.transaction.copies import moves_of_copy
+from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
-from ckpttool.transaction.move_transaction import MoveOutcome, move_obstacles
-from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite
+from ckpttool.transaction.journal import Move, Moves, Relink, Rewrite
+from ckpttool.transaction.move_transaction import ChainedMoves, MoveOutcome, apply_moves, move_obstacles
 from ckpttool.transaction.paths import NotUndone, Problem, shown
-from ckpttool.transaction.pointer_files import text_at
-from ckpttool.transaction.stage import StalePlan
-from ckpttool.transaction.state_file import base_name, merged_state
+from ckpttool.transaction.pointer_files import base_name, merged_state, text_at
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed"}
 """When a user had a command do what is taken back now."""
@@ -90,11 +88,9 @@ def _undo_step(
     dry_run: bool,
 ) -> bool:
     """Take one step back, as far as nothing is in its way; tell whether something was."""
-    undoing = moves_of_copy(record.directory, step.undoing)
-    if is_last and is_of_copy(undoing, step.undoing):
-        done.warnings.append(f"{shown(record.directory)}: {COPIED}")
-    elif is_last and has_lost_times(record.directory, undoing):
-        done.warnings.append(f"{shown(record.directory)}: {LOST_TIMES}")
+    undoing, warning = moves_of_copy(record.directory, step.undoing)
+    if is_last and warning is not None:
+        done.warnings.append(f"{shown(record.directory)}: {warning}")
     # Of what was renamed twice, only the last name can be looked at before it is gone.
     refused = dict(move_obstacles(record.directory, undoing)) if is_last or not dry_run else {}
     fit = tuple(move for move in undoing.moves if move.path not in refused)
@@ -108,7 +104,7 @@ def _undo_step(
             fit = tuple(move for move in fit if move.path in outcome.moved)
         if fit or not (undoing.moves or refused):
             done.pointers = list(dict.fromkeys([*done.pointers, *_pointer_paths(record, step, moves)]))
-            if moves.moves or moves.is_bound:
+            if not moves.is_empty:
                 done.warnings += [f"{problem.path}: {problem.message}" for problem in left]
             else:  # there is nothing else that it could be told with
                 done.problems += left

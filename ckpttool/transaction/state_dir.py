@@ -1,4 +1,4 @@
-"""Where what belongs to a directory's prune lies: in it, or beside it where its owner allows no other entry.
+"""Where what is ours lies: in its directory, or beside it where the owner allows no other entry; and whose.
 
 Paddle's loader splits the name of every entry of a Fluid root on ``_`` and dies of what is no
 ``checkpoint_<n>``. Accelerate, where it names checkpoints itself, sorts every entry of ``checkpoints/`` by
@@ -8,20 +8,29 @@ the trash and the pins of such a directory lie in the directory around it, and c
 Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``_get_dir_serial``;
 huggingface/accelerate ``accelerator.py``, ``save_state`` and ``load_state``, and ``checkpointing.py``,
 ``save_accelerator_state``.
+
+Only what this user wrote, or the directory's owner, is obeyed: wherever several users write, another could
+plant a journal or a record, and have removed or renamed what he himself may not touch.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from typing import NamedTuple
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, TypeVar
 
-from ckpttool.errors import CheckpointError
+from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.transaction.mounts import mount_points
+from ckpttool.wire.directories import OpenDirectory
+from ckpttool.wire.source import NotRegular, regular_descriptor
 
 ACCELERATES = "checkpoints"
 """Where Accelerate saves to, below its project's directory, where it names checkpoints itself."""
@@ -31,11 +40,34 @@ OWNER = "@"
 """Stands in a name between what is ours and the name of the directory that it is for."""
 
 
+TRASH = ".ckpttool-trash"
+"""Where what was put aside lies, below the identity of the command that did it, with a record of it."""
+
+
 class StateDir(NamedTuple):
     """A directory for what is ours, and what the names of it there end with."""
 
     path: str
     suffix: str = ""
+
+    @property
+    def trash(self) -> str:
+        """Return the path of the trash."""
+        return os.path.join(self.path, self.trash_name)
+
+    @property
+    def trash_name(self) -> str:
+        """Return what the trash is called."""
+        return TRASH + self.suffix
+
+    def trash_place(self, identity: str) -> str:
+        """Return where a command puts things aside in the trash."""
+        return os.path.join(self.trash, identity)
+
+    @property
+    def directory(self) -> str:
+        """Return the directory that it is for, by the name that this had when something was put there."""
+        return os.path.join(self.path, self.suffix.removeprefix(OWNER)) if self.suffix else self.path
 
 
 def state_dir_of(directory: str) -> StateDir:
@@ -63,15 +95,8 @@ def may_keep_state_beside(directory: str) -> bool:
     return _is_named_as_accelerates(directory) or _has_serials(directory)
 
 
-def owner_of_stage(path: str) -> str:
-    """Return the directory that a stage is for."""
-    around, name = os.path.split(path)
-    _, mark, owner = name.partition(OWNER)
-    return os.path.join(around, owner) if mark else around or os.curdir
-
-
 def state_dir_of_stage(path: str) -> StateDir:
-    """Return the state directory that a stage lies in."""
+    """Return the state directory that a stage lies in; ``.directory`` is what the stage is for."""
     around, name = os.path.split(path)
     _, mark, owner = name.partition(OWNER)
     return StateDir(around or os.curdir, mark + owner)
@@ -122,3 +147,127 @@ def _is_serial(path: str) -> bool:
             return probe.is_directory and Fluid().matches(probe)
     except CheckpointError:
         return False
+
+
+# Whose it is --------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+MAX_BYTES = 1 << 28
+"""Of a journal; two million files take less."""
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+LEFT_AS_IT_IS = "it is left as it is"
+
+
+def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> None:
+    """Require that a directory of ours was made by this user, or by the owner of what it is for.
+
+    Others may write in it only where they may in ``directory``, too, and remove there what they like.
+
+    Args:
+        path: The directory of ours.
+        directory: What it is for.
+        otherwise: What to say of one that belongs to another user.
+    """
+    try:
+        status, around = os.lstat(path), os.stat(directory)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    require_own_status(path, status, around, otherwise)
+
+
+def require_own_status(
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
+) -> None:
+    """Require the same of a directory by its status, and by that of what it is for."""
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
+        raise AccessDenied(path, f"is {what}; it is left as it is")
+    _require_owner(path, status, around, otherwise)
+    is_sticky = bool(around.st_mode & stat.S_ISVTX)
+    if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
+        raise AccessDenied(path, "others may have written in it; it is left as it is")
+
+
+@contextmanager
+def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
+    """Open a directory of ours, through no link, and require that what was opened is ours.
+
+    Args:
+        directory: What it is for.
+        around: The directory around it.
+        names: Its name there, or those that lead to it.
+    """
+    path = os.path.join(around, *names)
+    require_own(path, directory)
+    with ExitStack() as stack:
+        place = stack.enter_context(OpenDirectory(around))
+        for name in names:
+            place = stack.enter_context(place.open(name))
+        require_own_status(path, place.own_status(), os.stat(directory))
+        yield place
+
+
+def read_own(
+    directory: str, around: str, *names: str, what: str, parse: Callable[[Any], T], most: int = MAX_BYTES
+) -> T | None:
+    """Return what a JSON file of ours says, or None where there is none.
+
+    Args:
+        directory: What it is for.
+        around: A directory around it.
+        names: Those that lead to it from there, the last one its own.
+        what: What it should be: "a journal".
+        parse: Makes of what it says what is returned; what isn't as it should be is a ValueError, or so.
+        most: The most bytes that it may have.
+    """
+    path = os.path.join(around, *names)
+    try:
+        with open_own(directory, around, *names[:-1]) as place:
+            text = _own_bytes(place, names[-1], directory, what, most)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        return parse(json.loads(text))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        problem = f"{what} that isn't one of ours"
+        problem += f": {error}" if type(error) is ValueError else ""
+        raise DamagedCheckpoint(path, problem, expected="move it away to go on") from error
+
+
+def _own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most: int) -> bytes:
+    path, status_before = place.join(name), place.status(name)
+    if status_before is not None and stat.S_ISLNK(status_before.st_mode):
+        raise DamagedCheckpoint(path, "a symlink", expected=what)
+    try:
+        descriptor = regular_descriptor(place.at(name), follows=False, dir_fd=place.descriptor)
+    except NotRegular as error:
+        raise DamagedCheckpoint(path, "no regular file", expected=what) from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        _require_owner(path, status, os.stat(directory))
+        if status.st_size > most:
+            raise DamagedCheckpoint(path, f"{status.st_size:,} bytes", expected=f"{what} of at most {most:,}")
+        return file.read(most)
+
+
+def _require_owner(
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
+) -> None:
+    if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
+        return
+    raise AccessDenied(path, f"belongs to another user, {user_name(status.st_uid)}; {otherwise}")
+
+
+def user_name(user: int) -> str:
+    """Return what a user is called, from his number."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(user).pw_name
+    except (ImportError, KeyError):  # no such system, or nobody whom it knows
+        return f"number {user}"

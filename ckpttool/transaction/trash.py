@@ -1,4 +1,9 @@
-"""The trash: what a prune has put aside, on the same file system, until it is emptied or taken back."""
+"""The trash: what a prune has put aside, on the same file system, until it is emptied or taken back.
+
+One beside its directory bears a name, which other directories may have since. So each record in it keeps the
+inode of its directory. The device is of no use: it may be another number once the file system is mounted
+anew, and a trash lies on the file system of its directory in any case.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +16,35 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ckpttool.errors import CheckpointError, from_os_error
-from ckpttool.transaction.apply import apply_moves
-from ckpttool.transaction.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
-from ckpttool.transaction.files import Fingerprint, fingerprint, opened
+from ckpttool.transaction.copies import moves_of_copy
+from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
 from ckpttool.transaction.history import (
     RECORD,
     CommandRecord,
     UndoStep,
     identities,
+    inode_of,
+    make_trash,
+    open_trash,
     read_record,
     state_dirs,
+    tidy,
     write_record,
 )
-from ckpttool.transaction.journal import Removal, is_temporary
+from ckpttool.transaction.journal import Move, Moves, Removal, Rewrite, is_temporary
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.mounts import require_unmounted
-from ckpttool.transaction.move_transaction import failure_text
-from ckpttool.transaction.moves import TRASH, Move, Moves, Rewrite, trash_path
+from ckpttool.transaction.move_transaction import apply_moves, failure_text
 from ckpttool.transaction.paths import Problem, bare, shown
-from ckpttool.transaction.pointer_files import text_at
+from ckpttool.transaction.pointer_files import state_without, text_at
 from ckpttool.transaction.recovery import recover_directory
-from ckpttool.transaction.removal import RemovalOutcome
-from ckpttool.transaction.stage import (
-    StalePlan,
-    remove_directories,
-    require_removable,
-    status_of,
-    unlink_file,
-)
-from ckpttool.transaction.state_dir import StateDir, state_dir_of
-from ckpttool.transaction.state_file import state_without
-from ckpttool.transaction.trash_directories import open_trash, tidy
-from ckpttool.transaction.trash_ownership import (
-    adopt_renamed_trashes,
-    all_state_dirs,
-    belongs_to_directory,
-    is_of_other_directory,
-    other_directory_problem,
-)
+from ckpttool.transaction.removal import RemovalOutcome, purge, require_removable
+from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dir_of
 from ckpttool.wire.directories import walk
 
 PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""
+_MARK = TRASH + OWNER
 
 
 def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> RemovalOutcome:
@@ -89,7 +81,7 @@ def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) 
         ),
         rewrites=rewrites,
         source=directory,
-        target=trash_path(state_dir_of(directory), identity),
+        target=state_dir_of(directory).trash_place(identity),
     )
 
 
@@ -135,10 +127,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
         dry_run: Whether to change nothing.
     """
     directory = bare(directory)
-    if not any(
-        os.path.isdir(os.path.join(state_dir.path, TRASH + state_dir.suffix))
-        for state_dir in all_state_dirs(directory)
-    ):
+    if not any(os.path.isdir(state_dir.trash) for state_dir in all_state_dirs(directory)):
         return EmptiedTrash(dry_run=dry_run)
     emptying = _Emptying(dry_run)
     with nullcontext() if dry_run else lock_directory(directory):
@@ -148,7 +137,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
             emptying.warnings += recovery.moved
             adopt_renamed_trashes(directory)
         for state_dir in all_state_dirs(directory):
-            for identity in identities(directory, state_dir):
+            for identity in identities(state_dir):
                 if older_than is None or _seconds_since(identity) >= older_than:
                     _empty_place(directory, state_dir, identity, emptying)
     return EmptiedTrash(
@@ -169,7 +158,7 @@ def _seconds_since(identity: str) -> float:
 
 def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _Emptying) -> None:
     """Remove what one command has put into a trash."""
-    path = trash_path(state_dir, identity)
+    path = state_dir.trash_place(identity)
     try:
         record = read_record(directory, state_dir, identity)
         if state_dir not in state_dirs(directory) and not (record and belongs_to_directory(record)):
@@ -203,11 +192,9 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> U
     """Remove what a step would put back; return it with what could not be removed."""
     if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
         return replace(step, undoing=replace(step.undoing, moves=()))
-    moves = moves_of_copy(record.directory, step.undoing)
-    if is_of_copy(moves, step.undoing):
-        emptying.warnings.append(f"{shown(record.directory)}: {COPIED}")
-    elif has_lost_times(record.directory, moves):
-        emptying.warnings.append(f"{shown(record.directory)}: {LOST_TIMES}")
+    moves, warning = moves_of_copy(record.directory, step.undoing)
+    if warning is not None:
+        emptying.warnings.append(f"{shown(record.directory)}: {warning}")
     left: list[Move] = []
     with opened(record.place) as place:
         for move in moves.moves:
@@ -232,11 +219,9 @@ def _remove_from_place(place: int, move: Move, *, dry_run: bool) -> int:
     if dry_run:
         return freed
     require_removable(place, move.contents)
-    for file in move.contents.files:
-        with suppress(FileNotFoundError):  # its directory has gone before
-            unlink_file(place, file)
     try:
-        remove_directories(place, move.contents)
+        for _ in purge(place, move.contents, may_be_gone=True):
+            pass
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # what else lies there is told, and left
             raise
@@ -245,15 +230,10 @@ def _remove_from_place(place: int, move: Move, *, dry_run: bool) -> int:
 
 def _freed_bytes(place: int, file: Fingerprint) -> int:
     """Return how many bytes a file's going would free; one that is gone frees none."""
-    parent, name = os.path.split(file.path)
-    try:
-        with opened(parent, place) as directory:
-            status = status_of(name, directory)
-    except FileNotFoundError:
-        return 0
+    status = status_at(file.path, place)
     if status is None:
         return 0
-    if fingerprint(file.path, status).identity != file.identity:
+    if not file.is_of(status):
         raise StalePlan(f"{file.path} has changed since it was put there")
     return status.st_size if status.st_nlink == 1 else 0
 
@@ -271,3 +251,130 @@ def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
             holds_something = name in names and not os.path.islink(path) and os.listdir(path)
             if os.path.relpath(path, place) not in listed and not holds_something:  # what it holds is told
                 yield Problem(path, "no record lists it; it is left")
+
+
+# Whose a trash is ---------------------------------------------------------------------------------
+
+
+def is_for_other_inode(record: CommandRecord) -> bool:
+    """Tell whether a record was made for another directory than the one that has its name now."""
+    return record.root is not None and record.root != inode_of(record.directory)
+
+
+def belongs_to_directory(record: CommandRecord) -> bool:
+    """Tell whether a record lies under the name of its directory, or was made for that under another name."""
+    is_named = record.state_dir in state_dirs(record.directory)
+    return is_named or (record.root is not None and record.root == inode_of(record.directory))
+
+
+def renamed_directory(record: CommandRecord) -> str | None:
+    """Return the directory beside that a record was made for, if it lies there under another name."""
+    return next(
+        (path for path, inode in _directories_in(record.state_dir.path) if inode == record.root), None
+    )
+
+
+def is_of_other_directory(record: CommandRecord) -> bool:
+    """Tell whether a record beside a directory was made for another one of its name, and not in a copy."""
+    return is_for_other_inode(record) and all(
+        moves_of_copy(record.directory, step.undoing)[1] is None for step in record.steps
+    )
+
+
+def other_directory_problem(record: CommandRecord) -> Problem:
+    """Return what is to be told of a record for which ``is_of_other_directory`` is true."""
+    name = shown(record.directory)
+    text = f"it belongs to a directory that was {name} before, and is left as it is"
+    place = shown(path_as_given(record.directory, record.place))
+    now = renamed_directory(record)
+    if now is None:
+        return Problem(place, f"{text}; take out of it by hand what you need, or remove it")
+    other = shown(path_as_given(record.directory, now))
+    return Problem(place, f"{text}: that is {other} now (undo {other})")
+
+
+def path_as_given(directory: str, path: str) -> str:
+    """Return the path of what lies beside a directory in the words in which that was given."""
+    above = os.path.dirname(directory) or os.curdir
+    real = os.path.dirname(os.path.realpath(directory))
+    is_above = os.path.isdir(above) and os.path.samefile(above, real)
+    return os.path.join(above, os.path.relpath(path, real)) if is_above else path
+
+
+def trashes_under_other_names(directory: str) -> list[StateDir]:
+    """Return where the trash of a directory lies that had another name when something was put there."""
+    beside = state_dir_beside(directory)
+    try:
+        with os.scandir(beside.path) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith(_MARK))
+    except OSError:  # what can't be listed can't be searched
+        return []
+    inode = inode_of(directory)
+    others = [StateDir(beside.path, name.removeprefix(TRASH)) for name in names if name != beside.trash_name]
+    return [
+        state_dir
+        for state_dir in others
+        if any(record.root == inode for record in _records(directory, state_dir))
+    ]
+
+
+def all_state_dirs(directory: str) -> tuple[StateDir, ...]:
+    """Return where a trash of a directory lies, or may lie."""
+    return *state_dirs(directory), *trashes_under_other_names(directory)
+
+
+def adopt_renamed_trashes(directory: str) -> list[StateDir]:
+    """Have the trash of a directory that got another name follow it; return where it lay.
+
+    Args:
+        directory: The directory; it is locked.
+    """
+    beside = state_dir_beside(directory)
+    others = trashes_under_other_names(directory)
+    for state_dir in others:
+        for record in _records(directory, state_dir):
+            if record.root == inode_of(directory):
+                name = record.identity
+                try:
+                    make_trash(beside)
+                    with (
+                        opened(state_dir.path) as around,
+                        open_trash(state_dir, around) as old,
+                        open_trash(beside, around) as new,
+                    ):
+                        os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
+                except OSError as error:
+                    raise from_os_error(error, record.place) from error
+                tidy(state_dir, name)
+    return others
+
+
+def directories_of_trash(around: str, name: str) -> Iterator[str]:
+    """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
+    named = os.path.join(around, name.removeprefix(_MARK))
+    if os.path.isdir(named):
+        yield named
+    directory = named if os.path.isdir(named) else around
+    roots = {record.root for record in _records(directory, StateDir(around, name.removeprefix(TRASH)))}
+    for path, inode in _directories_in(around):
+        if inode in roots and path != named:
+            yield path
+
+
+def _records(directory: str, state_dir: StateDir) -> Iterator[CommandRecord]:
+    """Yield the records in a trash that tell which directory they were made for."""
+    with suppress(CheckpointError):  # another's, or none that can be read: whoever has its name is told
+        for identity in identities(state_dir):
+            record = read_record(directory, state_dir, identity)
+            if record is not None and record.root is not None:
+                yield record
+
+
+def _directories_in(around: str) -> Iterator[tuple[str, int]]:
+    try:
+        with os.scandir(around) as entries:
+            yield from (
+                (entry.path, entry.inode()) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
+    except OSError:  # what can't be listed can't be searched
+        return

@@ -15,17 +15,17 @@ from functools import partial
 from pathlib import Path
 
 from ckpttool import CheckpointError, undo
-from ckpttool.transaction.apply import ChainedMoves, apply_moves
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Removal, stages, stages_beside
+from ckpttool.transaction.journal import Move, Moves, Relink, Removal, Rewrite
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite
+from ckpttool.transaction.move_transaction import ChainedMoves, apply_moves
 from ckpttool.transaction.pending_journals import incomplete_names, pending_journals
 from ckpttool.transaction.state_dir import state_dir_of
 from ckpttool.transaction.trash import put_aside
 from ckpttool.wire import directories
 from tests.support.changes import recover
 from tests.support.faults import CHANGES, hit_call, is_killed_at
+from tests.support.transactions import stages_of
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 Units = list[list[str]]
@@ -363,12 +363,7 @@ def main() -> None:
         try:
             play.check(directory, number)
         except BaseException:
-            print(
-                f"at call {number}",
-                pending_journals(str(directory)),
-                stages(str(directory)),
-                stages_beside(str(directory)),
-            )
+            print(f"at call {number}", pending_journals(str(directory)), stages_of(directory))
             os.system(f"find {directory.parent} | sort")
             raise
         shutil.rmtree(directory.parent)

@@ -13,8 +13,21 @@ from hypothesis import strategies as st
 
 from ckpttool import DamagedCheckpoint
 from ckpttool.transaction.files import Contents, Fingerprint
-from ckpttool.transaction.journal import JOURNAL, Journal, PointerText, Removal, journal_bytes, read_journal
-from ckpttool.transaction.moves import Chain, Move, Moves, Relink, Rewrite, document, dumps, moves_of
+from ckpttool.transaction.journal import (
+    JOURNAL,
+    Chain,
+    Move,
+    Moves,
+    PointerText,
+    Relink,
+    Removal,
+    Removals,
+    Rewrite,
+    moves_document,
+    moves_of,
+    read_journal,
+    removals_document,
+)
 from ckpttool.transaction.state_dir import StateDir
 from tests.support.changes import journals_of
 from tests.support.transactions import IDENTITY, stages_of
@@ -44,9 +57,9 @@ def removals(draw: st.DrawFn) -> Removal:
 
 @given(st.lists(removals(), max_size=3), st.lists(st.builds(PointerText, NAMES, st.text()), max_size=2))
 def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None:
-    journal = Journal(tuple(told), tuple(rewrites))
+    journal = Removals(tuple(told), tuple(rewrites))
     path = tmp_path_factory.getbasetemp() / "journal.json"
-    path.write_bytes(journal_bytes(journal))
+    path.write_text(json.dumps(removals_document(journal)))
     assert read_journal(str(path), str(path.parent)) == journal
 
 
@@ -126,7 +139,7 @@ def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
     stage = tmp_path / ".ckpttool-0123abcd"
     stage.mkdir()
     moves = trashed(str(tmp_path))
-    (stage / JOURNAL).write_bytes(dumps(moves, str(tmp_path)))
+    (stage / JOURNAL).write_text(json.dumps(moves_document(moves, str(tmp_path))))
     assert read_journal(str(stage / JOURNAL), str(tmp_path)) == moves
 
 
@@ -159,7 +172,7 @@ def test_moves_that_are_written_are_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_no_other_moves_are_believed(tmp_path: Path, where: tuple[str | int, ...], value: object) -> None:
-    told = json.loads(json.dumps(document(trashed(str(tmp_path)), str(tmp_path))))
+    told = json.loads(json.dumps(moves_document(trashed(str(tmp_path)), str(tmp_path))))
     assert moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
     *above, last = where
     inner = told
@@ -178,7 +191,7 @@ def chained(directory: str) -> Moves:
 
 def test_moves_of_a_chain_that_are_written_are_read_again(tmp_path: Path) -> None:
     place = str(tmp_path)
-    told = json.loads(json.dumps(document(chained(place), place)))
+    told = json.loads(json.dumps(moves_document(chained(place), place)))
     assert moves_of(told, place, StateDir(place)) == chained(place)
 
 
@@ -194,11 +207,11 @@ def test_moves_of_a_chain_that_are_written_are_read_again(tmp_path: Path) -> Non
 )
 def test_no_other_chain_is_believed(tmp_path: Path, key: str, value: object) -> None:
     place = str(tmp_path)
-    told = json.loads(json.dumps(document(chained(place), place)))
+    told = json.loads(json.dumps(moves_document(chained(place), place)))
     told[key] = value
     with pytest.raises((KeyError, TypeError, ValueError)):
         moves_of(told, place, StateDir(place))
-    nested = json.loads(json.dumps(document(chained(place), place)))
-    nested["before"] = [document(chained(place), place)]
+    nested = json.loads(json.dumps(moves_document(chained(place), place)))
+    nested["before"] = [moves_document(chained(place), place)]
     with pytest.raises(ValueError, match="another journal"):
         moves_of(nested, place, StateDir(place))

@@ -28,7 +28,7 @@ from ckpttool import (
     undo,
 )
 from ckpttool.transaction import removal
-from ckpttool.transaction.journal import Journal, PointerText
+from ckpttool.transaction.journal import PointerText, Removals
 from ckpttool.wire.directories import RETRIES
 from tests.support.changes import held_by_another
 from tests.support.faults import fill_disk, is_killed_at
@@ -711,7 +711,7 @@ def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) 
 
 def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
     (series / "checkpoint").write_text("old")
-    assert removal.remove(str(series), Journal((), (PointerText("checkpoint", "new"),))).failed == {}
+    assert removal.remove(str(series), Removals((), (PointerText("checkpoint", "new"),))).failed == {}
     assert (series / "checkpoint").read_text() == "new"
     assert _leftovers(series) == []
 

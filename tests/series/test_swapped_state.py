@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, pin, undo
-from ckpttool.transaction.apply import apply_moves
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Journal, Removal
-from ckpttool.transaction.moves import Move, Moves, Rewrite
+from ckpttool.transaction.journal import Move, Moves, Removal, Removals, Rewrite
+from ckpttool.transaction.move_transaction import apply_moves
 from ckpttool.transaction.removal import remove
 from ckpttool.transaction.trash import put_aside
 from tests.exchanging import WAYS, Way, exchanges
@@ -46,7 +45,7 @@ def removals(place: Path) -> tuple[Removal, ...]:
 
 def removed(place: Path) -> None:
     with held_by_another(place):
-        remove(str(place), Journal(removals(place)))
+        remove(str(place), Removals(removals(place)))
 
 
 def trashed(place: Path) -> None:

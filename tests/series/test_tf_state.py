@@ -23,8 +23,8 @@ from ckpttool.formats.tensorflow.state import (
     unescape,
 )
 from ckpttool.series.pointers.readers import READERS, names_in
-from ckpttool.transaction.moves import Rewrite
-from ckpttool.transaction.state_file import merged_state, state_without
+from ckpttool.transaction.journal import Rewrite
+from ckpttool.transaction.pointer_files import merged_state, state_without
 from tests.support.state_files import read_state, write_state
 
 

@@ -16,11 +16,11 @@ from ckpttool.series.pruning.prune import Pruned
 from ckpttool.series.renaming import reserved_names
 from ckpttool.transaction import state_dir
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Journal, Removal, begin_journal, journal_bytes
+from ckpttool.transaction.journal import Recovery, Removal, Removals, begin_journal, removals_document
 from ckpttool.transaction.lock import lock_directory
 from ckpttool.transaction.pending_journals import owner_of_journal, pending_journals
-from ckpttool.transaction.recovery import Recovery, recover_directory
-from ckpttool.transaction.state_dir import owner_of_stage, state_dir_of
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.state_dir import state_dir_of, state_dir_of_stage
 from ckpttool.transaction.trash import EmptiedTrash, empty
 from ckpttool.wire.toml import parse_toml
 
@@ -40,7 +40,7 @@ def begin_removal(directory: Path, *names: str) -> str:
     """Let a prune begin to remove a checkpoint of some files, and stop; return the path of its journal."""
     place, names = str(directory), tuple(sorted(names))
     removal = Removal(os.path.join(place, names[0]), names, contents(place, names))
-    journal = journal_bytes(Journal((removal,)))
+    journal = removals_document(Removals((removal,)))
     stage = Path(begin_journal(place, state_dir_of(place), journal, "removed"))
     (stage / "0").mkdir()
     (directory / names[0]).rename(stage / "0" / names[0])
@@ -106,7 +106,7 @@ def state_place(directory: str | os.PathLike[str]) -> tuple[str, str]:
 
 def directory_of(journal: str) -> str:
     """Return the directory that a journal is for."""
-    return owner_of_stage(os.path.dirname(journal))
+    return state_dir_of_stage(os.path.dirname(journal)).directory
 
 
 def other_owner_of(journal: str) -> str | None:

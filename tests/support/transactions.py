@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,14 +10,23 @@ from typing import Any
 
 import pytest
 
-from ckpttool.transaction import apply, move_transaction, removal, stage
+from ckpttool.transaction import move_transaction, removal
 from ckpttool.transaction.files import contents
-from ckpttool.transaction.journal import Journal, Removal, journal_bytes, stages, stages_beside
+from ckpttool.transaction.journal import (
+    Move,
+    Moves,
+    Relink,
+    Removal,
+    Removals,
+    Rewrite,
+    moves_document,
+    removals_document,
+    stages,
+)
 from ckpttool.transaction.move_transaction import MoveOutcome
-from ckpttool.transaction.moves import Move, Moves, Relink, Rewrite, dumps, trash_path
 from ckpttool.transaction.pending_journals import incomplete_names
 from ckpttool.transaction.removal import RemovalOutcome
-from ckpttool.transaction.state_dir import StateDir
+from ckpttool.transaction.state_dir import StateDir, state_dir_beside
 from ckpttool.transaction.trash import put_aside
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -27,9 +37,9 @@ STEPS: dict[str, tuple[Any, str]] = {
     "unlink_old": (move_transaction, "unlink_old"),
     "rewrite_pointers": (move_transaction, "rewrite_pointers"),
     "add_to_record": (move_transaction, "add_to_record"),
-    "next_moves": (apply.ChainedMoves, "make"),
-    "next_moves_in_journal": (apply, "rewrite_journal"),
-    "remove": (stage, "unlink_here"),
+    "next_moves": (move_transaction.ChainedMoves, "make"),
+    "next_moves_in_journal": (move_transaction, "rewrite_journal"),
+    "remove": (removal, "_unlink_file"),
 }
 """Where a transaction can be killed, each by the function that does it."""
 
@@ -52,19 +62,19 @@ def kill_before(step: str, act: Callable[[], object], number: int = 1) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(place, name, take)
-        patch.setattr(apply.ChainedMoves, "__exit__", lambda *failure: None)
+        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *failure: None)
         act()
 
 
 def before_unlinking(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:
     """Do something once all that is removed is set aside in a stage; it is told where that is."""
-    real = removal._unlink_all
+    real = removal._unlink_staged
 
-    def unlink_all(at: stage.RemovalStage, *arguments: Any) -> None:
+    def unlink_staged(at: removal.RemovalStage, *arguments: Any) -> None:
         act(Path(at.path))
         real(at, *arguments)
 
-    patch.setattr(removal, "_unlink_all", unlink_all)
+    patch.setattr(removal, "_unlink_staged", unlink_staged)
 
 
 # Moves ----------------------------------------------------------------------------------------------
@@ -93,7 +103,7 @@ def moves(
         rewrites=tuple(Rewrite(*rewrite) for rewrite in rewrites),
         relinks=tuple(Relink(*relink) for relink in relinks),
         source=place,
-        target=trash_path(StateDir(place), identity) if to_trash else place,
+        target=StateDir(place).trash_place(identity) if to_trash else place,
     )
 
 
@@ -104,12 +114,12 @@ def renaming(directory: Path, names: dict[str, str], **pointers: Any) -> Moves:
 
 def make_moves(directory: Path, planned: Moves) -> MoveOutcome:
     """Make moves in a directory."""
-    return apply.apply_moves(str(directory), planned)
+    return move_transaction.apply_moves(str(directory), planned)
 
 
 def make_moves_in_turn(directory: Path, *planned: Callable[[], Moves]) -> MoveOutcome:
     """Make moves that follow each other, each planned when it is its turn, until some fail."""
-    with apply.ChainedMoves(str(directory)) as chain:
+    with move_transaction.ChainedMoves(str(directory)) as chain:
         for number, plan in enumerate(planned, 1):
             outcome = chain.make(plan(), has_more=number < len(planned))
             if outcome.failed:
@@ -130,7 +140,7 @@ def removal_of(
 
 def remove(directory: Path, *removals: Removal) -> RemovalOutcome:
     """Remove checkpoints of a directory."""
-    return removal.remove(str(directory), Journal(removals))
+    return removal.remove(str(directory), Removals(removals))
 
 
 def put_in_trash(directory: Path, *removals: Removal, identity: str = IDENTITY) -> RemovalOutcome:
@@ -143,23 +153,23 @@ def put_in_trash(directory: Path, *removals: Removal, identity: str = IDENTITY) 
 
 def journal_of(directory: Path, planned: Moves | Removal) -> bytes:
     """Return the journal of moves, or of a removal."""
-    return (
-        dumps(planned, str(directory)) if isinstance(planned, Moves) else journal_bytes(Journal((planned,)))
-    )
+    if isinstance(planned, Moves):
+        return json.dumps(moves_document(planned, str(directory))).encode()
+    return json.dumps(removals_document(Removals((planned,)))).encode()
 
 
 def plant_journal(directory: Path, journal: bytes) -> Path:
     """Leave a journal in a directory, as a command does that is killed when it begins; return its stage."""
-    stage = directory / ".ckpttool-0123abcd"
-    stage.mkdir(mode=0o700)
-    (stage / "journal.json").write_bytes(journal)
-    return stage
+    removal = directory / ".ckpttool-0123abcd"
+    removal.mkdir(mode=0o700)
+    (removal / "journal.json").write_bytes(journal)
+    return removal
 
 
 def stages_of(directory: Path) -> list[Path]:
     """Return the stages in which something of a directory's was interrupted."""
-    inside = [directory / name for name in stages(str(directory))]
-    return inside + [Path(path) for path in stages_beside(str(directory))]
+    places = (StateDir(str(directory)), state_dir_beside(str(directory)))
+    return [Path(stage) for place in places for stage in stages(place)]
 
 
 def hidden_names(directory: Path) -> frozenset[str]:

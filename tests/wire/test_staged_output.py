@@ -22,7 +22,7 @@ import pytest
 from ckpttool import AccessDenied, CheckpointError, NotFound, Tensor, UsageError
 from ckpttool.core.values import Contiguous
 from ckpttool.dtypes import BY_NAME
-from ckpttool.transaction import staged_output, staging_area
+from ckpttool.transaction import staged_output
 from ckpttool.transaction.staged_output import StagedOutput
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.source import Source
@@ -41,7 +41,7 @@ LARGE = random.Random(1).randbytes(200_000)
 def clear(directory: str) -> list[str]:
     """Clear a directory of what kills left."""
     with OpenDirectory(directory) as opened:
-        return staging_area.recover_areas(opened)
+        return staged_output.recover_areas(opened)
 
 
 @pytest.fixture
@@ -281,11 +281,11 @@ class Planted:
         (place / "ckpt.a").write_bytes(b"new a")
         (place / "beside").write_bytes(b"untouched")
         with OpenDirectory(str(self.area)) as opened:
-            staging_area.claim(opened)
+            staged_output.claim(opened)
         self.plan(
             {
-                "ckpt.a": staging_area.mark((place / "ckpt.a").lstat()),
-                "ckpt.b": staging_area.mark((self.area / "content" / "ckpt.b").lstat()),
+                "ckpt.a": staged_output.mark((place / "ckpt.a").lstat()),
+                "ckpt.b": staged_output.mark((self.area / "content" / "ckpt.b").lstat()),
             },
             {"ckpt.a": (self.area / "replaced" / "ckpt.a").lstat().st_ino},
         )

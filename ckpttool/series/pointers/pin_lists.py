@@ -14,9 +14,8 @@ from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.naming import parse_name
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.series.surveying.path_resolution import resolve_checkpoint
-from ckpttool.transaction.ownership import user_name
 from ckpttool.transaction.paths import is_within, shown
-from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.state_dir import state_dir_of, user_name
 from ckpttool.wire.atomic import write_atomically
 from ckpttool.wire.source import NotRegular, open_regular
 from ckpttool.wire.toml import change_strings, parse_toml

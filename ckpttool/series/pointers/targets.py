@@ -12,7 +12,7 @@ from ckpttool.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
-from ckpttool.transaction.moves import Move
+from ckpttool.transaction.journal import Move
 from ckpttool.transaction.paths import shown
 
 _MOST_LEVELS = 4
@@ -99,7 +99,7 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
 def _rename_moves(directory: str) -> Iterator[Move]:
     """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
     try:
-        known = {identity: home for home in state_dirs(directory) for identity in identities(directory, home)}
+        known = {identity: home for home in state_dirs(directory) for identity in identities(home)}
         records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
     except (CheckpointError, OSError):
         return

@@ -33,7 +33,7 @@ from ckpttool.series.retention.companions import doubts_of
 from ckpttool.series.retention.plan import Protections
 from ckpttool.series.retention.policy import Policies, Policy
 from ckpttool.series.surveying.survey import Scope, Survey
-from ckpttool.transaction.journal_schema import is_name
+from ckpttool.transaction.journal import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 
 

@@ -17,15 +17,14 @@ from ckpttool.series.members.needs import all_places, named_above, named_beside,
 from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan, survey_series
 from ckpttool.series.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.transaction.files import Contents, contents
-from ckpttool.transaction.journal import Journal, Removal
+from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
-from ckpttool.transaction.moves import new_identity
 from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.pending_journals import pending_journals
-from ckpttool.transaction.recovery import Recovery, recover_directory
+from ckpttool.transaction.pointer_files import state_without
+from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, remove
-from ckpttool.transaction.state_dir import owner_of_stage
-from ckpttool.transaction.state_file import state_without
+from ckpttool.transaction.state_dir import state_dir_of_stage
 from ckpttool.transaction.trash import put_aside
 
 Confirm = Callable[[PrunePlan], bool]
@@ -97,7 +96,9 @@ def prune(
         refusal = locks.refusal(root)
         recoveries = [_recover(root, refusal)]
         survey = survey_series(root, request)
-        owners = dict.fromkeys(owner_of_stage(os.path.dirname(journal)) for journal in survey.journals)
+        owners = dict.fromkeys(
+            state_dir_of_stage(os.path.dirname(journal)).directory for journal in survey.journals
+        )
         below = [path for path in owners if os.path.isdir(path) and not os.path.samefile(path, root)]
         if below:  # what was interrupted there is part of what is planned with
             recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
@@ -175,7 +176,7 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
             removals = _removals(directory, parts, needed, total)
             if identity is None:
                 rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
-                outcome = remove(directory, Journal(tuple(removals), () if rewrite is None else (rewrite,)))
+                outcome = remove(directory, Removals(tuple(removals), () if rewrite is None else (rewrite,)))
             else:
                 outcome = put_aside(directory, removals, identity)
         except CheckpointError as failure:

@@ -27,9 +27,9 @@ from ckpttool.series.renaming import text_rewrites
 from ckpttool.series.renaming.note_rewrites import NoteRewriter
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene, ScenePart, Updates
 from ckpttool.series.renaming.text_rewrites import FileChange
-from ckpttool.transaction.moves import Relink, Rewrite
+from ckpttool.transaction.files import StalePlan
+from ckpttool.transaction.journal import Relink, Rewrite
 from ckpttool.transaction.pointer_files import text_at
-from ckpttool.transaction.stage import StalePlan
 
 STATE = "trainer_state.json"
 

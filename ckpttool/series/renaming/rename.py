@@ -16,11 +16,11 @@ from ckpttool.series.renaming.pointer_updates import updates_for
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.series.renaming.steps import RenameStep, entry_after, next_wave, refresh, remaining_step, steps
 from ckpttool.series.renaming.template import parse_template
-from ckpttool.transaction.apply import ChainedMoves, apply_moves
+from ckpttool.transaction.journal import Kind, Moves, Recovery, new_identity
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.moves import Kind, Moves, new_identity
+from ckpttool.transaction.move_transaction import ChainedMoves, apply_moves
 from ckpttool.transaction.paths import Problem, require_directory
-from ckpttool.transaction.recovery import Recovery, recover_directory
+from ckpttool.transaction.recovery import recover_directory
 
 
 @dataclass(frozen=True, slots=True)

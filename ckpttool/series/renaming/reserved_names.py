@@ -18,7 +18,7 @@ from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.members.entry import Entry
-from ckpttool.transaction.journal_schema import is_name
+from ckpttool.transaction.journal import is_name
 from ckpttool.transaction.state_dir import ACCELERATES
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -14,7 +14,7 @@ from ckpttool.series.pointers.protection import links_below
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.pointers.targets import CheckpointIndex, exists
 from ckpttool.series.renaming.text_rewrites import Renamer
-from ckpttool.transaction.moves import Relink, Rewrite
+from ckpttool.transaction.journal import Relink, Rewrite
 
 
 class PathRenames:

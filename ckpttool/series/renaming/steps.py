@@ -10,7 +10,7 @@ from itertools import count
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.renaming.names import MAX_NAME, Renaming, fold_name, unit_stem
 from ckpttool.transaction.files import Contents, contents
-from ckpttool.transaction.moves import Move
+from ckpttool.transaction.journal import Move
 
 MOST_WAVES = 3
 """Each wave is a journal; what would take more goes by names of ours."""
