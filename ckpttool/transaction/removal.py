@@ -291,9 +291,12 @@ class RemovalStage:
             number: Of the directory that it is put in; see ``place_numbers``.
             removal: The checkpoint.
         """
-        if not any(status_of(name, self.directory) for name in removal.members):
-            raise AlreadyGone
-        _require_unchanged(self.directory, removal)
+        try:
+            _require_unchanged(self.directory, removal)
+        except StalePlan as change:
+            if not any(status_of(name, self.directory) for name in removal.members):
+                raise AlreadyGone from change
+            raise
         require_removable(self.directory, removal.contents)
         with self._made_place(number, removal) as place:
             try:
