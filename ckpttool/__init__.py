@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from ckpttool.report import Finding, Severity
     from ckpttool.series.listing import list_checkpoints
     from ckpttool.series.pointers.pins import pin, unpin
-    from ckpttool.series.pruning.planning import Request
     from ckpttool.series.pruning.prune import prune
+    from ckpttool.series.pruning.request import Request
     from ckpttool.series.renaming.plan import RenameRequest
     from ckpttool.series.renaming.rename import rename
     from ckpttool.series.resuming.latest import latest
-    from ckpttool.series.retention.policy import Policy
+    from ckpttool.series.retention.rules import Policy
     from ckpttool.series.undo import undo
     from ckpttool.tensor import Role, Tensor
 
@@ -109,8 +109,8 @@ _HOMES = {
     "report": ("Finding", "Severity"),
     "series.listing": ("list_checkpoints",),
     "series.pointers.pins": ("pin", "unpin"),
-    "series.pruning.planning": ("Request",),
-    "series.retention.policy": ("Policy",),
+    "series.pruning.request": ("Request",),
+    "series.retention.rules": ("Policy",),
     "series.pruning.prune": ("prune",),
     "series.renaming.rename": ("rename",),
     "series.renaming.plan": ("RenameRequest",),

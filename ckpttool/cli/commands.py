@@ -14,8 +14,9 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from ckpttool.cli.options import RULES, SHOWN
+from ckpttool.cli.options import expand_options
 from ckpttool.errors import UsageError
+from ckpttool.options import OUTPUT_PANEL, RULE_PANEL
 
 if TYPE_CHECKING:
     from typing import Any
@@ -75,7 +76,7 @@ def _load_command(name: str) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     function = getattr(import_module(f"ckpttool.cli.{entry.module}"), entry.function)
-    alone.command(name, cls=Grouped if entry.is_grouped else Plain)(function)
+    alone.command(name, cls=Grouped if entry.is_grouped else Plain)(expand_options(function))
     return typer.main.get_command(alone)
 
 
@@ -99,7 +100,7 @@ class Grouped(Plain):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=[*args])
-        rules = [option for option in given if _panel_of(option) == RULES and not option.multiple]
+        rules = [option for option in given if _panel_of(option) == RULE_PANEL and not option.multiple]
         for at, option in enumerate(rules):
             if option in rules[:at]:
                 raise UsageError(f"{option.opts[0]} was given twice (give it once)")
@@ -120,5 +121,5 @@ def _panel_of(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return "Arguments"
     if parameter.name == "help":
-        return SHOWN
+        return OUTPUT_PANEL
     return getattr(parameter, "rich_help_panel", None) or _OTHERS

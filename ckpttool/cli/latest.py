@@ -6,14 +6,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ckpttool.cli.options import Depth, Directory, Exclude, Jobs, Json, MaxDepth, Mode, Null, Quiet, Recursive
+from ckpttool.cli.options import (
+    Depth,
+    Directory,
+    Given,
+    Jobs,
+    Json,
+    Mode,
+    Null,
+    OptionsOf,
+    Quiet,
+    typer_option,
+)
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, progress, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_journals
 from ckpttool.cli.streams import discard
 from ckpttool.errors import UsageError
 from ckpttool.render.terminal import printable
+from ckpttool.series.scope import Scope
 
 if TYPE_CHECKING:
     from ckpttool.series.resuming.latest import Latest
@@ -22,40 +32,29 @@ _MAX_NAMED = 3
 
 Verify = Annotated[
     Depth,
-    typer.Option(
-        "--verify",
-        help="Read every byte of the result, or check only its structure. [default: full]",
-        show_default=False,
+    typer_option(
+        "--verify", help="Read every byte of the result, or check only its structure. [default: full]"
     ),
 ]
-Metrics = Annotated[
-    list[str],
-    typer.Option(
-        "--metrics",
-        metavar="FILE",
-        help="Also read metrics from this log: CSV, JSON lines or TensorBoard. May be repeated.",
-        show_default=False,
-    ),
+Best = Annotated[
+    str | None,
+    typer_option("--best", metavar="METRIC", help="Print the checkpoint with the best METRIC instead."),
+]
+BestMode = Annotated[
+    Mode | None, typer_option("--mode", help="Whether the lowest or the highest value is best.")
 ]
 Before = Annotated[
-    str | None,
-    typer.Option(
-        "--before", metavar="STEP", help="Print the newest saved before this step.", show_default=False
-    ),
+    str | None, typer_option("--before", metavar="STEP", help="Print the newest saved before this step.")
 ]
 AllowUnsafe = Annotated[
-    bool,
-    typer.Option(
-        "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", show_default=False
-    ),
+    bool, typer_option("--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.")
 ]
 Wait = Annotated[
     str,
-    typer.Option(
+    typer_option(
         "--wait",
         metavar="TIME",
         help="Wait at most TIME (60 seconds, or 2m) until the newest is written.",
-        show_default=False,
     ),
 ]
 
@@ -65,18 +64,12 @@ def latest(
     json: Json = False,
     null: Null = False,
     quiet: Quiet = False,
-    recursive: Recursive = False,
-    exclude: Exclude = [],
-    max_depth: MaxDepth = None,
+    *,
+    scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth"))],
     verify: Verify = Depth.FULL,
-    best: Annotated[
-        str | None,
-        typer.Option("--best", metavar="METRIC", help="Print the checkpoint with the best METRIC instead."),
-    ] = None,
-    mode: Annotated[
-        Mode | None, typer.Option("--mode", help="Whether the lowest or the highest value is best.")
-    ] = None,
-    metrics: Metrics = [],
+    best: Best = None,
+    mode: BestMode = None,
+    logs: Annotated[Given, OptionsOf(Scope, ("metrics",))],
     before: Before = None,
     allow_unsafe: AllowUnsafe = False,
     wait: Wait = "0",
@@ -89,13 +82,11 @@ def latest(
 
     found = find_latest(
         directory,
-        recursive=recursive,
-        exclude=exclude,
-        max_depth=max_depth,
+        **scope,
+        **logs,
         depth=verify.value,
         best=best,
         mode=None if mode is None else mode.value,
-        metrics=metrics,
         before=_parse_step(before),
         allow_unsafe=allow_unsafe,
         wait=seconds(wait, is_lenient=True),

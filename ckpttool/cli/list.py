@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
-from ckpttool.cli import retention_options as rules
-from ckpttool.cli.options import (
-    LOOKED_AT,
-    RULES,
-    SHOWN,
-    Depth,
-    Exclude,
-    Jobs,
-    Json,
-    MaxDepth,
-    Mode,
-    Null,
-    Quiet,
-)
+from ckpttool.cli.options import Depth, Given, Jobs, Json, Mode, Null, OptionsOf, Quiet, typer_option
 from ckpttool.cli.output import (
     COULD_NOT,
     has_colour,
@@ -35,8 +20,12 @@ from ckpttool.cli.output import (
     width,
 )
 from ckpttool.cli.paths import print_paths, say_empty, say_journals, with_directory
+from ckpttool.cli.prune import Directory
 from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
 from ckpttool.render.terminal import printable
+from ckpttool.series.retention.rules import Policy
+from ckpttool.series.scope import Scope
 
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
@@ -45,89 +34,64 @@ if TYPE_CHECKING:
 
 Sort = Annotated[
     str | None,
-    typer.Option(
+    typer_option(
         "--sort",
         metavar="KEY",
         help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
-        show_default=False,
-        rich_help_panel=SHOWN,
+        panel=OUTPUT_PANEL,
     ),
 ]
-Reverse = Annotated[bool, typer.Option("--reverse", help="Reverse the order.", rich_help_panel=SHOWN)]
+Reverse = Annotated[bool, typer_option("--reverse", help="Reverse the order.", panel=OUTPUT_PANEL)]
 Best = Annotated[
     str | None,
-    typer.Option(
-        "--best",
-        "--metric",
+    typer_option(
+        *("--best", "--metric"),
         metavar="METRIC",
         help="Mark the best of each series by this metric.",
-        show_default=False,
-        rich_help_panel=SHOWN,
+        panel=OUTPUT_PANEL,
     ),
 ]
 BestMode = Annotated[
     Mode | None,
-    typer.Option(
-        "--mode",
-        help="Whether the lowest or the highest value is best.",
-        show_default=False,
-        rich_help_panel=SHOWN,
-    ),
+    typer_option("--mode", help="Whether the lowest or the highest value is best.", panel=OUTPUT_PANEL),
 ]
 Flat = Annotated[
     bool | None,
-    typer.Option(
+    typer_option(
         "--flat/--grouped",
         help="Show one table, or one for each series. [default: grouped on a terminal, flat elsewhere]",
-        show_default=False,
-        rich_help_panel=SHOWN,
+        panel=OUTPUT_PANEL,
     ),
 ]
 Long = Annotated[
     bool,
-    typer.Option("--long", "-l", "--verbose", "-v", help="Show all details, in full.", rich_help_panel=SHOWN),
+    typer_option(*("--long", "-l", "--verbose", "-v"), help="Show all details, in full.", panel=OUTPUT_PANEL),
 ]
 Plot = Annotated[
     str | None,
-    typer.Option(
+    typer_option(
         "--plot",
         metavar="FILE",
         help="Plot the metrics and sizes of each series: .svg, .png or .html.",
-        show_default=False,
-        rich_help_panel=SHOWN,
+        panel=OUTPUT_PANEL,
     ),
 ]
 Verify = Annotated[
     Depth,
-    typer.Option("--verify", help="Check only the structure, or read every byte.", rich_help_panel=LOOKED_AT),
-]
-KeepBest = Annotated[
-    int | None,
-    typer.Option(
-        "--keep-best",
-        metavar="N",
-        help="Keep the N best by --best.",
-        show_default=False,
-        rich_help_panel=RULES,
-    ),
-]
-Recursive = Annotated[
-    bool,
-    typer.Option(
-        "--recursive",
-        "-r",
-        help="Search subdirectories, too; without a configuration this is the default.",
-        rich_help_panel=LOOKED_AT,
+    typer_option(
+        "--verify",
+        help="Check only the structure, or read every byte.",
+        panel=SELECTION_PANEL,
+        show_default=True,
     ),
 ]
 Config = Annotated[
     str | None,
-    typer.Option(
+    typer_option(
         "--config",
         metavar="FILE",
         help="Show what prune would do with this configuration.",
-        show_default=False,
-        rich_help_panel=RULES,
+        panel=RULE_PANEL,
     ),
 ]
 _MOST_PROBLEMS = 10
@@ -135,8 +99,7 @@ _MOST_PROBLEMS = 10
 
 
 def list_(
-    context: typer.Context,
-    directory: rules.Directory = None,
+    directory: Directory = None,
     sort: Sort = None,
     reverse: Reverse = False,
     metric: Best = None,
@@ -148,28 +111,17 @@ def list_(
     null: Null = False,
     quiet: Quiet = False,
     verify: Verify = Depth.QUICK,
-    recursive: Recursive = False,
-    metrics: rules.Metrics = [],
-    group_by: rules.By = None,
-    series: rules.Series = [],
-    exclude: Exclude = [],
-    max_depth: MaxDepth = None,
+    *,
+    scope: Annotated[
+        Given,
+        OptionsOf(
+            Scope,
+            ("recursive", "metrics", "group_by", "series", "exclude", "max_depth"),
+            help={"recursive": "Search subdirectories, too; without a configuration this is the default."},
+        ),
+    ],
     jobs: Jobs = None,
-    keep_last: rules.KeepLast = None,
-    keep_best: KeepBest = None,
-    keep_every_steps: rules.KeepEverySteps = None,
-    keep_every_epochs: rules.KeepEveryEpochs = None,
-    keep_hourly: rules.KeepHourly = None,
-    keep_daily: rules.KeepDaily = None,
-    keep_weekly: rules.KeepWeekly = None,
-    keep_monthly: rules.KeepMonthly = None,
-    keep_yearly: rules.KeepYearly = None,
-    keep_within: rules.KeepWithin = None,
-    older_than: rules.OlderThan = None,
-    keep_names: rules.KeepName = [],
-    max_size: rules.MaxSize = None,
-    max_total_size: rules.MaxTotalSize = None,
-    incomplete: rules.Incomplete = None,
+    rules: Annotated[Given, OptionsOf(Policy, help={"keep_best": "Keep the N best by --best."})],
     config: Config = None,
 ) -> int:
     """List the checkpoints in a directory tree, series by series, the oldest first.
@@ -177,16 +129,52 @@ def list_(
     With rules of prune, show what they would keep and remove. Without DIR and rules, [retention] in
     ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
     """
-    output = ListOutput(
-        plot=plot, json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort)
+    from ckpttool.cli.prune_options import read_prune_options
+    from ckpttool.series.listing import listing_of
+
+    own: dict[str, Any] = {"jobs": jobs}
+    if "keep_best" in rules:
+        own |= {"metric": metric, "mode": None if mode is None else mode.value}
+    given = {**scope, **rules, **{name: value for name, value in own.items() if value is not None}}
+    options = read_prune_options(None if directory is None else str(directory), given, config)
+    paths = options.directories()
+    if plot is not None:
+        from ckpttool.cli.reports import check_plot
+
+        check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
+    places, problems = _places_to_list(options, verify)
+    previews = _preview(places)
+    listing = listing_of(
+        list(previews.values()),
+        sort=sort,
+        reverse=reverse,
+        best=metric,
+        mode=None if mode is None else mode.value,
+        depth=verify.value,
+        jobs=jobs,
+        progress=progress,
     )
-    return list_checkpoints(None if directory is None else str(directory), context.params, config, output)
+    listing = replace(listing, problems=(*problems, *listing.problems))
+    if not quiet:
+        if options.config is not None and config is None:
+            hint = "ckpttool list . lists everything here"
+            say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
+        _warn(listing, everything=long or not sys.stderr.isatty())
+    if plot is not None and listing.checkpoints:
+        from ckpttool.cli.reports import write_report
+        from ckpttool.render.plot import kind_of
+        from ckpttool.render.plot_series import series_picture
+
+        title = paths[0] if len(paths) == 1 else os.curdir
+        write_report(plot, series_picture(kind_of(plot), title, listing))
+    output = ListOutput(json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
+    _show(listing, [place for place in places if place.directory in previews], output)
+    return COULD_NOT if len(previews) < len(places) else int(bool(listing.problems))
 
 
 class ListOutput(NamedTuple):
     """How the list is output."""
 
-    plot: str | None
     json: bool
     null: bool
     quiet: bool
@@ -195,63 +183,10 @@ class ListOutput(NamedTuple):
     wanted: tuple[str | None, ...]
 
 
-def list_checkpoints(
-    directory: str | None, parameters: Mapping[str, Any], config: str | None, output: ListOutput
-) -> int:
-    """List a directory, or those that a configuration names, and return the exit status.
-
-    Args:
-        directory: Where the checkpoints lie; None if a configuration may say it.
-        parameters: The options, by the names of attributes.
-        config: The configuration that was named.
-        output: How the list is output.
-    """
-    from ckpttool.cli.prune_options import read_prune_options
-    from ckpttool.series.listing import listing_of
-
-    given = dict(parameters)
-    if given["keep_best"] is None:
-        del given["metric"], given["mode"]
-    options = read_prune_options(directory, given, config)
-    paths = options.directories()
-    if output.plot is not None:
-        from ckpttool.cli.reports import check_plot
-
-        check_plot(output.plot, [*paths, *options.request_options.get("metrics", ())])
-    places, problems = _places_to_list(options, parameters["verify"])
-    previews = _preview(places)
-    listing = listing_of(
-        list(previews.values()),
-        sort=parameters["sort"],
-        reverse=parameters["reverse"],
-        best=parameters["metric"],
-        mode=parameters["mode"],
-        depth=parameters["verify"],
-        jobs=parameters["jobs"],
-        progress=progress,
-    )
-    listing = replace(listing, problems=(*problems, *listing.problems))
-    if not output.quiet:
-        if options.config is not None and config is None:
-            hint = "ckpttool list . lists everything here"
-            say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
-        _warn(listing, everything=output.long or not sys.stderr.isatty())
-    if output.plot is not None and listing.checkpoints:
-        from ckpttool.cli.reports import write_report
-        from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_series import series_picture
-
-        title = paths[0] if len(paths) == 1 else os.curdir
-        write_report(output.plot, series_picture(kind_of(output.plot), title, listing))
-    _show(listing, [place for place in places if place.directory in previews], output)
-    return COULD_NOT if len(previews) < len(places) else int(bool(listing.problems))
-
-
 def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
     """Return what is looked at, with what prune would do there, and why it would do nothing."""
     from ckpttool.cli.prune_options import unmatched_rules
     from ckpttool.series.listing import ListedDirectory
-    from ckpttool.series.surveying.survey import Scope
 
     values = {"recursive": options.config is None, **options.request_options}
     scope = Scope(**{one.name: values[one.name] for one in fields(Scope) if one.name in values})

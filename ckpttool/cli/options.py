@@ -1,17 +1,18 @@
-"""The options that several commands share, and the panels of the help that options stand in."""
+"""The options that several commands share, and how Typer reads those of records from a signature."""
 
 from __future__ import annotations
 
 import enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-RULES = "Rules (a checkpoint stays if any rule keeps it)"
-LOOKED_AT = "Selection"
-CARRIED_OUT = "Execution"
-SHOWN = "Output"
+from ckpttool.errors import UsageError
+from ckpttool.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL, Option, base_type, options_of
 
 
 class Depth(str, enum.Enum):
@@ -35,48 +36,25 @@ class Mode(str, enum.Enum):
     MAX = "max"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.", rich_help_panel=SHOWN)]
+def typer_option(*flags: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option as Typer has it; its default stands in the help only if it says so itself."""
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **{"show_default": False, **more})
+
+
+Json = Annotated[bool, typer_option("--json", help="Print a JSON document.", panel=OUTPUT_PANEL)]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        "--jobs",
-        "-j",
+    typer_option(
+        *("--jobs", "-j"),
         min=1,
         help="Number of threads. [default: number of CPUs]",
-        show_default=False,
-        rich_help_panel=CARRIED_OUT,
-    ),
-]
-Exclude = Annotated[
-    list[str],
-    typer.Option(
-        "--exclude",
-        metavar="GLOB",
-        help="Skip matching paths. May be repeated.",
-        rich_help_panel=LOOKED_AT,
-    ),
-]
-MaxDepth = Annotated[
-    int | None,
-    typer.Option(
-        "--max-depth",
-        min=0,
-        metavar="N",
-        help="Descend at most N levels.",
-        show_default=False,
-        rich_help_panel=LOOKED_AT,
+        panel=EXECUTION_PANEL,
     ),
 ]
 Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        help="Print only errors; see the exit status.",
-        rich_help_panel=SHOWN,
-    ),
+    bool, typer_option("--quiet", "-q", help="Print only errors; see the exit status.", panel=OUTPUT_PANEL)
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details.", rich_help_panel=SHOWN)]
+Verbose = Annotated[bool, typer_option("--verbose", "-v", help="Print more details.", panel=OUTPUT_PANEL)]
 Directory = Annotated[
     Path,
     typer.Argument(
@@ -84,14 +62,126 @@ Directory = Annotated[
     ),
 ]
 Null = Annotated[
-    bool,
-    typer.Option("--null", "-0", help="End each path with NUL, for xargs -0.", rich_help_panel=SHOWN),
+    bool, typer_option("--null", "-0", help="End each path with NUL, for xargs -0.", panel=OUTPUT_PANEL)
 ]
 Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Search subdirectories, too.", rich_help_panel=LOOKED_AT)
+    bool, typer_option("--recursive", "-r", help="Search subdirectories, too.", panel=SELECTION_PANEL)
 ]
 
 
 def is_given(value: object) -> bool:
     """Tell whether an option was given: a number that is 0 was, though it equals False."""
     return value is not None and value is not False and value not in ([], ())
+
+
+# The options of records -----------------------------------------------------------------------------
+
+Given = Mapping[str, Any]
+"""The values of a record's attributes that were given on the command line, by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsOf:
+    """Stands in a command's signature, as ``Annotated[Given, OptionsOf(Record)]``, for options of a record.
+
+    Attributes:
+        record: A dataclass whose attributes have options.
+        names: The attributes, in the order of the help; by default all that have an option and for which the
+            command has no parameter of its own.
+        help: What the help says of some of them instead.
+    """
+
+    record: type
+    names: Sequence[str] = ()
+    help: Mapping[str, str] = field(default_factory=dict)
+
+
+def expand_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Return a command with a parameter for each option of its records, as Typer reads them."""
+    signature = inspect.signature(command, eval_str=True)
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = {"context": context}
+    options: dict[str, Option] = {}
+    groups: dict[str, Sequence[str]] = {}
+    for own in signature.parameters.values():
+        source = next((one for one in get_args(own.annotation)[1:] if isinstance(one, OptionsOf)), None)
+        if source is None:
+            parameters[own.name] = own.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            continue
+        known = options_of(source.record)
+        names = source.names or [name for name in known if name not in {*signature.parameters, *parameters}]
+        groups[own.name] = names
+        options.update((name, known[name]) for name in names)
+        parameters.update((name, _parameter(source, name)) for name in names)
+
+    def run(context: typer.Context, **values: Any) -> int:
+        given = given_values(context, options)
+        own = {name: value for name, value in values.items() if name not in options}
+        if "context" in signature.parameters:
+            own["context"] = context
+        records = {
+            group: {name: value for name, value in given.items() if name in names}
+            for group, names in groups.items()
+        }
+        return command(**own, **records)
+
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    return run
+
+
+def given_values(context: typer.Context, options: Mapping[str, Option]) -> Given:
+    """Return what was given of some options, in the order of the command line: its first mistake counts."""
+    given = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if name in options and source is not None and source.name == "COMMANDLINE":
+            given[name] = _value_of(value, options[name])
+    return given
+
+
+def _value_of(value: Any, option: Option) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, list):
+        return tuple(value)
+    if option.parse is None:
+        return value
+    try:
+        return option.parse(value)
+    except UsageError as failure:
+        flag = option.flags[0]
+        raise UsageError(f"{failure}" if flag in str(failure) else f"{flag}: {failure}") from failure
+
+
+def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
+    """Return an attribute as Typer takes it: texts that are parsed, lists, and words as an enumeration."""
+    option = options_of(source.record)[name]
+    help = source.help.get(name, option.help)
+    default = next(one.default for one in fields(source.record) if one.name == name)
+    type_: Any = str if option.parse else base_type(get_type_hints(source.record)[name])
+    if get_origin(type_) is Literal:
+        type_ = _enumeration(name, get_args(type_))
+    if option.parse or default is MISSING:
+        default = None
+    elif get_origin(type_) is list:
+        default = [*default]
+    declared = typer_option(
+        *option.flags,
+        help=help,
+        panel=option.panel,
+        metavar=option.metavar,
+        min=option.minimum,
+        show_default="[default:" not in help,
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[type_ | None if default is None else type_, declared],
+    )
+
+
+def _enumeration(name: str, words: Sequence[str]) -> Any:
+    return enum.Enum(name, {word: word for word in words}, type=str)

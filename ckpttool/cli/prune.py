@@ -2,50 +2,80 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from ckpttool.cli import retention_options as flags
-from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Recursive, Verbose
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, is_given, typer_option
+from ckpttool.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.series.pruning.request import Request
+from ckpttool.series.retention.rules import Policy
+
+Directory = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[DIR]",
+        readable=False,
+        help="Directory of checkpoints. [default: paths in ckpttool.toml, or .]",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer_option(
+        "--config", metavar="FILE", help="Read paths and rules from this file.", panel=SELECTION_PANEL
+    ),
+]
+Trash = Annotated[
+    bool,
+    typer_option(
+        "--trash",
+        help="Move checkpoints to the trash, from which undo restores them.",
+        panel=EXECUTION_PANEL,
+    ),
+]
+EmptyTrash = Annotated[
+    bool,
+    typer_option(
+        "--empty-trash", help="Delete what is in the trash, and nothing else.", panel=EXECUTION_PANEL
+    ),
+]
+Yes = Annotated[bool, typer_option("--yes", "-y", help="Don't ask for confirmation.", panel=EXECUTION_PANEL)]
+DryRun = Annotated[
+    bool,
+    typer_option("--dry-run", "-n", help="Show what would be removed; remove nothing.", panel=OUTPUT_PANEL),
+]
+Check = Annotated[
+    bool,
+    typer_option(
+        "--check", help="Remove nothing; exit with 1 if something would be removed.", panel=OUTPUT_PANEL
+    ),
+]
+Explain = Annotated[
+    str | None,
+    typer_option(
+        "--explain",
+        metavar="PATH",
+        help="Explain why PATH is kept or removed; remove nothing.",
+        panel=OUTPUT_PANEL,
+    ),
+]
 
 
 def prune(
-    context: typer.Context,
-    directory: flags.Directory = None,
-    keep_last: flags.KeepLast = None,
-    keep_best: flags.KeepBest = None,
-    metric: flags.Metric = None,
-    mode: flags.BestMode = None,
-    keep_every_steps: flags.KeepEverySteps = None,
-    keep_every_epochs: flags.KeepEveryEpochs = None,
-    keep_hourly: flags.KeepHourly = None,
-    keep_daily: flags.KeepDaily = None,
-    keep_weekly: flags.KeepWeekly = None,
-    keep_monthly: flags.KeepMonthly = None,
-    keep_yearly: flags.KeepYearly = None,
-    keep_within: flags.KeepWithin = None,
-    older_than: flags.OlderThan = None,
-    keep_names: flags.KeepName = [],
-    max_size: flags.MaxSize = None,
-    max_total_size: flags.MaxTotalSize = None,
-    incomplete: flags.Incomplete = None,
-    failed: flags.Failed = None,
-    recursive: Recursive = False,
-    exclude: Exclude = [],
-    max_depth: MaxDepth = None,
-    series: flags.Series = [],
-    group_by: flags.By = None,
-    metrics: flags.Metrics = [],
-    config: flags.Config = None,
-    depth: flags.Verify = None,
-    min_age: flags.MinAge = None,
-    max_delete: flags.MaxDelete = None,
-    trash: flags.Trash = False,
-    empty_trash: flags.EmptyTrash = False,
-    yes: flags.Yes = False,
+    directory: Directory = None,
+    *,
+    rules: Annotated[Given, OptionsOf(Policy)],
+    request: Annotated[Given, OptionsOf(Request)],
+    config: Config = None,
+    trash: Trash = False,
+    empty_trash: EmptyTrash = False,
+    yes: Yes = False,
     jobs: Jobs = None,
-    dry_run: flags.DryRun = False,
-    check: flags.Check = False,
-    explain: flags.Explain = None,
+    dry_run: DryRun = False,
+    check: Check = False,
+    explain: Explain = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -59,8 +89,10 @@ def prune(
     from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories
     from ckpttool.cli.prune_options import read_prune_options
 
+    own = {"trash": trash, "empty_trash": empty_trash, "yes": yes, "jobs": jobs, "explain": explain}
+    given = {**rules, **request, **{name: value for name, value in own.items() if is_given(value)}}
     options = read_prune_options(
-        None if directory is None else str(directory), context.params, config, tells_unread=not empty_trash
+        None if directory is None else str(directory), given, config, tells_unread=not empty_trash
     )
     output = OutputOptions(
         consent=Consent(is_given=options.yes or dry_run or check),

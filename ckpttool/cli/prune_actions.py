@@ -29,8 +29,9 @@ from ckpttool.series.reasons import true_of_all
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
     from ckpttool.series.members.entry import Entry
-    from ckpttool.series.pruning.planning import PrunePlan, Request
+    from ckpttool.series.pruning.planning import PrunePlan
     from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.pruning.request import Request
     from ckpttool.series.retention.plan import GroupPlan
     from ckpttool.transaction.paths import Problem
     from ckpttool.transaction.trash import EmptiedTrash
@@ -141,7 +142,7 @@ def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], outp
     """Print what is wrong with the rules and return the exit status; nothing is removed."""
     from ckpttool.series.pruning.prune import Pruned
     from ckpttool.series.retention.plan import RetentionPlan
-    from ckpttool.series.retention.policy import Policies
+    from ckpttool.series.retention.policies import Policies
 
     plan = RetentionPlan(options.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(problems))

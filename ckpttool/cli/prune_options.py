@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.amounts import nbytes, seconds, within
-from ckpttool.cli.options import is_given
 from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.series.pruning.planning import Request
-from ckpttool.series.retention.policy import Policies, Policy, delete_limit, option
+from ckpttool.options import options_of
+from ckpttool.series.pruning.request import Request
+from ckpttool.series.retention.policies import Policies
+from ckpttool.series.retention.rules import RULES, Policy
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention
     from ckpttool.series.members.order import Group
-    from ckpttool.series.retention.policy import PathRule
+    from ckpttool.series.retention.policies import PathRule
     from ckpttool.transaction.paths import Problem
 
 _REQUEST_OPTIONS = tuple(
@@ -35,15 +34,6 @@ _NOT_WITH_EMPTY_TRASH = (
     "group_by",
     "series",
 )
-_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "keep_within": within,
-    "max_size": nbytes,
-    "max_total_size": nbytes,
-    "min_age": seconds,
-    "older_than": within,
-    "max_delete": lambda text: delete_limit(text) and text,
-}
-"""Parsers of the options whose text is not the value yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +89,7 @@ class PruneOptions:
 
 def read_prune_options(
     directory: str | None,
-    parameters: Mapping[str, Any],
+    given: Mapping[str, Any],
     config: str | None = None,
     *,
     tells_unread: bool = False,
@@ -110,16 +100,17 @@ def read_prune_options(
 
     Args:
         directory: That of the command line.
-        parameters: Its options, by the names of attributes; those that were not given are None or empty.
+        given: Its options, by the names of attributes.
         config: The configuration that it names.
         tells_unread: Whether to search for a configuration that is not read, to mention it.
     """
-    given = {name: _parse_option(name, value) for name, value in parameters.items() if is_given(value)}
-    older_than = given.pop("older_than", None) if "empty_trash" in given else None
-    rules = {field.name: given[field.name] for field in fields(Policy) if field.name in given}
+    older_than = given.get("older_than") if "empty_trash" in given else None
+    rules = {name: given[name] for name in RULES if name in given}
+    if older_than is not None:  # it is of the trash then, and no rule
+        del rules["older_than"]
     others = [*rules, *(name for name in _NOT_WITH_EMPTY_TRASH if name in given)]
     if "empty_trash" in given and others:
-        raise UsageError(f"--empty-trash looks at no checkpoint (leave {option(others[0])} out)")
+        raise UsageError(f"--empty-trash looks at no checkpoint (leave {_flag(others[0])} out)")
     policies = Policies(Policy(**rules)) if rules else None
     retention = _retention_config(config, is_alone=directory is None and not rules and "failed" not in given)
     if retention is not None and policies is not None and retention.policies is not None:
@@ -166,18 +157,9 @@ def _retention_config(named: str | None, *, is_alone: bool) -> Retention | None:
     return retention
 
 
-def _parse_option(name: str, value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, list):
-        return tuple(value)
-    if name not in _PARSERS:
-        return value
-    try:
-        return _PARSERS[name](value)
-    except UsageError as failure:
-        flag = option(name)
-        raise UsageError(f"{failure}" if flag in str(failure) else f"{flag}: {failure}") from failure
+def _flag(name: str) -> str:
+    options = {**options_of(Policy), **options_of(Request)}
+    return options[name].flags[0] if name in options else f"--{name.replace('_', '-')}"
 
 
 _WILD = re.compile(r"[*?[]")

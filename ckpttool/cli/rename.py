@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ckpttool.cli.consent import Consent
-from ckpttool.cli.options import Directory, Exclude, Json, MaxDepth, Quiet, Recursive
+from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, typer_option
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say_error, say_warning
 from ckpttool.cli.paths import say_empty, say_journals
-from ckpttool.cli.retention_options import Metrics, Series
 from ckpttool.errors import UsageError
+from ckpttool.series.scope import Scope
 
 if TYPE_CHECKING:
     from ckpttool.series.renaming.plan import PlannedNames
@@ -23,32 +21,24 @@ if TYPE_CHECKING:
 
 TemplateText = Annotated[
     str | None,
-    typer.Option(
-        "--template",
-        "-t",
+    typer_option(
+        *("--template", "-t"),
         metavar="T",
         help="Template of the names: '{run}-e{epoch:04d}-s{step:08d}'. [default: template in [naming]]",
-        show_default=False,
     ),
 ]
-Config = Annotated[
-    str | None,
-    typer.Option("--config", metavar="FILE", help="Read [naming] from this file.", show_default=False),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be renamed; rename nothing.")]
-Check = Annotated[bool, typer.Option("--check", help="Rename nothing; exit with 1 if a name would change.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
+Config = Annotated[str | None, typer_option("--config", metavar="FILE", help="Read [naming] from this file.")]
+DryRun = Annotated[bool, typer_option("--dry-run", "-n", help="Show what would be renamed; rename nothing.")]
+Check = Annotated[bool, typer_option("--check", help="Rename nothing; exit with 1 if a name would change.")]
+Yes = Annotated[bool, typer_option("--yes", "-y", help="Don't ask for confirmation.")]
 
 
 def rename(
     directory: Directory = Path(),
     template: TemplateText = None,
     config: Config = None,
-    recursive: Recursive = False,
-    exclude: Exclude = [],
-    max_depth: MaxDepth = None,
-    series: Series = [],
-    metrics: Metrics = [],
+    *,
+    scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth", "series", "metrics"))],
     yes: Yes = False,
     dry_run: DryRun = False,
     check: Check = False,
@@ -67,15 +57,7 @@ def rename(
     from ckpttool.series.renaming.rename import RenameResult
     from ckpttool.series.renaming.rename import rename as carry_out
 
-    request = RenameRequest(
-        directory=str(directory),
-        template=_template(template, config),
-        recursive=recursive,
-        exclude=exclude,
-        max_depth=max_depth,
-        series=series,
-        metrics=metrics,
-    )
+    request = RenameRequest(directory=str(directory), template=_template(template, config), **scope)
     is_dry = dry_run or check
     consent = Consent(is_given=yes or is_dry)
     asks = consent.asks
@@ -104,7 +86,7 @@ def rename(
         was_shown = asks and renamed.planned.plan.renamings
         print(rename_total_line(renamed) if was_shown else rename_text(renamed))
     is_void = not renamed.planned.plan.count and say_empty(
-        str(directory), recursive=recursive, quiet=quiet or json, checks=check
+        str(directory), recursive=request.recursive, quiet=quiet or json, checks=check
     )
     is_off = check and bool(renamed.planned.plan.renamings)
     return int(bool(renamed.problems) or is_off or is_void or renamed.declined)

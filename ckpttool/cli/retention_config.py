@@ -1,6 +1,7 @@
 """``[retention]`` and ``[[retention.rule]]`` of a configuration.
 
-``KEYS`` is the table: each key, which is an option's name, with the function that reads its value.
+``KEYS`` is the table: each key, which is an option's name, with the function that reads its value. Options of
+records are read by what their attributes say.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ckpttool.amounts import nbytes, seconds, within
 from ckpttool.cli.config import (
     ConfigDocument,
     WrongValue,
@@ -24,9 +24,11 @@ from ckpttool.cli.config import (
     whole_number,
 )
 from ckpttool.errors import UsageError
-from ckpttool.series.members.order import GroupBy
-from ckpttool.series.pruning.planning import Failed
-from ckpttool.series.retention.policy import Incomplete, Mode, PathRule, Policies, Policy, delete_limit
+from ckpttool.options import Option, base_type, options_of
+from ckpttool.series.pruning.request import Request, delete_limit
+from ckpttool.series.retention.policies import PathRule, Policies
+from ckpttool.series.retention.rules import Policy
+from ckpttool.series.scope import Scope
 
 Reader = Callable[[object, str], Any]
 
@@ -55,46 +57,40 @@ def _delete_limit(text: str) -> str:
     return text
 
 
-RULES: Mapping[str, Reader] = {
-    "keep-last": whole_number(1),
-    "keep-best": whole_number(1),
-    "metric": one_text,
-    "mode": _one_of(*get_args(Mode)),
-    "keep-every-steps": whole_number(1),
-    "keep-every-epochs": whole_number(1),
-    "keep-hourly": whole_number(1),
-    "keep-daily": whole_number(1),
-    "keep-weekly": whole_number(1),
-    "keep-monthly": whole_number(1),
-    "keep-yearly": whole_number(1),
-    "keep-within": partial(_parse_text, within),
-    "older-than": partial(_parse_text, within),
-    "keep-name": texts,
-    "max-size": partial(_parse_text, nbytes),
-    "max-total-size": partial(_parse_text, nbytes),
-    "incomplete": _one_of(*get_args(Incomplete)),
-}
+def _readers(record: type) -> dict[str, Reader]:
+    """Return what reads the values of a record's options, by their keys."""
+    types = get_type_hints(record)
+    return {one.key: _reader(one, base_type(types[name])) for name, one in options_of(record).items()}
+
+
+def _reader(option: Option, type_: Any) -> Reader:
+    if option.parse is not None:
+        return partial(_parse_text, option.parse)
+    if get_origin(type_) is Literal:
+        return _one_of(*get_args(type_))
+    if type_ is int:
+        return whole_number(1 if option.minimum is None else option.minimum)
+    return {bool: truth, str: one_text}.get(type_, texts)
+
+
+RULES: Mapping[str, Reader] = _readers(Policy)
 """What says which checkpoints stay, in ``[retention]`` and in its rules."""
 
+_REQUEST = _readers(Request)
 KEYS: Mapping[str, Reader] = {
     **RULES,
-    "failed": _one_of(*get_args(Failed)),
+    "failed": _REQUEST["failed"],
     "paths": texts,
-    "recursive": truth,
-    "exclude": texts,
-    "max-depth": whole_number(0),
-    "series": texts,
-    "group-by": _one_of(*get_args(GroupBy)),
-    "metrics": texts,
-    "min-age": partial(_parse_text, seconds),
+    **_readers(Scope),
+    "min-age": _REQUEST["min-age"],
     "max-delete": partial(_parse_text, _delete_limit),
-    "verify": _one_of("full", "quick"),
+    "verify": _REQUEST["verify"],
     "trash": truth,
     "yes": truth,
     "jobs": whole_number(1),
 }
-_ATTRIBUTES = {"keep-name": "keep_names", "verify": "depth"}
-"""Keys whose attribute of a ``Policy`` or a ``Request`` has another name."""
+_ATTRIBUTES = {one.key: name for record in (Policy, Request) for name, one in options_of(record).items()}
+"""The attributes that keys stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +125,7 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
     values["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
     if "metrics" in values:
         values["metrics"] = tuple(_log_path(one, here) for one in values["metrics"])
-    names = {_attribute(key) for key in RULES}
-    rules = {name: values.pop(name) for name in names & values.keys()}
+    rules = {name: values.pop(name) for name in options_of(Policy).keys() & values.keys()}
     try:
         default = Policy(**rules) if rules else None
     except UsageError as failure:
@@ -185,13 +180,9 @@ def read_table(
         if key not in keys:
             raise document.wrong(place, f"unknown key {key} ({suggestion(key, [*keys, *others])})")
         try:
-            values[_attribute(key)] = keys[key](value, key)
+            values[_ATTRIBUTES.get(key, key)] = keys[key](value, key)
         except WrongValue as failure:
             raise document.wrong(place, str(failure)) from failure
         except UsageError as failure:
             raise document.wrong(place, f"{key}: {failure}") from failure
     return values
-
-
-def _attribute(key: str) -> str:
-    return _ATTRIBUTES.get(key, key.replace("-", "_"))

@@ -10,8 +10,9 @@ import typer
 
 from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
-from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose
 from ckpttool.cli.output import COULD_NOT, has_colour, say_error, say_warning
+from ckpttool.series.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,8 +86,8 @@ def verify(
     sarif: reports.Sarif = None,
     github: reports.Github = None,
     summary: reports.Summary = None,
-    exclude: Exclude = [],  # noqa: B006 - Typer copies it
-    max_depth: MaxDepth = None,
+    *,
+    scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
     jobs: Jobs = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -124,8 +125,8 @@ def verify(
         checks=checks,
         strict=strict or (settings is not None and settings.strict),
         jobs=jobs,
-        exclude=[*exclude, *(settings.exclude if settings else ())],
-        max_depth=max_depth,
+        exclude=[*scope.get("exclude", ()), *(settings.exclude if settings else ())],
+        max_depth=scope.get("max_depth"),
         predict=predict,
         wishes=wishes,
         config=settings,

@@ -4,6 +4,6 @@
 fields are blanked, weights of the same names and shapes. ``members`` orders each by epoch, step, numbers in
 the name and times, each only if all of a series have it. ``pointers`` tells who names a checkpoint, pins
 among them, and ``metrics`` what was measured beside it. ``retention`` is a pure function from series to
-keep and remove, with reasons: **add a rule there**, one row in ``RULES``. ``pruning``, ``renaming``,
+keep and remove, with reasons: **add a rule there**, one row of ``Policy``. ``pruning``, ``renaming``,
 ``resuming`` and ``undo`` are the commands; ``ckpttool.transaction`` moves and removes files for all of them.
 """

@@ -12,14 +12,15 @@ from ckpttool.errors import UsageError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_in_full
-from ckpttool.series.members.order import Group, GroupBy
+from ckpttool.series.members.order import Group
 from ckpttool.series.pointers.protection import Pointers
 from ckpttool.series.pointers.targets import PointerProtections
-from ckpttool.series.pruning.planning import Depth, PrunePlan, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, make_plan
+from ckpttool.series.pruning.request import Depth, Request
 from ckpttool.series.reasons import true_of_all
-from ckpttool.series.retention.policy import Mode
-from ckpttool.series.retention.rules import is_carried_on
-from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from ckpttool.series.retention.rules import Mode, is_carried_on
+from ckpttool.series.scope import GroupBy, Scope
+from ckpttool.series.surveying.survey import Survey, survey_directory
 from ckpttool.transaction.paths import Problem, shown
 
 _DIGITS = re.compile(r"([0-9]+)")

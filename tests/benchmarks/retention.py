@@ -23,7 +23,7 @@ _PLAN = """
 import gc, pickle, sys
 gc.disable()
 from ckpttool.series.pruning import planning
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.retention.rules import Policy
 with open(sys.argv[1] + ".found", "rb") as file:
     found = pickle.load(file)
 policy = Policy(keep_last=3, keep_best=2, metric="loss", mode="min", keep_every_epochs=25, keep_weekly=4)

@@ -10,7 +10,6 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -19,11 +18,11 @@ import typer
 import typer.main
 
 from ckpttool import Policy, Request
-from ckpttool.cli.options import Depth, Mode
+from ckpttool.cli.options import expand_options, given_values
 from ckpttool.cli.prune import prune
-from ckpttool.cli.prune_options import read_prune_options
+from ckpttool.cli.prune_options import PruneOptions, read_prune_options
 from ckpttool.cli.retention_config import KEYS
-from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
+from ckpttool.options import options_of
 from tests.support.retention import policies
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
@@ -46,7 +45,7 @@ def _epochs(directory: Path) -> list[int]:
 
 def test_every_wish_has_an_option_and_a_key() -> None:
     asked = {one.name for one in (*fields(Policy), *fields(Request))} - {"directory", "policy", "policies"}
-    options = set(inspect.signature(prune).parameters) - COMMAND_LINE_ALONE - CARRIED_OUT
+    options = set(inspect.signature(expand_options(prune)).parameters) - COMMAND_LINE_ALONE - CARRIED_OUT
     assert options == asked
     keys = {key.replace("-", "_") for key in KEYS} - CARRIED_OUT - {"paths"}
     named = {"keep_name": "keep_names", "verify": "depth"}
@@ -54,18 +53,19 @@ def test_every_wish_has_an_option_and_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "known"),
+    ("flag", "known"),
     [
-        (Mode, (Policy, "mode")),
-        (Fate, (Policy, "incomplete")),
-        (FailedFate, (Request, "failed")),
-        (Depth, (Request, "depth")),
-        (GroupBy, (Request, "group_by")),
+        ("--mode", (Policy, "mode")),
+        ("--incomplete", (Policy, "incomplete")),
+        ("--failed", (Request, "failed")),
+        ("--verify", (Request, "depth")),
+        ("--group-by", (Request, "group_by")),
     ],
 )
-def test_an_option_offers_what_the_library_knows(offered: type[Enum], known: tuple[type, str]) -> None:
+def test_an_option_offers_what_the_library_knows(run, flag: str, known: tuple[type, str]) -> None:
     owner, name = known
-    assert {one.value for one in offered} == set(words(get_type_hints(owner)[name]))
+    (offered,) = re.findall(rf"{flag} <(.*)>", run("prune", "--help").out)
+    assert offered.split("|") == [*words(get_type_hints(owner)[name])]
 
 
 def words(hint: object) -> Iterator[str]:
@@ -77,14 +77,24 @@ def words(hint: object) -> Iterator[str]:
 
 
 def test_what_was_not_given_is_left_to_the_defaults() -> None:
-    given: dict[str, Any] = dict.fromkeys(inspect.signature(prune).parameters)
-    given |= {"keep_names": [], "exclude": [], "recursive": False, "keep_last": 3, "max_depth": 0}
-    wanted = read_prune_options("runs", given)
+    wanted, _ = options_from("runs --keep 3 --max-depth 0")
     assert wanted.policies == policies(Policy(keep_last=3))
     assert wanted.requests() == [
         Request(directory="runs", policies=wanted.policies, exclude=(), max_depth=0),
     ]
     assert (wanted.trash, wanted.yes) == (False, False)
+
+
+def options_from(arguments: str) -> tuple[PruneOptions, dict[str, Any]]:
+    """Return the options of a command line, and the values of all its parameters."""
+    alone = typer.Typer(rich_markup_mode=None)
+    alone.command()(expand_options(prune))
+    context = typer.main.get_command(alone).make_context("prune", shlex.split(arguments))
+    values = context.params
+    own = {name: values[name] for name in ("trash", "empty_trash", "yes") if values[name]}
+    given = given_values(context, {**options_of(Policy), **options_of(Request)})
+    directory = None if values["directory"] is None else str(values["directory"])
+    return read_prune_options(directory, {**given, **own}), values
 
 
 LOSSES = "epoch,val_loss\n" + "".join(f"{epoch},{abs(epoch - 4)}\n" for epoch in range(1, 11))
@@ -225,15 +235,10 @@ def test_the_recipes_are_understood(options: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     Path("ckpttool.toml").write_text("[retention]\nkeep-last = 3\n")
     Path("ckpttool.toml").chmod(0o644)
-    alone = typer.Typer(rich_markup_mode=None)
-    alone.command()(prune)
-    command = typer.main.get_command(alone)
-    given = command.make_context("prune", shlex.split(options)).params
-    directory = given["directory"]
-    wanted = read_prune_options(None if directory is None else str(directory), given)
+    wanted, given = options_from(options)
     if not given["empty_trash"]:
         (request,) = wanted.requests()
-        assert request.directory == str(directory or ".")
+        assert request.directory == str(given["directory"] or ".")
 
 
 def test_there_are_recipes() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from ckpttool import Policy, UsageError
 from ckpttool.series.members.order import group
-from ckpttool.series.retention.policy import PathRule, Policies, delete_limit
+from ckpttool.series.pruning.request import delete_limit
+from ckpttool.series.retention.policies import PathRule, Policies
 
 BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
 

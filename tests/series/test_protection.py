@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Policy, Request, prune
-from ckpttool.series.surveying.survey import Scope, survey_directory
+from ckpttool.series.scope import Scope
+from ckpttool.series.surveying.survey import survey_directory
 from tests.support.directories import pointers_in, survey
 
 

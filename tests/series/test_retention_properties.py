@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
 from ckpttool.series.members.order import order_entries
-from ckpttool.series.retention.policy import LIMITS
-from ckpttool.series.retention.rules import RULES
+from ckpttool.series.retention.rules import LIMITS, RULES
 from tests.support.directories import Entry, damaged, faulty_entry, file_of, incomplete, make_entry
 from tests.support.retention import GroupPlan, RetentionPlan, plan_of, series_of
 

@@ -19,8 +19,9 @@ from ckpttool.series.members.look import look_at
 from ckpttool.series.pointers.protection import Pointers
 from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.reasons import Code, Reason, fault
+from ckpttool.series.scope import Scope
 from ckpttool.series.surveying import survey as surveying
-from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from ckpttool.series.surveying.survey import Survey, survey_directory
 from ckpttool.transaction.files import Contents, Fingerprint
 from tests.support.opening import checkpoint_at
 

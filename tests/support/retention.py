@@ -12,7 +12,7 @@ from ckpttool import Policy, Request, prune
 from ckpttool.formats.globs import Globs
 from ckpttool.series.members import look
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, GroupBy, group
+from ckpttool.series.members.order import Group, group
 from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.members.series_doubts import doubt_of
 from ckpttool.series.pointers import protection
@@ -22,7 +22,8 @@ from ckpttool.series.pruning.planning import PrunePlan, make_plan
 from ckpttool.series.pruning.prune import Pruned
 from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import GroupPlan, Protections, RetentionPlan, plan
-from ckpttool.series.retention.policy import PathRule, Policies
+from ckpttool.series.retention.policies import PathRule, Policies
+from ckpttool.series.scope import GroupBy
 
 
 def series_of(

@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.runs import read_number_pairs, split_into_runs, take_directory_counts
+from ckpttool.series.scope import GroupBy
 from ckpttool.transaction.paths import shown
-
-GroupBy = Literal["parent", "prefix", "format", "none"]
 
 Kind = tuple[str | None, str | None]
 """Format and signature; of these, what the checkpoints of a series share."""

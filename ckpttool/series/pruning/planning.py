@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from shlex import quote
-from typing import Literal
 
 from ckpttool import name_patterns as patterns
 from ckpttool.errors import CheckpointError, UsageError
@@ -29,61 +28,21 @@ from ckpttool.series.pointers.protection import Pointers, unseen_above
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.pruning.protections import own_reasons, protections_of
+from ckpttool.series.pruning.request import Request, delete_limit
 from ckpttool.series.reasons import Code, Reason, code_of
 from ckpttool.series.retention.companions import metric_followers, reasons_to_stay, saved_together
 from ckpttool.series.retention.failed_runs import Failures, failures
 from ckpttool.series.retention.missing_metrics import lack_warnings, unmatched_names
 from ckpttool.series.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
-from ckpttool.series.retention.policy import Policies, Policy, delete_limit
-from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
+from ckpttool.series.retention.policies import Policies
+from ckpttool.series.retention.rules import Policy
+from ckpttool.series.scope import Scope
+from ckpttool.series.surveying.survey import Survey, survey_directory
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 
 _FEWEST_NUMBERS = 2
 """Names with a single number that doesn't count saves are a series in doubt, with a warning of its own."""
-
-Depth = Literal["quick", "full"]
-Failed = Literal["list", "remove"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request(Scope):
-    """What is to be thinned out, and how: besides what is looked at, which is a ``Scope``.
-
-    Attributes:
-        directory: Where the checkpoints lie.
-        policy: Which of them are wanted.
-        min_age: What changed less than so many seconds ago stays.
-        depth: How the survivors are verified: their structure, or every byte.
-        jobs: Number of threads.
-        policies: Policies by path, instead of the one policy.
-        failed: Whether series that failed are listed, or removed as a whole; None doesn't look for them.
-        max_delete: How much may go at most: ``10``, or ``20%`` of all checkpoints.
-
-    Raises:
-        UsageError: There is nothing to go by, or ``max_delete`` is no limit.
-    """
-
-    directory: str
-    policy: Policy | None = None
-    min_age: int = 0
-    depth: Depth = "full"
-    jobs: int | None = None
-    policies: Policies | None = None
-    failed: Failed | None = None
-    max_delete: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_delete is not None:
-            delete_limit(self.max_delete)
-        policies = self.all_policies
-        if policies.default is None and not policies.rules and self.failed is None:
-            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
-
-    @property
-    def all_policies(self) -> Policies:
-        """Return the policies, of which there may be one alone, or none."""
-        return self.policies or Policies(self.policy)
 
 
 @dataclass(frozen=True, slots=True)

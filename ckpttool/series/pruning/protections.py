@@ -31,8 +31,10 @@ from ckpttool.series.pointers.targets import PointerProtections
 from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.retention.companions import doubts_of
 from ckpttool.series.retention.plan import Protections
-from ckpttool.series.retention.policy import Policies, Policy
-from ckpttool.series.surveying.survey import Scope, Survey
+from ckpttool.series.retention.policies import Policies
+from ckpttool.series.retention.rules import Policy
+from ckpttool.series.scope import Scope
+from ckpttool.series.surveying.survey import Survey
 from ckpttool.transaction.journal import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 

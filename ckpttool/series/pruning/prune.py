@@ -14,7 +14,8 @@ from ckpttool.ops.manifest import SHARED
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress
 from ckpttool.series.members.needs import all_places, named_above, named_beside, who_needs
-from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan, survey_series
+from ckpttool.series.pruning.planning import PrunePlan, make_plan, survey_series
+from ckpttool.series.pruning.request import Request
 from ckpttool.series.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity

@@ -26,7 +26,8 @@ from ckpttool.series.renaming.reserved_names import (
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.series.renaming.steps import RenameStep, steps
 from ckpttool.series.renaming.template import FIELDS, Template, TemplateField, parse_template
-from ckpttool.series.surveying.survey import Scope, survey_directory
+from ckpttool.series.scope import Scope
+from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 

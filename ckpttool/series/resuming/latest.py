@@ -18,7 +18,7 @@ from ckpttool.series.members.full_read import no_progress as unwatched
 from ckpttool.series.members.order import newest_first, tiers
 from ckpttool.series.pointers.protection import BEING_WRITTEN
 from ckpttool.series.pointers.readers import temporary_for
-from ckpttool.series.pruning.planning import Depth
+from ckpttool.series.pruning.request import Depth
 from ckpttool.series.reasons import Code, Reason, code_of, fault
 from ckpttool.series.resuming.writers import (
     GONE_SECONDS,
@@ -31,9 +31,9 @@ from ckpttool.series.resuming.writers import (
     temporary_files,
     written_inside,
 )
-from ckpttool.series.retention.policy import Mode
-from ckpttool.series.retention.rules import is_carried_on
-from ckpttool.series.surveying.survey import Scope, Survey, nothing_in, survey_directory
+from ckpttool.series.retention.rules import Mode, is_carried_on
+from ckpttool.series.scope import Scope
+from ckpttool.series.surveying.survey import Survey, nothing_in, survey_directory
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem, bare, shown
 

@@ -10,7 +10,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import AVERAGED, CONTRADICTION_SECONDS, Group, is_flat
 from ckpttool.series.members.series_doubts import NOT_COUNTED, doubt_of
 from ckpttool.series.retention.plan import GroupPlan, RetentionPlan
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.retention.rules import Policy
 
 Position = tuple[float | str | None, ...]
 """The numbers in a checkpoint's name."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ckpttool.amounts import size
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.retention.dates import save_time
-from ckpttool.series.retention.policy import Policy, option
+from ckpttool.series.retention.rules import RULES, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Excess:
 
     def __str__(self) -> str:
         stays = f"{size(self.taken)} {'stay of it' if self.rule == 'max_size' else 'stay in all'}"
-        return f"{stays}, {size(self.nbytes)} more than {option(self.rule)} {size(self.limit)}"
+        return f"{stays}, {size(self.nbytes)} more than {RULES[self.rule].flags[0]} {size(self.limit)}"
 
 
 def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterable[Entry]) -> Excess | None:
@@ -76,7 +76,7 @@ def removals_for_limits(series: Sequence[LimitedSeries], together: Mapping[str, 
     reasons: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
-            why = f"{option('max_size')} {size(limit)}: the oldest go until the rest fits"
+            why = f"--max-size {size(limit)}: the oldest go until the rest fits"
             oldest_first = [[entry] for entry in one.staying]
             reasons.update(dict.fromkeys(_drop_oldest(oldest_first, one.held, limit), why))
     limit = total_limit(one.policy for one in series)
@@ -91,7 +91,7 @@ def removals_for_limits(series: Sequence[LimitedSeries], together: Mapping[str, 
         # Of a series that this doesn't limit everything stays, however large all is together.
         is_limited = one.policy is not None and one.policy.max_total_size is not None
         held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
-    why = f"{option('max_total_size')} {size(limit)}: the oldest of all series go until the rest fits"
+    why = f"--max-total-size {size(limit)}: the oldest of all series go until the rest fits"
     oldest_saves = sorted(saves.values(), key=lambda entries: max(map(save_time, entries)))
     reasons.update(dict.fromkeys(_drop_oldest(oldest_saves, held, limit), why))
     return reasons

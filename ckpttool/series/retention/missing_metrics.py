@@ -11,9 +11,8 @@ from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.reasons import Code, Reason
-from ckpttool.series.retention.dates import PERIODS, date_doubts
-from ckpttool.series.retention.policy import Policy
-from ckpttool.series.retention.rules import metric_lack
+from ckpttool.series.retention.dates import date_doubts
+from ckpttool.series.retention.rules import RULES, Policy, metric_lack
 
 Chosen = Sequence[tuple[Group, Policy | None]]
 """Series, each with its policy."""
@@ -37,13 +36,11 @@ def lack_warnings(chosen: Chosen, now: float | None, followers: Collection[str] 
         yield from _kept_for_lack(lacks, f"no {metric}")
     for count in ("step", "epoch"):
         lacks = [
-            getattr(entry, count) is None
-            for entries in _sound_series(chosen, {f"keep_every_{count}s"})
-            for entry in entries
+            getattr(entry, count) is None for entries in _sound_series(chosen, count) for entry in entries
         ]
         yield from _kept_for_lack(lacks, f"no {count}")
     lacks = []
-    for entries in _sound_series(chosen, {*PERIODS, "keep_within", "older_than", "max_total_size"}):
+    for entries in _sound_series(chosen, "date"):
         doubts = date_doubts(entries, now)
         lacks += [entry.path in doubts for entry in entries]
     yield from _kept_for_lack(lacks, "no date that can be believed")
@@ -64,12 +61,12 @@ def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
     return sound
 
 
-def _sound_series(chosen: Chosen, rules: Collection[str]) -> list[list[Entry]]:
-    """Return the sound checkpoints of each series whose policy has any of some rules."""
+def _sound_series(chosen: Chosen, need: str) -> list[list[Entry]]:
+    """Return the sound checkpoints of each series whose policy has a rule that goes by this."""
     return [
         [entry for entry in group.entries if entry.is_sound]
         for group, policy in chosen
-        if policy is not None and not policy.rules.keys().isdisjoint(rules)
+        if policy is not None and any(RULES[name].needs == need for name in policy.rules)
     ]
 
 

@@ -19,8 +19,8 @@ from ckpttool.series.members.order import Group, newest_otherwise, order_entries
 from ckpttool.series.reasons import Code, Reason
 from ckpttool.series.retention.limits import Excess, LimitedSeries, excess, removals_for_limits, total_limit
 from ckpttool.series.retention.missing_metrics import require_metrics
-from ckpttool.series.retention.policy import Policies, Policy
-from ckpttool.series.retention.rules import RULES, History
+from ckpttool.series.retention.policies import Policies
+from ckpttool.series.retention.rules import RULES, History, Policy
 
 NO_RULE = "no rule of the configuration is for it"
 NEWEST = Reason(Code.NEWEST)
@@ -257,7 +257,7 @@ def _rule_reasons(policy: Policy, history: History) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = defaultdict(list)
     given = policy.rules
     for name, rule in RULES.items():
-        for entry, reason in rule(policy, history) if name in given else ():
+        for entry, reason in rule.keep(policy, history) if name in given and rule.keep else ():
             reasons[entry.path].append(reason)
     return reasons
 

@@ -1,7 +1,6 @@
-"""The rules of a policy: functions from the intact checkpoints of a series to those to keep, and why.
+"""The rules of a policy: which of the intact checkpoints of a series each of them keeps, and why.
 
-``RULES`` is the table, by the policy's attribute. Rules know nothing of each other: what any of them keeps
-stays.
+``Policy`` is the table, a row a rule. Rules know nothing of each other: what any of them keeps stays.
 """
 
 from __future__ import annotations
@@ -10,22 +9,28 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain, islice, pairwise
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from ckpttool.amounts import duration
+from ckpttool.amounts import duration, nbytes, within
+from ckpttool.errors import UsageError
 from ckpttool.formats.globs import Globs
+from ckpttool.options import RULE_PANEL, Option
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import written_last
 from ckpttool.series.retention.dates import PERIODS, date_doubts, save_time
-from ckpttool.series.retention.policy import Mode, Policy
 
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
 """Words in the name of a metric of which only the best value so far is kept."""
+
+Mode = Literal["min", "max"]
+"""Which values of a metric are good."""
+
+Incomplete = Literal["keep", "remove"]
 
 KeptWithReasons = Iterator[tuple[Entry, str]]
 """Checkpoints to keep, each with the reason in a few words."""
@@ -82,9 +87,6 @@ class History:
         return ((entry, doubt) for entry, doubt in doubts if doubt is not None)
 
 
-Rule = Callable[[Policy, History], KeptWithReasons]
-
-
 def _keep_last(policy: Policy, history: History) -> KeptWithReasons:
     """Keep the newest, and as many of what a restarted run wrote last, though its epochs come before."""
     count = policy.keep_last or 0
@@ -92,6 +94,11 @@ def _keep_last(policy: Policy, history: History) -> KeptWithReasons:
         yield entry, f"last {count}"
     for entry in history.written_last[:count]:
         yield entry, f"last {count} by time"
+
+
+def _not_last(policy: Policy, history: History, entry: Entry) -> str:
+    place = history.intact.index(entry) + 1
+    return f"{ordinal(place, 'newest')}, not one of the last {policy.keep_last:,}"
 
 
 def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
@@ -105,6 +112,15 @@ def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
             entry.path in history.followers and entry.recorded_metric(metric) is None
         ):
             yield entry, unmeasured
+
+
+def _not_best(policy: Policy, history: History, entry: Entry) -> str:
+    if metric_lack(entry, policy.metric or "") is not None:
+        return f"no {policy.metric} of its own: it goes by that of what belongs with it"
+    place = rank_by_metric(policy, history).index(entry) + 1
+    value = entry.recorded_metric(policy.metric or "")
+    rank = f"{ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
+    return f"{rank}, not one of the best {policy.keep_best:,}"
 
 
 def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
@@ -163,6 +179,15 @@ def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons
             yield entry, f"no {count}"
 
 
+def _not_first(count: str, policy: Policy, history: History, entry: Entry) -> str:
+    each = getattr(policy, f"keep_every_{count}s")
+    place = attrgetter(count)
+    stretch = int(place(entry) // each)
+    first = stretches(each, place, history)[stretch]
+    text = f"{first.name} is the first at or after {count} {number(stretch * each)}"
+    return f"{text}, not this ({number(place(entry))})"
+
+
 def stretches(each: int, value_of: Callable[[Entry], float | None], history: History) -> dict[int, Entry]:
     """Return the first checkpoint at or after each multiple, by the multiple; of equals the newer."""
     first: dict[int, Entry] = {}
@@ -178,6 +203,14 @@ def number(value: float) -> str:
     return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
+def ordinal(place: int, superlative: str) -> str:
+    """Return ``newest``, ``2nd newest``, ``11th newest``."""
+    if place == 1:
+        return superlative
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{ending} {superlative}"
+
+
 def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReasons:
     """Keep the newest of each of so many natural periods that have one, and what has no date."""
     count = getattr(policy, rule)
@@ -185,6 +218,17 @@ def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReason
     for period, entry in islice(newest_of_periods(rule, history), count):
         yield entry, f"{word} {period}"
     yield from history.undated
+
+
+def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> str:
+    word, count = rule.removeprefix("keep_"), getattr(policy, rule)
+    when = next(dated.when for dated in history.by_time if dated.entry is entry)
+    period = when.strftime(PERIODS[rule].format)
+    periods = list(newest_of_periods(rule, history))
+    if period not in {text for text, _ in periods[:count]}:
+        return f"{word}: {period} is not one of the newest {count:,}"
+    newest = next(entry for text, entry in periods if text == period)
+    return f"{word}: {newest.name} is the newest of {period}"
 
 
 def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]]:
@@ -206,6 +250,11 @@ def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
     yield from history.undated
 
 
+def _not_within(policy: Policy, history: History, entry: Entry) -> str:
+    span, since = policy.keep_within or 0, history.dated[0].seconds
+    return f"{duration(int(since - save_time(entry)))} older than the newest, not within {duration(span)}"
+
+
 def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
     """Keep what was saved a short time ago from now, and what has no date; else the newest."""
     span = policy.older_than or 0
@@ -219,6 +268,11 @@ def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
             yield entry, f"none is younger than {duration(span)}"
 
 
+def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
+    age = int((history.now or 0) - save_time(entry))
+    return f"{duration(age)} old, not younger than {duration(policy.older_than or 0)}"
+
+
 def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
     globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
@@ -227,13 +281,156 @@ def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
             yield entry, f"name {glob}"
 
 
-RULES: Mapping[str, Rule] = {
-    "keep_last": _keep_last,
-    "keep_best": _keep_best,
-    "keep_every_steps": partial(_keep_every, "step"),
-    "keep_every_epochs": partial(_keep_every, "epoch"),
-    **{name: partial(_keep_periods, name) for name in PERIODS},
-    "keep_within": _keep_within,
-    "older_than": _keep_younger,
-    "keep_names": _keep_named,
-}
+def _not_named(policy: Policy, history: History, entry: Entry) -> str:
+    return f"its name is not {' or '.join(policy.keep_names)}"
+
+
+# The table ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Option):
+    """A rule, or what belongs to one: how it is given, and what it does.
+
+    Attributes:
+        keep: Returns what it keeps of a series, and why; None for what other rules and the plan go by.
+        against: Returns what it says of a checkpoint that it doesn't keep.
+        is_amount: Whether its value is a number of at least 1.
+        needs: What it keeps a checkpoint for lacking.
+    """
+
+    keep: Callable[[Policy, History], KeptWithReasons] | None = None
+    against: Callable[[Policy, History, Entry], str] | None = None
+    is_amount: bool = False
+    needs: Literal["step", "epoch", "date"] | None = None
+
+
+def _rule(*flags: str, default: Any = None, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Rule(flags=flags, panel=RULE_PANEL, **more)})
+
+
+_count = partial(_rule, metavar="N", is_amount=True)
+_duration = partial(_rule, metavar="TIME", parse=within, is_amount=True, needs="date")
+_size = partial(_rule, metavar="SIZE", parse=nbytes, is_amount=True)
+
+
+def _stretch(flag: str, count: Literal["step", "epoch"], help: str) -> Any:
+    keep, against = partial(_keep_every, count), partial(_not_first, count)
+    return _count(flag, help=help, keep=keep, against=against, needs=count)
+
+
+def _period(flag: str, help: str) -> Any:
+    name = flag.removeprefix("--").replace("-", "_")
+    keep, against = partial(_keep_periods, name), partial(_not_newest, name)
+    return _count(flag, help=help, keep=keep, against=against, needs="date")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Which checkpoints of each series are wanted: what any rule keeps stays.
+
+    Each attribute is a row: an option of ``prune`` and ``list`` and a key of ``[retention]``, with what it
+    does. Durations are in seconds, sizes in bytes.
+    """
+
+    keep_last: int | None = _count(
+        *("--keep", "--keep-last"),
+        help="Keep the newest N intact checkpoints.",
+        keep=_keep_last,
+        against=_not_last,
+    )
+    keep_best: int | None = _count(
+        "--keep-best", help="Keep the N best by --metric.", keep=_keep_best, against=_not_best
+    )
+    metric: str | None = _rule("--metric", metavar="NAME", help="Metric for --keep-best, such as val_loss.")
+    mode: Mode | None = _rule("--mode", help="Whether the lowest or the highest value is best.")
+    keep_every_steps: int | None = _stretch(
+        "--keep-every-steps", "step", "Keep the first checkpoint at or after each multiple of N steps."
+    )
+    keep_every_epochs: int | None = _stretch(
+        "--keep-every-epochs", "epoch", "Keep the first checkpoint at or after each multiple of N epochs."
+    )
+    keep_hourly: int | None = _period(
+        "--keep-hourly", "Keep the newest of each of the last N hours with checkpoints."
+    )
+    keep_daily: int | None = _period(
+        "--keep-daily", "Keep the newest of each of the last N days with checkpoints."
+    )
+    keep_weekly: int | None = _period(
+        "--keep-weekly", "Keep the newest of each of the last N weeks, which start on Monday."
+    )
+    keep_monthly: int | None = _period("--keep-monthly", "Keep the newest of each of the last N months.")
+    keep_yearly: int | None = _period("--keep-yearly", "Keep the newest of each of the last N years.")
+    keep_within: int | None = _duration(
+        "--keep-within",
+        help="Keep checkpoints at most TIME (7d12h) older than the newest.",
+        keep=_keep_within,
+        against=_not_within,
+    )
+    older_than: int | None = _duration(
+        "--older-than",
+        help="Remove only checkpoints saved more than TIME (30d) ago; from the trash, those removed before "
+        "that.",
+        keep=_keep_younger,
+        against=_not_younger,
+    )
+    keep_names: tuple[str, ...] = _rule(
+        "--keep-name",
+        metavar="GLOB",
+        help="Keep checkpoints with matching names. May be repeated.",
+        keep=_keep_named,
+        against=_not_named,
+        default=(),
+    )
+    max_size: int | None = _size("--max-size", help="Keep the newest of each series, up to SIZE (200GB).")
+    max_total_size: int | None = _size(
+        "--max-total-size", help="Keep the newest of all series together, up to SIZE.", needs="date"
+    )
+    incomplete: Incomplete = _rule(
+        "--incomplete",
+        help="What to do with incomplete older checkpoints. [default: keep]",
+        default="keep",
+    )
+
+    def __post_init__(self) -> None:
+        best = {"--keep-best N": self.keep_best, "--metric NAME": self.metric, "--mode min|max": self.mode}
+        missing = [name for name, value in best.items() if value is None]
+        if missing and len(missing) < len(best):
+            verb = "is" if len(missing) == 1 else "are"
+            names = "--keep-best N, --metric NAME and --mode min|max"
+            raise UsageError(f"{names} belong together ({' and '.join(missing)} {verb} missing)")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise UsageError(f"--mode {self.mode} (min or max)")
+        for name, rule in RULES.items():
+            value = getattr(self, name) if rule.is_amount else None
+            if value is not None and value < 1:
+                raise UsageError(f"{rule.flags[0]} {value} would keep nothing (at least 1)")
+        if not all(self.keep_names):
+            raise UsageError("--keep-name needs a glob of names, such as 'best*'")
+        if self.incomplete not in get_args(Incomplete):
+            raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
+        if not self.rules.keys() - {"incomplete"}:
+            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Return the rules that were given, by name, with what belongs to them."""
+        return dict(_given_rules(self))
+
+    @property
+    def has_limit(self) -> bool:
+        """Tell whether there is a limit of size, which keeps what fits."""
+        return any(name in self.rules for name in LIMITS)
+
+
+LIMITS = ("max_size", "max_total_size")
+"""The rules that keep what is newest, as far as it fits into so many bytes."""
+
+RULES: Mapping[str, Rule] = {one.name: one.metadata["option"] for one in fields(Policy)}
+"""The rows of ``Policy``, by their attributes."""
+
+
+@lru_cache
+def _given_rules(policy: Policy) -> Mapping[str, Any]:
+    rules = ((rule.name, getattr(policy, rule.name), rule.default) for rule in fields(policy))
+    return {name: value for name, value, default in rules if value != default}

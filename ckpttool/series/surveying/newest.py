@@ -35,7 +35,8 @@ def newest_in(path: str) -> ChosenCheckpoint:
     from ckpttool.formats.discovery import unit_at
     from ckpttool.formats.interface import Probe
     from ckpttool.series.members.order import newest_first
-    from ckpttool.series.surveying.survey import Scope, survey_directory
+    from ckpttool.series.scope import Scope
+    from ckpttool.series.surveying.survey import survey_directory
 
     if unit_at(path) is not None:
         return ChosenCheckpoint(path, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
@@ -15,10 +15,11 @@ from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, 
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, GroupBy, group
+from ckpttool.series.members.order import Group, group
 from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.metrics.agreement import disagreements
 from ckpttool.series.reasons import Code, Reason
+from ckpttool.series.scope import WHOLE_TREE, Scope
 from ckpttool.series.surveying.look_workers import Discovered, LookResult, look_at_all
 from ckpttool.transaction.paths import bare
 from ckpttool.transaction.pending_journals import unaffected_units
@@ -27,31 +28,6 @@ NOTHING = "no checkpoint"
 
 _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What of a directory is looked at, and what makes a series of it.
-
-    Attributes:
-        recursive: Whether to descend; otherwise what lies in the directory itself is meant.
-        exclude: Globs of what to pass over.
-        max_depth: How many levels to descend at most.
-        series: Globs of names that are one series each, whatever the names say.
-        group_by: What makes one series of checkpoints; None for directory, format and name together.
-        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
-    """
-
-    recursive: bool = False
-    exclude: Sequence[str] = ()
-    max_depth: int | None = None
-    series: Sequence[str] = ()
-    group_by: GroupBy | None = None
-    metrics: Sequence[str] = ()
-
-
-WHOLE_TREE = Scope(recursive=True)
-"""All that lies in a directory and below."""
 
 
 @dataclass(frozen=True, slots=True)

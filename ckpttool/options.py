@@ -1,0 +1,58 @@
+"""Options, said once: an attribute of a record carries how a command and a configuration give its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, get_args, get_origin
+
+RULE_PANEL = "Rules (a checkpoint stays if any rule keeps it)"
+SELECTION_PANEL = "Selection"
+EXECUTION_PANEL = "Execution"
+OUTPUT_PANEL = "Output"
+"""The panels of the help that options stand in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How the value of an attribute is given.
+
+    Attributes:
+        flags: Its names on the command line, such as ``--jobs`` and ``-j``.
+        help: A sentence on what one gets.
+        metavar: What stands for the value in the help.
+        panel: The part of the help that it stands in.
+        parse: Makes the value of a text; None where number, word or text is the value.
+        minimum: The least number that is taken.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+    panel: str | None = None
+    parse: Callable[[str], Any] | None = None
+    minimum: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Return its name in a configuration."""
+        return [flag for flag in self.flags if flag.startswith("--")][-1].removeprefix("--")
+
+
+def option(*flags: str, help: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a dataclass that has an option."""
+    return field(default=default, metadata={"option": Option(flags=flags, help=help, **more)})
+
+
+@cache
+def options_of(record: type) -> Mapping[str, Option]:
+    """Return the options of a record's attributes, by their names."""
+    return {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
+
+
+def base_type(hint: Any) -> Any:
+    """Return the type of an attribute's value where it isn't None; ``list[str]`` for any texts."""
+    if type(None) in get_args(hint):
+        (hint,) = (one for one in get_args(hint) if one is not type(None))
+    return list[str] if get_origin(hint) in (tuple, Sequence) else hint
