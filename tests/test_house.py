@@ -95,7 +95,6 @@ OF_FORMATS = ("formats", "writing", "predict", "testing")
 """Rooms that are about formats and frameworks one by one."""
 
 NAMED_FORMATS = {
-    ("cli/convert.py", "keras"): "the layout",
     ("converting/framework_layout.py", "keras"): "the layout that it makes",
     ("converting/framework_layout.py", "pytorch"): "the layout that it makes",
     ("ops/conversion.py", "keras"): "the layout",

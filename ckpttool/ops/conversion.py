@@ -5,39 +5,73 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpttool.amounts import nbytes
+from ckpttool.errors import UsageError
+from ckpttool.options import option
 from ckpttool.report import Finding
+
+
+def _shard_size(text: str) -> int:
+    try:
+        size = nbytes(text, is_lenient=True)
+    except UsageError as failure:
+        raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)") from failure
+    if not size:
+        raise UsageError(f"--shard-size {text}: nothing fits into that")
+    return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertWishes:
-    """How a checkpoint is to be converted.
+    """How a checkpoint is to be converted: each attribute is an option, but for the number of threads.
 
-    Attributes:
-        to: Name of the target's format; None where the target's name tells it.
-        only: Whether all is taken, or the model's weights alone, under the names that a model expects.
-        dtype: Name of the type that floating tensors get; None leaves them.
-        layout: Whether weights stay as they are stored, or get the layout and names of a framework.
-        mapping: Path of a map file.
-        model: Path of a checkpoint whose names, layouts and architecture the target gets.
-        by_order: Whether layers that are alike are paired with those of the model by their order.
-        shard_size: The most bytes of one file of the target.
-        strict: Whether what can't be carried is refused.
-        force: Whether a checkpoint that stands in the target's place may be replaced.
-        dry_run: Whether nothing is written.
-        jobs: Number of threads; by default the processors that this process may use.
+    ``mapping`` and ``model`` are paths. By default there is a thread for each processor that this process may
+    use.
     """
 
-    to: str | None = None
-    only: Literal["weights", "all"] = "all"
-    dtype: str | None = None
-    layout: Literal["as-is", "torch", "keras"] = "as-is"
-    mapping: str | None = None
-    model: str | None = None
-    by_order: bool = False
-    shard_size: int | None = None
-    strict: bool = False
-    force: bool = False
-    dry_run: bool = False
+    to: str | None = option(
+        "--to",
+        metavar="FORMAT",
+        help="pytorch, safetensors, tensorflow, savedmodel, keras, keras-h5, hdf5, numpy, fluid, torch-dcp. "
+        "[default: by DST's name]",
+    )
+    only: Literal["weights", "all"] = option(
+        "--only",
+        help="Everything, or only the weights, under the names that a model expects.",
+        default="all",
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] | None = option(
+        "--dtype", help="Convert floating-point tensors to this type."
+    )
+    layout: Literal["as-is", "torch", "keras"] = option(
+        "--layout", help="Convert weights to a framework's layout and names.", default="as-is"
+    )
+    mapping: str | None = option(
+        "--map",
+        metavar="FILE",
+        help="Read names, transposes, splits and joins of tensors from a TOML file.",
+    )
+    model: str | None = option(
+        "--model",
+        metavar="FILE",
+        help="Take names, layouts and architecture from another checkpoint of the same network.",
+    )
+    by_order: bool = option("--by-order", help="Pair similar layers by their order.", default=False)
+    shard_size: int | None = option(
+        "--shard-size",
+        metavar="SIZE",
+        help="Write a directory of files of at most SIZE each: 5GB, 500MiB.",
+        parse=_shard_size,
+    )
+    dry_run: bool = option(
+        *("--dry-run", "-n"), help="Show what would be written; write nothing.", default=False
+    )
+    force: bool = option(*("--force", "-f"), help="Replace an existing checkpoint at DST.", default=False)
+    strict: bool = option(
+        "--strict",
+        help="Fail if anything can't be carried over, or PyTorch needs weights_only=False.",
+        default=False,
+    )
     jobs: int | None = None
 
 
