@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint, Granularity, TrainingState
-    from ckpttool.errors import (
+    from ckpttool.core.checkpoint import Checkpoint, Granularity, TrainingState
+    from ckpttool.core.errors import (
         AccessDenied,
         AmbiguousFormat,
         CheckpointError,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         Unsupported,
         UsageError,
     )
+    from ckpttool.core.report import Finding, Severity
+    from ckpttool.core.tensor import Role, Tensor
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.conversion import Converted, ConvertWishes
     from ckpttool.ops.convert import convert
@@ -36,17 +38,15 @@ if TYPE_CHECKING:
     from ckpttool.ops.merge import merge
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
-    from ckpttool.report import Finding, Severity
-    from ckpttool.series.listing import list_checkpoints
-    from ckpttool.series.pointers.pins import pin, unpin
-    from ckpttool.series.pruning.prune import prune
-    from ckpttool.series.pruning.request import Request
-    from ckpttool.series.renaming.plan import RenameRequest
-    from ckpttool.series.renaming.rename import rename
-    from ckpttool.series.resuming.latest import latest
-    from ckpttool.series.retention.rules import Policy
-    from ckpttool.series.undo import undo
-    from ckpttool.tensor import Role, Tensor
+    from ckpttool.runs.listing import list_checkpoints
+    from ckpttool.runs.pointers.pins import pin, unpin
+    from ckpttool.runs.pruning.prune import prune
+    from ckpttool.runs.pruning.request import Request
+    from ckpttool.runs.renaming.plan import RenameRequest
+    from ckpttool.runs.renaming.rename import rename
+    from ckpttool.runs.resuming.latest import latest
+    from ckpttool.runs.retention.rules import Policy
+    from ckpttool.runs.undo import undo
 
 __all__ = [
     "AccessDenied",
@@ -96,7 +96,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoint": ("Checkpoint", "Granularity", "TrainingState"),
+    "core.checkpoint": ("Checkpoint", "Granularity", "TrainingState"),
     "formats": ("open_checkpoint",),
     "ops.conversion": ("ConvertWishes", "Converted"),
     "ops.convert": ("convert",),
@@ -106,17 +106,17 @@ _HOMES = {
     "ops.merge": ("merge",),
     "ops.verdict": ("Check", "Safety", "Status", "Verification"),
     "ops.verify": ("verify",),
-    "report": ("Finding", "Severity"),
-    "series.listing": ("list_checkpoints",),
-    "series.pointers.pins": ("pin", "unpin"),
-    "series.pruning.request": ("Request",),
-    "series.retention.rules": ("Policy",),
-    "series.pruning.prune": ("prune",),
-    "series.renaming.rename": ("rename",),
-    "series.renaming.plan": ("RenameRequest",),
-    "series.resuming.latest": ("latest",),
-    "series.undo": ("undo",),
-    "tensor": ("Role", "Tensor"),
+    "core.report": ("Finding", "Severity"),
+    "runs.listing": ("list_checkpoints",),
+    "runs.pointers.pins": ("pin", "unpin"),
+    "runs.pruning.request": ("Request",),
+    "runs.retention.rules": ("Policy",),
+    "runs.pruning.prune": ("prune",),
+    "runs.renaming.rename": ("rename",),
+    "runs.renaming.plan": ("RenameRequest",),
+    "runs.resuming.latest": ("latest",),
+    "runs.undo": ("undo",),
+    "core.tensor": ("Role", "Tensor"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -126,7 +126,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"ckpttool.{_HOME_OF.get(name, 'errors')}"), name)
+    return getattr(import_module(f"ckpttool.{_HOME_OF.get(name, 'core.errors')}"), name)
 
 
 def __dir__() -> list[str]:

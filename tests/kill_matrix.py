@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from tests.series.renamings import content
+from tests.runs.renamings import content
 from tests.support.faults import hit_call, in_child, kill
 from tests.support.outcomes import Change, Tree, change, wrong
 from tests.support.runs import FILES, KINDS, swapped
@@ -335,7 +335,7 @@ def prepare() -> None:
         is_program = module.name.endswith("__main__")
         if module.name.split(".")[1] not in NEVER_IMPORTED and not is_program:
             importlib.import_module(module.name)
-    from ckpttool.wire import directories
+    from ckpttool.io import directories
 
     directories.RETRY_SECONDS = 0
     os.fsync = lambda descriptor: None  # what lies in the system's cache survives a kill

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.series.renamings import content
+from tests.runs.renamings import content
 from tests.support.outcomes import Change, change, stages, wrong
 from tests.support.runs import KINDS
 

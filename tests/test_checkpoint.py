@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckpttool import Checkpoint, CheckpointError, Granularity, Role, Tensor, open_checkpoint
-from ckpttool.dtypes import BY_NAME
+from ckpttool.core.dtypes import BY_NAME
 from tests.support.numpy_files import header, npy
 from tests.support.tensors import tensor_of
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from ckpttool.cli.retention_config import KEYS
-from ckpttool.series.retention.rules import RULES
+from ckpttool.runs.retention.rules import RULES
 from tests.support.commands import Run
 
 ROOT = Path(__file__).parent.parent

@@ -65,7 +65,7 @@ def imports_of_files() -> dict[str, set[str]]:
 
 
 TYPED_BY_EACH_OTHER = {
-    ("ckpttool.wire.opcodes", "ckpttool.wire.interpreter"),
+    ("ckpttool.io.opcodes", "ckpttool.io.interpreter"),
     ("ckpttool.formats.torch.distributed", "ckpttool.formats.torch.objects"),
     ("ckpttool.formats.torch.modules", "ckpttool.formats.torch.objects"),
 }
@@ -91,12 +91,12 @@ def test_no_sentence_of_ours_is_read_back() -> None:
     assert found == set(ALLOWED)
 
 
-OF_FORMATS = ("formats", "writing", "predict", "testing")
+OF_FORMATS = ("formats", "predict", "testing")
 """Rooms that are about formats and frameworks one by one."""
 
 NAMED_FORMATS = {
-    ("converting/framework_layout.py", "keras"): "the layout that it makes",
-    ("converting/framework_layout.py", "pytorch"): "the layout that it makes",
+    ("weights/converting/framework_layout.py", "keras"): "the layout that it makes",
+    ("weights/converting/framework_layout.py", "pytorch"): "the layout that it makes",
     ("ops/conversion.py", "keras"): "the layout",
     ("ops/manifest.py", "fluid"): "its serial directories",
     ("ops/merge.py", "safetensors"): "a variant of which one rank's file looks like the whole",
@@ -108,16 +108,16 @@ NAMED_FORMATS = {
     ("render/text.py", "paddle"): "the framework",
     ("render/text.py", "pytorch"): "the framework",
     ("render/text.py", "tensorflow"): "the framework",
-    ("series/members/series_doubts.py", "fluid"): "its serial directories",
-    ("series/pointers/readers.py", "tensorflow"): "its state file",
-    ("series/renaming/names.py", "paddle"): "two files of one name",
-    ("series/renaming/names.py", "tensorflow"): "what its manager writes over",
-    ("series/renaming/plan.py", "tensorflow"): "its state file",
-    ("series/renaming/reserved_names.py", "fluid"): "its serial directories",
-    ("series/renaming/reserved_names.py", "savedmodel"): "what TensorFlow Serving looks for",
-    ("wire/pickle_nodes.py", "numpy"): "the Python module",
-    ("wire/pickler.py", "numpy"): "the Python module",
-    ("wire/states.py", "numpy"): "the Python module",
+    ("runs/members/series_doubts.py", "fluid"): "its serial directories",
+    ("runs/pointers/readers.py", "tensorflow"): "its state file",
+    ("runs/renaming/names.py", "paddle"): "two files of one name",
+    ("runs/renaming/names.py", "tensorflow"): "what its manager writes over",
+    ("runs/renaming/plan.py", "tensorflow"): "its state file",
+    ("runs/renaming/reserved_names.py", "fluid"): "its serial directories",
+    ("runs/renaming/reserved_names.py", "savedmodel"): "what TensorFlow Serving looks for",
+    ("io/pickle_nodes.py", "numpy"): "the Python module",
+    ("io/pickler.py", "numpy"): "the Python module",
+    ("io/states.py", "numpy"): "the Python module",
 }
 """The names of formats elsewhere, by their files, and what they are there."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ckpttool.naming import is_named_best, parse_name
+from ckpttool.core.naming import is_named_best, parse_name
 
 RECOGNISED = [
     # name, blank, epoch, step, number, saved_at, metrics

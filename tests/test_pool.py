@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.work import Pool, Stopped, TaskReturned, batches, in_order, pool_of_calls, worker_of
+from ckpttool.io.work import Pool, Stopped, TaskReturned, batches, in_order, pool_of_calls, worker_of
 
 Check = Callable[[], None]
 

@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 
 import ckpttool
-from ckpttool import CheckpointError, UsageError, errors
+from ckpttool import CheckpointError, UsageError
+from ckpttool.core import errors
 
 PACKAGE = Path(ckpttool.__file__).parent
 PUBLIC = [getattr(ckpttool, name) for name in ckpttool.__all__]

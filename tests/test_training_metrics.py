@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.training import is_metric, training_state
+from ckpttool.core.training import is_metric, training_state
 from tests.support.directories import entry_at
 
 

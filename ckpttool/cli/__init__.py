@@ -17,7 +17,7 @@ import typer.main
 from ckpttool.cli.commands import Commands
 from ckpttool.cli.output import COULD_NOT, FOUND_SOMETHING, INTERRUPTED, say_error
 from ckpttool.cli.streams import Unwritable, discard, streams
-from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.core.errors import CheckpointError, UsageError
 
 _CLICK_ERROR: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"

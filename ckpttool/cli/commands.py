@@ -15,8 +15,8 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from ckpttool.cli.options import expand_options
-from ckpttool.errors import UsageError
-from ckpttool.options import OUTPUT_PANEL, RULE_PANEL
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL
 
 if TYPE_CHECKING:
     from typing import Any

@@ -12,10 +12,10 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckpttool.amounts import nbytes
-from ckpttool.errors import UsageError, from_os_error
-from ckpttool.wire.source import open_regular
-from ckpttool.wire.toml import parse_toml
+from ckpttool.core.amounts import nbytes
+from ckpttool.core.errors import UsageError, from_os_error
+from ckpttool.io.source import open_regular
+from ckpttool.io.toml import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming")

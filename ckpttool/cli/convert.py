@@ -14,7 +14,7 @@ from ckpttool.cli.output import has_colour, print_json, progress, say_error, say
 from ckpttool.ops.conversion import ConvertWishes
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.ops.conversion_plan import ConversionPlan
 
 

@@ -20,10 +20,10 @@ from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.reports import check_plot, write_report
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.ops.diff import DiffWishes
     from ckpttool.ops.difference import Difference
-    from ckpttool.series.members.entry import Entry
+    from ckpttool.runs.members.entry import Entry
 
 _NO_FILE = ("/dev/null", os.devnull)
 """Paths that stand for no checkpoint: git passes one for a file that was added or deleted."""
@@ -139,7 +139,7 @@ def _check_options(
     paths: Sequence[str], output: DiffOutput, limits: Mapping[str, float | None], *, bitwise: bool
 ) -> None:
     """Require one view, and a tolerance that leaves something to compare, or none if bits are compared."""
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
 
     if len(paths) < 2:
         raise UsageError("diff compares two checkpoints, or more")
@@ -183,7 +183,7 @@ def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
     """Open both sides; one that is no file at all is an empty checkpoint of the other's format."""
     from contextlib import ExitStack
 
-    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.formats import open_checkpoint
 
     with ExitStack() as stack:
@@ -262,8 +262,8 @@ def _training_order(paths: Sequence[str]) -> list[str]:
     the numbers in the names give no order.
     """
     from ckpttool.formats.discovery import unit_at
-    from ckpttool.series.members.look import look_at
-    from ckpttool.series.members.order import order_by_numbers
+    from ckpttool.runs.members.look import look_at
+    from ckpttool.runs.members.order import order_by_numbers
 
     given = [*paths]
     folded = [path.casefold() for path in paths]

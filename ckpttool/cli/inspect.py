@@ -47,8 +47,8 @@ def inspect(
     Format, size, epoch, step, loss, parameters, and tensors by module. No framework is imported, and no code
     in the file is run. If a directory holds several checkpoints, the newest is shown.
     """
+    from ckpttool.core.report import has_errors
     from ckpttool.ops.inspect import inspect as inspect_one
-    from ckpttool.report import has_errors
 
     inspections = [inspect_one(_newest_in(str(path)), filter=filter, stats=stats) for path in paths]
     if not quiet:
@@ -79,7 +79,7 @@ def _newest_in(path: str) -> str:
     if not os.path.isdir(path):
         return path
     from ckpttool.cli.paths import say_journals
-    from ckpttool.series.surveying.newest import newest_in
+    from ckpttool.runs.surveying.newest import newest_in
 
     chosen = newest_in(path)
     say_journals(chosen.journals)
@@ -94,7 +94,7 @@ def _field(inspection: Inspection, key: str) -> str:
     Raises:
         UsageError: There is no such key.
     """
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
     from ckpttool.render.json import dumps, inspect_document
     from ckpttool.render.terminal import printable
 

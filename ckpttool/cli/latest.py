@@ -21,12 +21,12 @@ from ckpttool.cli.options import (
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, progress, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_journals
 from ckpttool.cli.streams import discard
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
 from ckpttool.render.terminal import printable
-from ckpttool.series.scope import Scope
+from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from ckpttool.series.resuming.latest import Latest
+    from ckpttool.runs.resuming.latest import Latest
 
 _MAX_NAMED = 3
 
@@ -76,9 +76,9 @@ def latest(
     jobs: Jobs = None,
 ) -> int:
     """Print the path of the newest intact checkpoint; exit with 1 if there is none."""
-    from ckpttool.amounts import seconds
-    from ckpttool.series.members.full_read import no_progress
-    from ckpttool.series.resuming.latest import latest as find_latest
+    from ckpttool.core.amounts import seconds
+    from ckpttool.runs.members.full_read import no_progress
+    from ckpttool.runs.resuming.latest import latest as find_latest
 
     found = find_latest(
         directory,

@@ -21,15 +21,15 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import print_paths, say_empty, say_journals, with_directory
 from ckpttool.cli.prune import Directory
-from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
+from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
 from ckpttool.render.terminal import printable
-from ckpttool.series.retention.rules import Policy
-from ckpttool.series.scope import Scope
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
-    from ckpttool.series.listing import DirectoryPreview, ListedDirectory, Listing
+    from ckpttool.runs.listing import DirectoryPreview, ListedDirectory, Listing
     from ckpttool.transaction.paths import Problem
 
 Sort = Annotated[
@@ -130,7 +130,7 @@ def list_(
     ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
     """
     from ckpttool.cli.prune_options import read_prune_options
-    from ckpttool.series.listing import listing_of
+    from ckpttool.runs.listing import listing_of
 
     own: dict[str, Any] = {"jobs": jobs}
     if "keep_best" in rules:
@@ -186,7 +186,7 @@ class ListOutput(NamedTuple):
 def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
     """Return what is looked at, with what prune would do there, and why it would do nothing."""
     from ckpttool.cli.prune_options import unmatched_rules
-    from ckpttool.series.listing import ListedDirectory
+    from ckpttool.runs.listing import ListedDirectory
 
     values = {"recursive": options.config is None, **options.request_options}
     scope = Scope(**{one.name: values[one.name] for one in fields(Scope) if one.name in values})
@@ -200,7 +200,7 @@ def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDir
 
 def _preview(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
     """Return what lies in directories, by their paths; an error in one of several is printed."""
-    from ckpttool.series.listing import preview_directory
+    from ckpttool.runs.listing import preview_directory
 
     previews = {}
     for place in places:

@@ -11,8 +11,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from ckpttool.errors import UsageError
-from ckpttool.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL, Option, base_type, options_of
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import (
+    EXECUTION_PANEL,
+    OUTPUT_PANEL,
+    SELECTION_PANEL,
+    Option,
+    base_type,
+    options_of,
+)
 
 
 class Depth(str, enum.Enum):

@@ -14,8 +14,8 @@ FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
 """Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C."""
 
 if TYPE_CHECKING:
+    from ckpttool.io.work import Advance
     from ckpttool.transaction.paths import Problem
-    from ckpttool.work import Advance
 
 
 def say(text: str) -> None:

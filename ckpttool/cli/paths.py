@@ -17,7 +17,7 @@ def single_checkpoint(path: str) -> str:
     """Return the checkpoint that a path stands for; a directory of several is an error that names them."""
     if not os.path.isdir(path):
         return path
-    from ckpttool.errors import NotACheckpoint
+    from ckpttool.core.errors import NotACheckpoint
     from ckpttool.formats.discovery import discover, unit_at
 
     if unit_at(path) is not None:
@@ -64,7 +64,7 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
         quiet: Whether nothing but an error is printed.
         checks: Whether it is an error anyway: a check of nothing finds nothing wrong.
     """
-    from ckpttool.series.surveying.survey import NOTHING, nothing_in
+    from ckpttool.runs.surveying.survey import NOTHING, nothing_in
 
     message = nothing_in(directory, recursive=recursive)
     is_error = checks or message != NOTHING

@@ -10,14 +10,14 @@ import typer
 from ckpttool.cli.options import Json, Null, Quiet
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
 from ckpttool.render.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckpttool.errors import CheckpointError
-    from ckpttool.series.pointers.pins import Pinning
+    from ckpttool.core.errors import CheckpointError
+    from ckpttool.runs.pointers.pins import Pinning
 
 Paths = Annotated[
     list[Path] | None,
@@ -39,7 +39,7 @@ def pin(
     quiet: Quiet = False,
 ) -> int:
     """Pin checkpoints, so that no policy removes them."""
-    from ckpttool.series.pointers.pins import pin as carry_out
+    from ckpttool.runs.pointers.pins import pin as carry_out
 
     if list_:
         return _list(paths or [Path()], json=json, null=null, quiet=quiet)
@@ -52,7 +52,7 @@ def pin(
 
 def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
     """Unpin checkpoints, even those that no longer exist."""
-    from ckpttool.series.pointers.pins import unpin as carry_out
+    from ckpttool.runs.pointers.pins import unpin as carry_out
 
     done = carry_out(_require_paths(paths))
     _print(done, "unpinned", "is not pinned", json=json, quiet=quiet)
@@ -80,8 +80,8 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
-    from ckpttool.series.pointers.pin_lists import absence_message, pin_fault
-    from ckpttool.series.pointers.pins import pins_below
+    from ckpttool.runs.pointers.pin_lists import absence_message, pin_fault
+    from ckpttool.runs.pointers.pins import pins_below
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []

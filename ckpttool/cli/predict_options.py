@@ -89,7 +89,7 @@ def flag_of(wish: str) -> str:
 def _object(text: str) -> dict[str, Any]:
     import json
 
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
 
     try:
         value = json.loads(text)
@@ -108,7 +108,7 @@ def _shapes(texts: list[str]) -> tuple[Any, ...]:
 
 def _bytes(text: str) -> int:
     from ckpttool.cli.config import WrongValue, parse_bytes
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
 
     try:
         return parse_bytes(text, "--memory")

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, is_given, typer_option
-from ckpttool.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
-from ckpttool.series.pruning.request import Request
-from ckpttool.series.retention.rules import Policy
+from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.runs.pruning.request import Request
+from ckpttool.runs.retention.rules import Policy
 
 Directory = Annotated[
     Path | None,

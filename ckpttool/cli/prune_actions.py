@@ -22,17 +22,17 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import directory_name, say_journals, with_directory
 from ckpttool.cli.prune_options import unmatched_rules
-from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.render.terminal import printable
-from ckpttool.series.reasons import true_of_all
+from ckpttool.runs.reasons import true_of_all
 
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
-    from ckpttool.series.members.entry import Entry
-    from ckpttool.series.pruning.planning import PrunePlan
-    from ckpttool.series.pruning.prune import Pruned
-    from ckpttool.series.pruning.request import Request
-    from ckpttool.series.retention.plan import GroupPlan
+    from ckpttool.runs.members.entry import Entry
+    from ckpttool.runs.pruning.planning import PrunePlan
+    from ckpttool.runs.pruning.prune import Pruned
+    from ckpttool.runs.pruning.request import Request
+    from ckpttool.runs.retention.plan import GroupPlan
     from ckpttool.transaction.paths import Problem
     from ckpttool.transaction.trash import EmptiedTrash
 
@@ -90,7 +90,7 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
 
 
 def _prune_directory(request: Request, trash: str | None, output: OutputOptions) -> Pruned:
-    from ckpttool.series.pruning.prune import prune
+    from ckpttool.runs.pruning.prune import prune
 
     def confirm(planned: PrunePlan) -> bool:
         _print_plan(planned, trash, output)
@@ -104,7 +104,7 @@ def _prune_directory(request: Request, trash: str | None, output: OutputOptions)
 
 def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOptions) -> Pruned:
     """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
-    from ckpttool.series.surveying.survey import NOTHING, nothing_in
+    from ckpttool.runs.surveying.survey import NOTHING, nothing_in
     from ckpttool.transaction.paths import Problem
 
     message = nothing_in(request.directory, recursive=request.recursive)
@@ -117,7 +117,7 @@ def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOption
 
 def _keep_all(declined: Pruned) -> Pruned:
     """Return the outcome of a plan that was declined: every checkpoint is kept."""
-    from ckpttool.series.retention.plan import KeptEntry
+    from ckpttool.runs.retention.plan import KeptEntry
 
     groups = tuple(
         replace(one, keep=(*one.keep, *(KeptEntry(entry, ("declined",)) for entry in one.remove)), remove=())
@@ -140,9 +140,9 @@ def _say_unread(options: PruneOptions, output: OutputOptions) -> None:
 
 def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], output: OutputOptions) -> int:
     """Print what is wrong with the rules and return the exit status; nothing is removed."""
-    from ckpttool.series.pruning.prune import Pruned
-    from ckpttool.series.retention.plan import RetentionPlan
-    from ckpttool.series.retention.policies import Policies
+    from ckpttool.runs.pruning.prune import Pruned
+    from ckpttool.runs.retention.plan import RetentionPlan
+    from ckpttool.runs.retention.policies import Policies
 
     plan = RetentionPlan(options.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(problems))
@@ -263,7 +263,7 @@ def _print_plan(planned: PrunePlan, trash: str | None, output: OutputOptions) ->
     """Print a plan before anything is removed: if we are killed, the output says what was going on."""
     if output.consent.asks:
         from ckpttool.render.text_prune import total_line
-        from ckpttool.series.pruning.prune import Pruned
+        from ckpttool.runs.pruning.prune import Pruned
 
         stream = sys.stderr if output.json else sys.stdout
         preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
@@ -292,8 +292,8 @@ def _say(outcome: Pruned, *, quiet: bool) -> None:
 
 def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) -> int:
     """Print why one checkpoint is kept or removed, and return the exit status; nothing is changed."""
-    from ckpttool.series.pruning.explanation import explain
-    from ckpttool.series.pruning.planning import make_plan
+    from ckpttool.runs.pruning.explanation import explain
+    from ckpttool.runs.pruning.planning import make_plan
 
     request = _request_around(options, path)
     _say_unread(options, output)
@@ -358,7 +358,7 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
 
     An error in the only directory is raised.
     """
-    from ckpttool.series.undo import directories_with_trash
+    from ckpttool.runs.undo import directories_with_trash
     from ckpttool.transaction.paths import require_directory
     from ckpttool.transaction.trash import empty
 

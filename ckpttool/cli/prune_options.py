@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.options import options_of
-from ckpttool.series.pruning.request import Request
-from ckpttool.series.retention.policies import Policies
-from ckpttool.series.retention.rules import RULES, Policy
+from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.options import options_of
+from ckpttool.runs.pruning.request import Request
+from ckpttool.runs.retention.policies import Policies
+from ckpttool.runs.retention.rules import RULES, Policy
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention
-    from ckpttool.series.members.order import Group
-    from ckpttool.series.retention.policies import PathRule
+    from ckpttool.runs.members.order import Group
+    from ckpttool.runs.retention.policies import PathRule
     from ckpttool.transaction.paths import Problem
 
 _REQUEST_OPTIONS = tuple(
@@ -191,7 +191,7 @@ def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[
 
 def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
     """Return the series of all directories, and the directories that can't be read."""
-    from ckpttool.series.surveying.survey import survey_directory
+    from ckpttool.runs.surveying.survey import survey_directory
 
     groups: list[Group] = []
     unseen = []

@@ -11,12 +11,12 @@ from ckpttool.cli.consent import Consent
 from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, typer_option
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say_error, say_warning
 from ckpttool.cli.paths import say_empty, say_journals
-from ckpttool.errors import UsageError
-from ckpttool.series.scope import Scope
+from ckpttool.core.errors import UsageError
+from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from ckpttool.series.renaming.plan import PlannedNames
-    from ckpttool.series.renaming.rename import RenameResult
+    from ckpttool.runs.renaming.plan import PlannedNames
+    from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.transaction.paths import Problem
 
 TemplateText = Annotated[
@@ -53,9 +53,9 @@ def rename(
     restores the old names.
     """
     from ckpttool.render.text_moves import rename_text, rename_total_line
-    from ckpttool.series.renaming.plan import RenameRequest
-    from ckpttool.series.renaming.rename import RenameResult
-    from ckpttool.series.renaming.rename import rename as carry_out
+    from ckpttool.runs.renaming.plan import RenameRequest
+    from ckpttool.runs.renaming.rename import RenameResult
+    from ckpttool.runs.renaming.rename import rename as carry_out
 
     request = RenameRequest(directory=str(directory), template=_template(template, config), **scope)
     is_dry = dry_run or check

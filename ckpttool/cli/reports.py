@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from ckpttool.cli.output import say
-from ckpttool.errors import AccessDenied, UsageError, from_os_error
-from ckpttool.wire.atomic import write_atomically
-from ckpttool.wire.source import open_regular
+from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
+from ckpttool.io.atomic import write_atomically
+from ckpttool.io.source import open_regular
 
 if TYPE_CHECKING:
-    from ckpttool.errors import CheckpointError
+    from ckpttool.core.errors import CheckpointError
     from ckpttool.ops.verdict import Verification
 
 _APPEND = (

@@ -23,12 +23,12 @@ from ckpttool.cli.config import (
     truth,
     whole_number,
 )
-from ckpttool.errors import UsageError
-from ckpttool.options import Option, base_type, options_of
-from ckpttool.series.pruning.request import Request, delete_limit
-from ckpttool.series.retention.policies import PathRule, Policies
-from ckpttool.series.retention.rules import Policy
-from ckpttool.series.scope import Scope
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import Option, base_type, options_of
+from ckpttool.runs.pruning.request import Request, delete_limit
+from ckpttool.runs.retention.policies import PathRule, Policies
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.scope import Scope
 
 Reader = Callable[[object, str], Any]
 
@@ -137,7 +137,7 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
 
 def _log_path(path: str, here: str) -> str:
     """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
-    from ckpttool.series.metrics.log_metrics import LogArgument
+    from ckpttool.runs.metrics.log_metrics import LogArgument
 
     beside = os.path.normpath(os.path.join(here, path))
     return beside if os.path.lexists(LogArgument.parse(beside).name) else path

@@ -24,7 +24,7 @@ def undo(
 
     Nothing is replaced: if something is in the way of a checkpoint, undo names it and leaves that one.
     """
-    from ckpttool.series.undo import undo as take_back
+    from ckpttool.runs.undo import undo as take_back
 
     done = take_back(str(directory), recursive=recursive, dry_run=dry_run)
     for warning in done.warnings if not quiet else ():

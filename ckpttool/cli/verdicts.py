@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.output import progress, say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
-from ckpttool.errors import CheckpointError, MissingPackage, NotFound, UsageError
+from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.ops.verdict import Status, Verification
 from ckpttool.ops.verify import unreadable
 

@@ -12,7 +12,7 @@ from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose
 from ckpttool.cli.output import COULD_NOT, has_colour, say_error, say_warning
-from ckpttool.series.scope import Scope
+from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ def verify(
     """
     from ckpttool.cli.reports import check_targets, files_read
     from ckpttool.cli.verdicts import VerifyOptions, verify_all
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
 
     settings = _configuration(config, has_paths=bool(paths))
     checks, names_prediction = _checks_to_run(quick, only)
@@ -161,7 +161,7 @@ def _configuration(named: str | None, *, has_paths: bool) -> VerifyConfig | None
         return None
     from ckpttool.cli.config import find_config
     from ckpttool.cli.verify_config import read_config
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
 
     path = named or find_config()
     if path is None:
@@ -173,7 +173,7 @@ def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) 
     """Require that options of a prediction come with one, and that the files they name exist."""
     import os
 
-    from ckpttool.errors import NotFound, UsageError
+    from ckpttool.core.errors import NotFound, UsageError
 
     if wishes and not may_predict:
         raise UsageError(f"{predicting.flag_of(next(iter(wishes)))} goes with --predict")
@@ -185,7 +185,7 @@ def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) 
 
 def _checks_to_run(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool]:
     """Return the names of the checks to run, and whether a prediction is among them."""
-    from ckpttool.errors import UsageError
+    from ckpttool.core.errors import UsageError
     from ckpttool.ops.verdict import CHECKS, PREDICTION, QUICK_CHECKS
 
     if only is None:

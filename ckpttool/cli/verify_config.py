@@ -24,11 +24,11 @@ from ckpttool.cli.config import (
     truth,
     whole_number,
 )
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
 from ckpttool.ops.ignored_findings import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import InputSpec, PredictionRequest, parse_input
-from ckpttool.series.retention.policies import matches
+from ckpttool.runs.retention.policies import matches
 
 _COMMAND_LINE_ONLY = {
     "trust": "code in a checkpoint is only trusted on the command line: --trust",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ckpttool.errors import LimitExceeded, Truncated
+from ckpttool.core.errors import LimitExceeded, Truncated
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ckpttool.core.dtypes import DType, numpy_dtype
+from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.gather import BOX_BYTES, blocks_by_box, boxes, copy, gather
 from ckpttool.core.readable import Buffer, Readable, aligned_buffer, swap_bytes
-from ckpttool.dtypes import DType, numpy_dtype
-from ckpttool.errors import DamagedCheckpoint
-from ckpttool.tensor import Extent, Tensor, Values
+from ckpttool.core.tensor import Extent, Tensor, Values
 
 if TYPE_CHECKING:
     import numpy as np

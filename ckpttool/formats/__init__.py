@@ -26,8 +26,8 @@ import os
 from functools import cache
 from importlib import import_module
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import open_with
@@ -38,7 +38,7 @@ FORMATS: dict[str, str] = {
     "torch.tar:PytorchTar": "tar",
     "torch.torchscript:TorchScript": "zip",
     "pickles:PlainPickle": "pickle other",
-    "safetensors:Safetensors": "json",
+    "safetensors.reader:Safetensors": "json",
     "sharded:ShardedSafetensors": "json directory",
     "sharded:ShardedPytorch": "json directory",
     "hf_trainer:HfTrainer": "directory",

@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, NotFound
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, NotFound
+from ckpttool.core.report import Finding, warning
 from ckpttool.formats.interface import Probe, scan
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
-from ckpttool.report import Finding, warning
-from ckpttool.wire.pickle_detection import has_torch_magic, is_pickle
-from ckpttool.wire.source import Source
+from ckpttool.io.pickle_detection import has_torch_magic, is_pickle
+from ckpttool.io.source import Source
 
 MAX_FILES = 20_000
 """The most files of a directory that are looked at, those in its directories included."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
+from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.foreign import SUFFIXES, Foreign, recognise_foreign
 from ckpttool.formats.globs import Globs

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Probe
-from ckpttool.wire.source import Source
+from ckpttool.io.source import Source
 
 
 class Foreign(NamedTuple):

@@ -15,19 +15,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
+from ckpttool.core.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
+from ckpttool.core.report import warning
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.interface import Format, Probe, Unit, scan
 from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
-from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP
 from ckpttool.formats.torch.rank_set import fsdp_units
-from ckpttool.report import warning
-from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.source import Source
+from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.io.source import Source
 
 _CONFIGS = ("config.json", "adapter_config.json")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")

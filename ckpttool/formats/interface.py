@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar, cast
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
-from ckpttool.wire.directories import walk
-from ckpttool.wire.source import Source
-from ckpttool.wire.sstable import begins_with_empty_key
-from ckpttool.wire.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
+from ckpttool.io.directories import walk
+from ckpttool.io.source import Source
+from ckpttool.io.sstable import begins_with_empty_key
+from ckpttool.io.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
 HEAD_BYTES = 4096
 _NOWHERE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})

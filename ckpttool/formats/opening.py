@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.readings import add_readings, further_readings
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint, FileEntry
-from ckpttool.errors import DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
+from ckpttool.core.checkpoint import Checkpoint, FileEntry
+from ckpttool.core.errors import DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Span
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.interface import Format, Probe, SetFormat
 from ckpttool.formats.opening import open_with
-from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Span
 
 
 class OpenedParts:

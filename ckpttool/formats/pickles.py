@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.wire.pickle_detection import has_torch_magic, is_pickle
+from ckpttool.io.pickle_detection import has_torch_magic, is_pickle
 
 MAX_TAIL = 1 << 22
 """The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""

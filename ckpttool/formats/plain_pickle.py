@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.arrays.objects import array_as_tensor
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
@@ -20,10 +22,8 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
-from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Extent, Span
-from ckpttool.wire.pickle_nodes import Call, Payload, Persistent, nodes, references
-from ckpttool.wire.pickle_safety import attach_safety, read_pickles
+from ckpttool.io.pickle_nodes import Call, Payload, Persistent, nodes, references
+from ckpttool.io.pickle_safety import attach_safety, read_pickles
 
 MAX_INNER = 1 << 28
 """The most bytes of one storage that lies inside a pickle as text."""

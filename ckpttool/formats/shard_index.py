@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
+from ckpttool.core.report import Finding, error
 from ckpttool.formats.interface import HEAD_BYTES, natural
-from ckpttool.report import Finding, error
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.source import Source
+from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.io.source import Source
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
 INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")

@@ -16,8 +16,11 @@ from functools import partial
 from itertools import islice
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer
-from ckpttool.errors import from_os_error
+from ckpttool.core.checkpoint import Checkpoint, Producer
+from ckpttool.core.errors import from_os_error
+from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.tensor import Tensor
+from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names, natural
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import (
@@ -35,10 +38,7 @@ from ckpttool.formats.shard_index import (
     schemes_of,
 )
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
-from ckpttool.report import Finding, counted, error, note, warning
-from ckpttool.tensor import Tensor
-from ckpttool.training import training_state
-from ckpttool.wire.directories import walk
+from ckpttool.io.directories import walk
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _MOST_EXTRA = 100

@@ -13,18 +13,18 @@ from typing import Any, TypeGuard
 
 from isal import isal_zlib
 
-from ckpttool.checkpoint import Checkpoint, TrainingState
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint, TrainingState
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, warning
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.formats.content.tree_json import decode_tree
 from ckpttool.formats.torch.tree_nodes import metadata_of
-from ckpttool.report import Finding, warning
-from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.source import Source
-from ckpttool.wire.zip_reader import Archive, Member
+from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.io.source import Source
+from ckpttool.io.zip_reader import Archive, Member
 
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""
@@ -314,11 +314,11 @@ def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
     from ckpttool.core.readable import Buffer
-    from ckpttool.wire.pickle_detection import is_pickle
+    from ckpttool.io.pickle_detection import is_pickle
 
     content = Buffer("", data)
     if is_pickle(content, 0, content.size):
-        from ckpttool.wire.pickle_safety import read_pickles
+        from ckpttool.io.pickle_safety import read_pickles
 
         return tuple(read_pickles(content, 0, content.size, where).safety)
     from ckpttool.formats.keras.config import is_own_asset

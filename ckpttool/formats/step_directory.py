@@ -20,17 +20,17 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.name_patterns import STEP_DIRECTORY
+from ckpttool.core.naming import NameFields, parse_name
+from ckpttool.core.report import warning
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry
-from ckpttool.name_patterns import STEP_DIRECTORY
-from ckpttool.naming import NameFields, parse_name
-from ckpttool.report import warning
-from ckpttool.tensor import Role, Tensor
-from ckpttool.training import training_state
-from ckpttool.wire.directories import walk
+from ckpttool.io.directories import walk
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 _DATA = frozenset({"numpy", "hdf5", "pickle"})

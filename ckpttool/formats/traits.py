@@ -43,7 +43,7 @@ class Traits:
     """One format; what its row doesn't say is so for most.
 
     Attributes:
-        writer: What writes it, as ``module:Class`` of ``writing/``; empty where nothing does.
+        writer: What writes it, as ``module:Class`` of ``formats/``; empty where nothing does.
         suffixes: Endings of a target's name that mean it; of several formats' the longest counts.
         model_suffixes: Endings that mean it where it is known which model the weights are of.
         family: Whose names and layouts its weights have; in plain containers, PyTorch's more often than not.
@@ -105,7 +105,7 @@ _SAVED_MODEL = re.compile(
 
 TRAITS: Mapping[str, Traits] = {
     "pytorch": Traits(
-        writer="pytorch:PyTorchWriter",
+        writer="torch.writer:PyTorchWriter",
         suffixes=(".pt", ".pth", ".pth.tar", ".ckpt", ".bin"),
         dialect="objects",
         nests_state_dicts=True,
@@ -114,7 +114,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "safetensors": Traits(
-        writer="safetensors:SafetensorsWriter",
+        writer="safetensors.writer:SafetensorsWriter",
         suffixes=(".safetensors",),
         holds_tensors_alone=True,
         is_part_of_others=True,
@@ -122,7 +122,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "tensorflow": Traits(
-        writer="tensorflow:TensorFlowWriter",
+        writer="tensorflow.writer:TensorFlowWriter",
         suffixes=(".index",),
         family=Family.KERAS,
         has_object_graph=True,
@@ -130,7 +130,7 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
     ),
     "savedmodel": Traits(
-        writer="savedmodel:SavedModelWriter",
+        writer="savedmodel.writer:SavedModelWriter",
         family=Family.KERAS,
         has_object_graph=True,
         has_some_checksums=True,
@@ -145,7 +145,7 @@ TRAITS: Mapping[str, Traits] = {
         members=_SAVED_MODEL,
     ),
     "keras": Traits(
-        writer="keras:KerasWriter",
+        writer="keras.writer:KerasWriter",
         suffixes=(".keras",),
         family=Family.KERAS,
         holds_layers=True,
@@ -154,7 +154,7 @@ TRAITS: Mapping[str, Traits] = {
         own_keys=frozenset({"backend"}),
     ),
     "keras-h5": Traits(
-        writer="keras:KerasH5Writer",
+        writer="keras.writer:KerasH5Writer",
         suffixes=(".weights.h5",),
         model_suffixes=(".h5",),
         family=Family.KERAS,
@@ -165,11 +165,14 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "hdf5": Traits(
-        writer="hdf5:Hdf5Writer", suffixes=(".h5", ".hdf5"), is_container=True, counts_epochs_from_one=True
+        writer="hdf5.writer:Hdf5Writer",
+        suffixes=(".h5", ".hdf5"),
+        is_container=True,
+        counts_epochs_from_one=True,
     ),
-    "numpy": Traits(writer="numpy_zip:NpzWriter", suffixes=(".npz",), is_container=True),
+    "numpy": Traits(writer="arrays.npz_writer:NpzWriter", suffixes=(".npz",), is_container=True),
     "fluid": Traits(
-        writer="fluid:FluidWriter",
+        writer="paddle.fluid_writer:FluidWriter",
         family=Family.PADDLE,
         varies=True,
         has_directories=True,
@@ -179,7 +182,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"checkpoint", "variables"}),
     ),
     "torch-dcp": Traits(
-        writer="torch_dcp:TorchDcpWriter",
+        writer="torch.dcp_writer:TorchDcpWriter",
         dialect="objects",
         nests_state_dicts=True,
         has_some_checksums=True,

@@ -9,9 +9,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, LimitExceeded
+from ckpttool.core.report import Finding, Severity, counted, error, has_errors
+from ckpttool.core.tensor import Path, Span, Tensor
 from ckpttool.core.values import storages_of
-from ckpttool.errors import CheckpointError, LimitExceeded
+from ckpttool.io.scan import Scanned, count_specials, scan
+from ckpttool.io.work import Advance
 from ckpttool.ops.hollow_weights import Element, hollow_findings
 from ckpttool.ops.manifest import compare_manifests, has_digests, manifests_of
 from ckpttool.ops.scan_findings import (
@@ -36,10 +40,6 @@ from ckpttool.ops.verdict import (
     fatal,
     safety_of,
 )
-from ckpttool.report import Finding, Severity, counted, error, has_errors
-from ckpttool.tensor import Path, Span, Tensor
-from ckpttool.wire.scan import Scanned, count_specials, scan
-from ckpttool.work import Advance
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpttool.amounts import nbytes
-from ckpttool.errors import UsageError
-from ckpttool.options import option
-from ckpttool.report import Finding
+from ckpttool.core.amounts import nbytes
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import option
+from ckpttool.core.report import Finding
 
 
 def _shard_size(text: str) -> int:

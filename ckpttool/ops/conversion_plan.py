@@ -9,21 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import DamagedCheckpoint, UsageError
+from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Strided, reach
-from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.traits import traits_of
+from ckpttool.formats.writer import Content, WriteOptions, Writer, writer_of
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
 from ckpttool.ops.target_path import check_space, check_target, target_format
-from ckpttool.report import Finding, Severity, counted
-from ckpttool.tensor import Tensor
-from ckpttool.writing import writer_of
-from ckpttool.writing.interface import Content, WriteOptions, Writer
 
 _ARCHITECTURE = "keras.config"
 _SHOWN, _NAMED = 3, 8
@@ -236,29 +235,29 @@ def _content_steps(
 ) -> Iterator[ContentStep]:
     """Yield what the wishes come to; each module is imported where it is wished for."""
     if wishes.only == "weights":
-        from ckpttool.converting.weight_selection import only_weights
+        from ckpttool.weights.converting.weight_selection import only_weights
 
         yield lambda content: only_weights(content, checkpoint)
     if wishes.mapping is not None:
-        from ckpttool.converting.map_edits import rename_by_map
-        from ckpttool.pairing.map_file import read_map
+        from ckpttool.weights.converting.map_edits import rename_by_map
+        from ckpttool.weights.pairing.map_file import read_map
 
         tensor_map = read_map(wishes.mapping)
         yield lambda content: rename_by_map(content, tensor_map)
-    from ckpttool.converting.content_view import state_conventions
+    from ckpttool.weights.converting.content_view import state_conventions
 
     yield lambda content: (state_conventions(content, checkpoint), ())
     if wishes.layout != "as-is":
-        from ckpttool.converting.framework_layout import to_layout
+        from ckpttool.weights.converting.framework_layout import to_layout
 
         layout = wishes.layout
         yield lambda content: to_layout(content, checkpoint, layout)
     if model is not None:
-        from ckpttool.converting.template_model import follow_template
+        from ckpttool.weights.converting.template_model import follow_template
 
         yield lambda content: follow_template(content, checkpoint, model, by_order=wishes.by_order)
     if wishes.dtype is not None:
-        from ckpttool.converting.dtype_cast import cast
+        from ckpttool.weights.converting.dtype_cast import cast
 
         dtype = wishes.dtype
         yield lambda content: cast(content, dtype)

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
+from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
+from ckpttool.io.scan import Scanned, scan
+from ckpttool.io.sink import Written
+from ckpttool.io.work import Advance, default_jobs
 from ckpttool.ops.conversion import Converted, ConvertWishes
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, more, plan_conversion
 from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
-from ckpttool.report import Finding, Severity
 from ckpttool.transaction.staged_output import StagedOutput
-from ckpttool.wire.scan import Scanned, scan
-from ckpttool.wire.sink import Written
-from ckpttool.work import Advance, default_jobs
 
 _AS_IT_IS = ConvertWishes()
 _AT_ONCE = 1 << 12

@@ -10,12 +10,15 @@ from fnmatch import fnmatchcase
 from itertools import compress
 from typing import Literal
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Outcome, Side, Tolerance, compare_all
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import DamagedCheckpoint, UsageError
+from ckpttool.core.report import Severity, counted, first_names
+from ckpttool.core.tensor import Span
 from ckpttool.core.values import storages_of
-from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
+from ckpttool.io.scan import scan
+from ckpttool.io.work import Advance, default_jobs
 from ckpttool.ops.difference import (
     ABSENT,
     Broken,
@@ -29,14 +32,19 @@ from ckpttool.ops.difference import (
 )
 from ckpttool.ops.metadata_diff import compare_metadata, partly_known
 from ckpttool.ops.scan_findings import checksum_findings
-from ckpttool.pairing.layouts import LayoutItem
-from ckpttool.pairing.map_file import read_map
-from ckpttool.pairing.notes import display_name
-from ckpttool.pairing.pair_up import Pair, Pairing, PairingOptions, pair_up
-from ckpttool.report import Severity, counted, first_names
-from ckpttool.tensor import Span
-from ckpttool.wire.scan import scan
-from ckpttool.work import Advance, default_jobs
+from ckpttool.weights.comparing.compare import (
+    Comparison,
+    Failure,
+    NotCompared,
+    Outcome,
+    Side,
+    Tolerance,
+    compare_all,
+)
+from ckpttool.weights.pairing.layouts import LayoutItem
+from ckpttool.weights.pairing.map_file import read_map
+from ckpttool.weights.pairing.notes import display_name
+from ckpttool.weights.pairing.pair_up import Pair, Pairing, PairingOptions, pair_up
 
 Compared = tuple[Pair, Outcome]
 

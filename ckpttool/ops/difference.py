@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckpttool.comparing.compare import EXACT, Side, Statistics, Tolerance
-from ckpttool.dtypes import DType
-from ckpttool.tensor import Role
+from ckpttool.core.dtypes import DType
+from ckpttool.core.tensor import Role
+from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Tolerance
 
 Kind = Literal["values", "shape", "dtype"]
 How = Literal["name", "convention", "map", "content", "shape"]
-"""What told that two tensors are one: see ``pairing.pairs``."""
+"""What told that two tensors are one: see ``weights.pairing.pairs``."""
 
 
 class Absent:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import aligned_buffer
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.report import Finding, error
-from ckpttool.tensor import Tensor
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.source import Source
-from ckpttool.work import in_order
+from ckpttool.core.report import Finding, error
+from ckpttool.core.tensor import Tensor
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.source import Source
+from ckpttool.io.work import in_order
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import numpy_dtype
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import stored_once
-from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
+from ckpttool.io.work import Advance
 from ckpttool.ops.diff import DiffWishes, diff_checkpoints
 from ckpttool.ops.difference import Change, Difference
-from ckpttool.tensor import Role, Tensor
-from ckpttool.work import Advance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.dtypes import numpy_dtype
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import numpy_dtype
+from ckpttool.core.report import Finding, counted, first_names, warning
+from ckpttool.core.roles import role_below
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.traits import traits_of
-from ckpttool.report import Finding, counted, first_names, warning
-from ckpttool.roles import role_below
-from ckpttool.tensor import Role, Tensor
 
 Element = Callable[[Tensor], bytes | None]
 """Returns the element that a whole tensor repeats, little-endian; None where it has others, or if unknown."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
-from ckpttool.report import Finding, Severity, counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import numpy_dtype
+from ckpttool.core.report import Finding
+from ckpttool.core.tensor import BLOCK_BYTES, Tensor
 from ckpttool.core.values import stored_once
-from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
-from ckpttool.report import Finding
-from ckpttool.tensor import BLOCK_BYTES, Tensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.io.manifest import Manifest, read_manifest
 from ckpttool.ops.digests import Digest, Digests, changed_tensors, digests_of_files, read_digests
-from ckpttool.report import Finding, counted, error, warning
-from ckpttool.wire.manifest import Manifest, read_manifest
 
 SUFFIX = ".sha256"
 DIGESTS_SUFFIX = ".digests.json"

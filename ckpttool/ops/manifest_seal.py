@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, Unsupported, from_os_error
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
+from ckpttool.io.atomic import write_atomically
+from ckpttool.io.manifest import Line, dumps_manifest, read_manifest
+from ckpttool.io.source import Source
+from ckpttool.io.work import Advance, default_jobs
 from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
 from ckpttool.ops.verify import verify
-from ckpttool.wire.atomic import write_atomically
-from ckpttool.wire.manifest import Line, dumps_manifest, read_manifest
-from ckpttool.wire.source import Source
-from ckpttool.work import Advance, default_jobs
 
 Moment = tuple[tuple[str, int, int, int], ...]
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, Unsupported, UsageError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, Unsupported, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.ranks import VARIANT
+from ckpttool.io.work import Advance
 from ckpttool.ops.conversion import Converted, ConvertWishes
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
@@ -28,7 +29,6 @@ from ckpttool.ops.merging.joined_parts import MergePart, join_parts, shards_of
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, require_intact
 from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
 from ckpttool.ops.merging.zero import full_precision
-from ckpttool.work import Advance
 
 _AS_IT_IS = ConvertWishes()
 _DEEPSPEED = "deepspeed"

@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Origin
+from ckpttool.core.checkpoint import Checkpoint, Origin
+from ckpttool.core.report import counted
 from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.difference import ABSENT, ValueChange
-from ckpttool.report import counted
 
 _PRODUCER_KEYS = frozenset(
     {

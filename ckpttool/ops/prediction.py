@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from ckpttool.core.report import has_errors
 from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.run import Answer, PredictionChild, StageResult
-from ckpttool.report import has_errors
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.core.checkpoint import Checkpoint
     from ckpttool.predict.request import PredictionRequest
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.readable import reader_from
+from ckpttool.core.report import Severity
+from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.tree import trees_equal, without_opaque
 from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import training_document
 from ckpttool.formats.traits import traits_of
-from ckpttool.report import Severity
-from ckpttool.tensor import Extent, Span, Tensor
-from ckpttool.wire.scan import scan
-from ckpttool.wire.sink import Written
-from ckpttool.work import Advance
-from ckpttool.writing.interface import Content, Writer
+from ckpttool.formats.writer import Content, Writer
+from ckpttool.io.scan import scan
+from ckpttool.io.sink import Written
+from ckpttool.io.work import Advance
 
 _NONE = frozenset[str]()
 _AT_ONCE = 1 << 12
@@ -98,7 +98,14 @@ def _differing_tensors(
 
 def _element_mismatches(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> Iterator[str]:
     """Yield which tensors hold other elements, by reading both sides."""
-    from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Side, Tolerance, compare_all
+    from ckpttool.weights.comparing.compare import (
+        Comparison,
+        Failure,
+        NotCompared,
+        Side,
+        Tolerance,
+        compare_all,
+    )
 
     outcomes = compare_all(pairs, Tolerance(bitwise=True), jobs=jobs, advance=advance)
     for (tensor, _), outcome in zip(pairs, outcomes, strict=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, counted, error, first_names, has_errors, warning
+from ckpttool.core.tensor import Tensor
 from ckpttool.formats.traits import traits_of
+from ckpttool.io.scan import Scanned, Specials
 from ckpttool.ops.verdict import VALUES_NOT_READ
-from ckpttool.report import Finding, counted, error, first_names, has_errors, warning
-from ckpttool.tensor import Tensor
-from ckpttool.wire.scan import Scanned, Specials
 
 _UNREAD = frozenset(
     {

@@ -7,18 +7,18 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError, from_os_error
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import SIDECARS, scan
 from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.formats.traits import traits_of
+from ckpttool.formats.writer import WRITABLE, format_of
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.manifest import SHARED, base_of
 from ckpttool.transaction.staged_output import clear_beside, is_area_name
-from ckpttool.writing import WRITABLE, format_of
 
 _MARKS = frozenset({MARKER, *SHARED})
 """Names of what lies in the directory of a checkpoint and tells of its files alone."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from ckpttool.report import Finding, Severity
+from ckpttool.core.report import Finding, Severity
 
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"

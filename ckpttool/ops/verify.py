@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import AmbiguousFormat, CheckpointError, DamagedCheckpoint, Truncated, Unsupported
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import AmbiguousFormat, CheckpointError, DamagedCheckpoint, Truncated, Unsupported
+from ckpttool.core.report import counted, error, has_errors
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
+from ckpttool.io.work import Advance, default_jobs
 from ckpttool.ops.verdict import (
     CHECKS,
     OPTIONAL,
@@ -26,8 +28,6 @@ from ckpttool.ops.verdict import (
     Verification,
     asks_for_manifest,
 )
-from ckpttool.report import counted, error, has_errors
-from ckpttool.work import Advance, default_jobs
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore

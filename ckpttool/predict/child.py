@@ -21,11 +21,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import BinaryIO
 
+from ckpttool.core.report import Finding, counted, error, has_errors
 from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed, missing_module_message, place_of_syntax
 from ckpttool.predict.prediction import NoInputs, Reload, predict
 from ckpttool.predict.request import PredictionJob, from_json
-from ckpttool.report import Finding, counted, error, has_errors
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LONGEST = 1 << 16

@@ -22,8 +22,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
+from ckpttool.core.report import error
 from ckpttool.predict.interface import LoadFailed
-from ckpttool.report import error
 
 _FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"
 """What CPython tells audit hooks before a pickle gets a name, and before ``marshal`` makes an object.

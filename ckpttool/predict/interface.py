@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ckpttool.core.report import Finding, counted, error
 from ckpttool.predict.request import InputSpec
-from ckpttool.report import Finding, counted, error
 
 if TYPE_CHECKING:
     import numpy as np

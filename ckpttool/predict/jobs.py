@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import has_errors
+from ckpttool.core.tensor import Path, Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.predict.request import PredictionJob, PredictionRequest
-from ckpttool.report import has_errors
-from ckpttool.tensor import Path, Role
 
 
 class NotPredictable(Exception):

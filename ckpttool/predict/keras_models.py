@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.core.report import Finding, counted, error, note, warning
 from ckpttool.predict.guard import build_from, code_of_user, import_user_module
 from ckpttool.predict.inputs import make_inputs, positional, read_arrays, read_recording
 from ckpttool.predict.interface import (
@@ -36,7 +37,6 @@ from ckpttool.predict.interface import (
     shape_finding,
 )
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
-from ckpttool.report import Finding, counted, error, note, warning
 
 _SKIPPED = re.compile(
     r"Skipping variable loading for optimizer .* has (?P<own>\d+) var.* has (?P<saved>\d+) var"
@@ -262,8 +262,8 @@ def _own_shapes(model: Any, job: PredictionJob) -> _ShapesByName:
 
 
 def _saved_shapes(path: str) -> _ShapesByName:
+    from ckpttool.core.tensor import Role
     from ckpttool.formats import open_checkpoint
-    from ckpttool.tensor import Role
 
     with open_checkpoint(path) as checkpoint:
         return {one.name: one.shape for one in checkpoint.tensors if one.role is Role.WEIGHTS}

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.report import error
+from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.tree import NodeParts, fold, is_size, node_parts, tensors_in
+from ckpttool.io.pickle_nodes import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque
 from ckpttool.predict.interface import LoadFailed
-from ckpttool.report import error
-from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickle_nodes import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque
 
 _AROUND = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})
 """Calls whose first argument is a tensor, and that say no more of it than how training goes on."""

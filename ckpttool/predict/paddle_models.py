@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import paddle
 
+from ckpttool.core.report import Finding, counted, error
+from ckpttool.core.tensor import Tensor
 from ckpttool.predict.guard import build_from
 from ckpttool.predict.inputs import positional
 from ckpttool.predict.interface import (
@@ -29,8 +31,6 @@ from ckpttool.predict.interface import (
 )
 from ckpttool.predict.own_content import at_path, content_of, require_plain
 from ckpttool.predict.request import InputSpec, PredictionJob
-from ckpttool.report import Finding, counted, error
-from ckpttool.tensor import Tensor
 
 _JSON = ".json"
 _BFLOAT16 = "uint16"

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ckpttool.core.report import Finding, counted, error, has_errors, note, warning
 from ckpttool.predict.inputs import (
     Recording,
     is_recording,
@@ -28,7 +29,6 @@ from ckpttool.predict.inputs import (
 )
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed, first_line, shape_text
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
-from ckpttool.report import Finding, counted, error, has_errors, note, warning
 
 Reload: TypeAlias = Callable[[], Loaded]
 """Loads the model once more, as it was loaded first; only what it draws at random is drawn otherwise."""

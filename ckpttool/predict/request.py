@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
 
 TIMEOUT = 300.0
 """Seconds that loading and running may take, where nobody says."""

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
+from ckpttool.core.report import Finding, counted, error
 from ckpttool.predict.guard import build_from
 from ckpttool.predict.interface import (
     Arrays,
@@ -39,7 +40,6 @@ from ckpttool.predict.keras_models import (
     train_by_keras,
 )
 from ckpttool.predict.request import InputSpec, PredictionJob
-from ckpttool.report import Finding, counted, error
 
 _RATE = 1e-3
 """Of the gradient that a module without an optimizer moves by."""

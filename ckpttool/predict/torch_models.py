@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ckpttool.core.report import Finding, counted, error
 from ckpttool.predict.guard import build_from, resolve
 from ckpttool.predict.inputs import dtype_named, positional
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
@@ -33,7 +34,6 @@ from ckpttool.predict.torch_state import (
     state_dict,
     trainer_groups,
 )
-from ckpttool.report import Finding, counted, error
 
 _IN_TORCHSCRIPT = "failed in the TorchScript interpreter"
 """How a long story begins that says what happened only below the lines of code."""

@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.io.pickle_nodes import Global
 from ckpttool.predict.interface import (
     LoadFailed,
     first_findings,
@@ -27,9 +30,6 @@ from ckpttool.predict.interface import (
 )
 from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, require_plain
 from ckpttool.predict.request import PredictionJob
-from ckpttool.report import Finding, counted, error, note, warning
-from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickle_nodes import Global
 
 Content = Mapping[str, Any]
 _WRAPPERS = ("module.", "_orig_mod.")

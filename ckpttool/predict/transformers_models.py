@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from ckpttool.core.report import Finding, Severity, counted, error
 from ckpttool.predict.interface import (
     Arrays,
     Loaded,
@@ -27,7 +28,6 @@ from ckpttool.predict.interface import (
 )
 from ckpttool.predict.request import PredictionJob
 from ckpttool.predict.torch_models import TorchModel, arrays_in, make_optimizer
-from ckpttool.report import Finding, Severity, counted, error
 
 # A configuration may name a repository of compiled code, which transformers fetches and runs by this package;
 # it looks for it with the first model's class, and finds none.

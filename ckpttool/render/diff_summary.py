@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.comparing.statistics import Tolerance
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, ValueChange
 from ckpttool.render.numbers import amount, file_size, number
 from ckpttool.render.terminal import printable
-from ckpttool.report import counted
-from ckpttool.tensor import Role
+from ckpttool.weights.comparing.statistics import Tolerance
 
 _MOST_VALUES = 3
 _LONGEST_VALUE = 60

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttool.core.report import Severity
 from ckpttool.ops.verdict import Verification
 from ckpttool.render.verdict_words import (
     count_verdicts,
@@ -17,10 +18,9 @@ from ckpttool.render.verdict_words import (
     printable_cut,
     rank_findings,
 )
-from ckpttool.report import Severity
 
 if TYPE_CHECKING:
-    from ckpttool.errors import CheckpointError
+    from ckpttool.core.errors import CheckpointError
 
 MAX_SHOWN = 10
 """Annotations of one severity that GitHub shows of a step."""

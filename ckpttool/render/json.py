@@ -15,24 +15,24 @@ from ckpttool.ops.verdict import safety_of
 from ckpttool.render.terminal import is_printable
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import TrainingState
+    from ckpttool.core.checkpoint import TrainingState
+    from ckpttool.core.report import Finding
+    from ckpttool.core.tensor import Tensor
     from ckpttool.ops.conversion import Converted
     from ckpttool.ops.difference import Change, Described, Difference, Facts, ValueChange
     from ckpttool.ops.drift import Drift
     from ckpttool.ops.inspect import Inspection, ValueStatistics
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.verdict import Verification
-    from ckpttool.report import Finding
-    from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
-    from ckpttool.series.pointers.pin_lists import Pin
-    from ckpttool.series.pruning.explanation import Explanation
-    from ckpttool.series.pruning.planning import PrunePlan
-    from ckpttool.series.pruning.prune import Pruned
-    from ckpttool.series.renaming.rename import RenameResult
-    from ckpttool.series.resuming.latest import Latest
-    from ckpttool.series.retention.plan import GroupPlan
-    from ckpttool.series.undo import Undone
-    from ckpttool.tensor import Tensor
+    from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
+    from ckpttool.runs.pointers.pin_lists import Pin
+    from ckpttool.runs.pruning.explanation import Explanation
+    from ckpttool.runs.pruning.planning import PrunePlan
+    from ckpttool.runs.pruning.prune import Pruned
+    from ckpttool.runs.renaming.rename import RenameResult
+    from ckpttool.runs.resuming.latest import Latest
+    from ckpttool.runs.retention.plan import GroupPlan
+    from ckpttool.runs.undo import Undone
     from ckpttool.transaction.paths import Problem
     from ckpttool.transaction.trash import EmptiedTrash
 
@@ -286,8 +286,8 @@ def _difference_body(difference: Difference) -> dict[str, Any]:
 
 def _change_statistics(change: Change) -> dict[str, Any]:
     """Return the numbers: those of equal values if only the type differs, null if shapes differ."""
-    from ckpttool.comparing.statistics import relative_change
     from ckpttool.ops.difference import distances
+    from ckpttool.weights.comparing.statistics import relative_change
 
     statistics = change.statistics
     if statistics is None:
@@ -468,7 +468,7 @@ def prune_document(pruned: Pruned) -> dict[str, Any]:
 
 
 def _prune_group(group: GroupPlan) -> dict[str, Any]:
-    from ckpttool.series.pruning.prune import foreign_files
+    from ckpttool.runs.pruning.prune import foreign_files
 
     return {
         "key": group.key,
@@ -500,7 +500,7 @@ def _prune_group(group: GroupPlan) -> dict[str, Any]:
 
 def explain_document(planned: PrunePlan, explanation: Explanation) -> dict[str, Any]:
     """Return the document of ``prune --explain``: that of a dry run, with what was asked for."""
-    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.runs.pruning.prune import Pruned
 
     pruned = Pruned(
         planned.plan,

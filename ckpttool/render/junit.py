@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttool.core.report import Finding, Severity
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.render.verdict_words import (
     finding_sentence,
@@ -18,12 +19,11 @@ from ckpttool.render.verdict_words import (
     is_undone,
     printable_cut,
 )
-from ckpttool.report import Finding, Severity
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from ckpttool.errors import CheckpointError
+    from ckpttool.core.errors import CheckpointError
 
 MAX_FINDINGS = 100
 """Findings that a case names; a model of another kind differs in thousands."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.errors import MissingPackage, UsageError
+from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.render.numbers import amount
 from ckpttool.render.terminal import printable, shorten
 

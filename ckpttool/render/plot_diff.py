@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ckpttool.comparing.statistics import relative_change
+from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import Change, Difference, distances
 from ckpttool.ops.drift import Drift
 from ckpttool.render.diff_summary import summary_line
 from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, picture
 from ckpttool.render.text_diff import change_cells
 from ckpttool.render.text_drift import HEADINGS, drift_cells, short_names
-from ckpttool.tensor import Role
+from ckpttool.weights.comparing.statistics import relative_change
 
 _MOST_ROWS = 120
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")

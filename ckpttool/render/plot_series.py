@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size, number, utc_time
 from ckpttool.render.plot import Numbers, Panel, label, picture
 from ckpttool.render.text_list import ListStyle, count_cell, metric_of, notes_cell, policy_cell, shown_metrics
-from ckpttool.report import counted
-from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
+from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

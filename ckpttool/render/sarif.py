@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.core.report import Finding
 from ckpttool.ops.verdict import Verification
 from ckpttool.render.json import dumps
 from ckpttool.render.verdict_words import (
@@ -22,10 +23,9 @@ from ckpttool.render.verdict_words import (
     printable_cut,
     verdict_word,
 )
-from ckpttool.report import Finding
 
 if TYPE_CHECKING:
-    from ckpttool.errors import CheckpointError
+    from ckpttool.core.errors import CheckpointError
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 MAX_RESULTS = 25_000

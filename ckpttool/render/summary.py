@@ -17,7 +17,7 @@ from ckpttool.render.verdict_words import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.errors import CheckpointError
+    from ckpttool.core.errors import CheckpointError
 
 MAX_BYTES = 1_000_000
 """GitHub refuses a step's summary of more than 1 MiB as a whole."""

@@ -6,13 +6,13 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import TrainingState
+from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
 from ckpttool.render.numbers import file_size, number, shape_text
 from ckpttool.render.terminal import colour_text, printable, shorten
-from ckpttool.report import Finding, Severity, counted
-from ckpttool.tensor import Role, Tensor
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from ckpttool.core.report import counted
 from ckpttool.ops.conversion import Converted
 from ckpttool.render.numbers import file_size
 from ckpttool.render.terminal import printable
-from ckpttool.report import counted
 
 _MAX_ROWS = 40
 _BOLD, _YELLOW = 1, 33

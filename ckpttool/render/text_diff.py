@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpttool.comparing.statistics import relative_change, relative_norm
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
 from ckpttool.render.diff_summary import change_text, moved_line, summary_line, two_values, value_text
 from ckpttool.render.numbers import amount, index_text, shape_text, share
 from ckpttool.render.tables import TextTable, text_table
 from ckpttool.render.terminal import display_width, pad, printable
-from ckpttool.report import counted
-from ckpttool.tensor import Role
+from ckpttool.weights.comparing.statistics import relative_change, relative_norm
 
 MAX_ROWS = 40
 _MOST_REMARKS = 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from ckpttool.core.report import counted
 from ckpttool.ops.difference import Difference
 from ckpttool.ops.drift import Drift, DriftStep
 from ckpttool.render.diff_summary import tensors_line, tolerance_words
 from ckpttool.render.numbers import amount, number
 from ckpttool.render.tables import TextTable, text_table
 from ckpttool.render.terminal import printable
-from ckpttool.report import counted
 
 HEADINGS = (
     "checkpoint",

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size, number
 from ckpttool.render.tables import text_table
 from ckpttool.render.terminal import colour_text, printable, shorten
-from ckpttool.report import counted
-from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
+from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""

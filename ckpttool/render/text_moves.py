@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
+from ckpttool.core.report import counted
 from ckpttool.render.terminal import display_width, pad, printable
-from ckpttool.report import counted
-from ckpttool.series.renaming.rename import RenameResult
-from ckpttool.series.undo import Undone
+from ckpttool.runs.renaming.rename import RenameResult
+from ckpttool.runs.undo import Undone
 from ckpttool.transaction.history import moment_of
 from ckpttool.transaction.paths import NotUndone
 

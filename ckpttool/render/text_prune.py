@@ -9,13 +9,13 @@ from itertools import groupby
 from shlex import quote
 from typing import NamedTuple
 
+from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size
 from ckpttool.render.terminal import colour_text, display_width, pad, printable, shorten
-from ckpttool.report import counted
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.pruning.explanation import Explanation
-from ckpttool.series.pruning.prune import Pruned, foreign_files
-from ckpttool.series.retention.plan import GroupPlan
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pruning.explanation import Explanation
+from ckpttool.runs.pruning.prune import Pruned, foreign_files
+from ckpttool.runs.retention.plan import GroupPlan
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.trash import EmptiedTrash
 

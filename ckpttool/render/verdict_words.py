@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.terminal import printable
-from ckpttool.report import Finding, Severity, counted
 
 LONGEST = 4096
 """Characters of one name or sentence: the longest path that Linux opens. A file may hold longer names."""

@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, TrainingState
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint, TrainingState
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.tensor import Extent
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.render.json import dumps, finite, inspect_document
-from ckpttool.tensor import Extent
 from ckpttool.testing.damage import (
     DAMAGES,
     copied,

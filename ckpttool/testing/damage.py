@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.tensor import Tensor
 from ckpttool.ops.verdict import Verification
 from ckpttool.ops.verify import verify
-from ckpttool.tensor import Tensor
 
 DAMAGES = 120
 """At how many places a file is damaged, or all files of a directory together: half of them where ranges that

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.tensor import Extent, Tensor
-from ckpttool.wire.source import Source
+from ckpttool.core.tensor import Extent, Tensor
+from ckpttool.io.source import Source
 
 _DESCRIPTORS = Path("/proc/self/fd")
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.tensor import Tensor
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tensor import Tensor
 
 Truth = Mapping[str, Any]
 Description = dict[tuple[str | int, ...], tuple[str, tuple[int, ...]]]

@@ -13,7 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttool.errors import from_os_error
+from ckpttool.core.errors import from_os_error
+from ckpttool.io.atomic import write_in
+from ckpttool.io.directories import OpenDirectory, make_directory, sync_descriptor
 from ckpttool.transaction.files import Fingerprint, contents, opened
 from ckpttool.transaction.journal import (
     IDENTITY,
@@ -40,8 +42,6 @@ from ckpttool.transaction.state_dir import (
     require_own_status,
     state_dir_beside,
 )
-from ckpttool.wire.atomic import write_in
-from ckpttool.wire.directories import OpenDirectory, make_directory, sync_descriptor
 
 RECORD = "record.json"
 SCHEMA = "ckpttool.record/1"

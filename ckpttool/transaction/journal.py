@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.io.atomic import write_in
+from ckpttool.io.directories import IS_SUPPORTED, OpenDirectory
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own, read_own, state_dir_of_stage
-from ckpttool.wire.atomic import write_in
-from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.io.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
-from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 
 LOCK = ".ckpttool.lock"
 BUSY = "locked"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from ckpttool.io.directories import link_or_rename, retry_while_busy
 from ckpttool.transaction.files import (
     Contents,
     StalePlan,
@@ -30,7 +31,6 @@ from ckpttool.transaction.files import (
 from ckpttool.transaction.journal import Move, Moves, old_name
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.state_dir import require_own_status
-from ckpttool.wire.directories import link_or_rename, retry_while_busy
 
 
 class EntryState(Enum):

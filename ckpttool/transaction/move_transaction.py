@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.io.atomic import sync_directory
 from ckpttool.transaction.copies import inodes_of_moves, leftover_names
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import (
@@ -59,7 +60,6 @@ from ckpttool.transaction.pointer_files import (
     rewrite_pointers,
 )
 from ckpttool.transaction.state_dir import StateDir, state_dir_of, state_dir_of_stage
-from ckpttool.wire.atomic import sync_directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ckpttool.errors import UsageError, from_os_error
+from ckpttool.core.errors import UsageError, from_os_error
 
 
 def shown(path: str) -> str:

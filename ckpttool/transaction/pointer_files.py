@@ -21,12 +21,12 @@ from ckpttool.formats.tensorflow.state import (
     read_state,
     state_text,
 )
+from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
+from ckpttool.io.directories import CREATE, link_or_rename, sync_descriptor
+from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
 from ckpttool.transaction.journal import Moves, PointerText, Relink, Rewrite
 from ckpttool.transaction.state_dir import open_own
-from ckpttool.wire.atomic import OWN_PREFIX, adopt_mode
-from ckpttool.wire.directories import CREATE, link_or_rename, sync_descriptor
-from ckpttool.wire.source import NotRegular, regular_descriptor
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import partial
 
-from ckpttool.errors import from_os_error
+from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import NAME
 from ckpttool.transaction.copies import moves_of_copy

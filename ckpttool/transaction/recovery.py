@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ckpttool.errors import AccessDenied, DamagedCheckpoint
+from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.transaction.journal import (
     JOURNAL,
     Moves,

@@ -18,7 +18,10 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.io.atomic import sync_directory, write_in
+from ckpttool.io.directories import OpenDirectory, link_or_rename, make_directory, retry_while_busy
+from ckpttool.io.work import in_order
 from ckpttool.transaction.copies import inodes_of_removal
 from ckpttool.transaction.files import (
     Contents,
@@ -45,9 +48,6 @@ from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.mounts import require_one_mount, require_unmounted
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.state_dir import open_own, state_dir_of
-from ckpttool.wire.atomic import sync_directory, write_in
-from ckpttool.wire.directories import OpenDirectory, link_or_rename, make_directory, retry_while_busy
-from ckpttool.work import in_order
 
 _MANY = 200
 """From so many checkpoints on a second thread is worth its start."""

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from ckpttool.errors import AccessDenied, CheckpointError, UsageError, from_os_error
-from ckpttool.wire.atomic import OWN_PREFIX, adopt_mode, write_in
-from ckpttool.wire.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.sink import Sink, Written
-from ckpttool.wire.source import NotRegular, regular_descriptor
-from ckpttool.work import Advance, default_jobs, pool_of_calls
+from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
+from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, write_in
+from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.sink import Sink, Written
+from ckpttool.io.source import NotRegular, regular_descriptor
+from ckpttool.io.work import Advance, default_jobs, pool_of_calls
 
 OutputShape = Literal["file", "directory", "prefix"]
 

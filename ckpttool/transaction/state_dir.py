@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
+from ckpttool.io.directories import OpenDirectory
+from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.mounts import mount_points
-from ckpttool.wire.directories import OpenDirectory
-from ckpttool.wire.source import NotRegular, regular_descriptor
 
 ACCELERATES = "checkpoints"
 """Where Accelerate saves to, below its project's directory, where it names checkpoints itself."""

@@ -15,7 +15,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
-from ckpttool.errors import CheckpointError, from_os_error
+from ckpttool.core.errors import CheckpointError, from_os_error
+from ckpttool.io.directories import walk
 from ckpttool.transaction.copies import moves_of_copy
 from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
 from ckpttool.transaction.history import (
@@ -40,7 +41,6 @@ from ckpttool.transaction.pointer_files import state_without, text_at
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, purge, require_removable
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dir_of
-from ckpttool.wire.directories import walk
 
 PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""

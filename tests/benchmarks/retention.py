@@ -13,7 +13,7 @@ from tests.benchmarks.measure import Command
 
 _FIND = """
 import pickle, sys
-from ckpttool.series.surveying.survey import survey_directory
+from ckpttool.runs.surveying.survey import survey_directory
 found = survey_directory(sys.argv[1])
 if len(sys.argv) > 2:
     with open(sys.argv[2], "wb") as file:
@@ -22,8 +22,8 @@ if len(sys.argv) > 2:
 _PLAN = """
 import gc, pickle, sys
 gc.disable()
-from ckpttool.series.pruning import planning
-from ckpttool.series.retention.rules import Policy
+from ckpttool.runs.pruning import planning
+from ckpttool.runs.retention.rules import Policy
 with open(sys.argv[1] + ".found", "rb") as file:
     found = pickle.load(file)
 policy = Policy(keep_last=3, keep_best=2, metric="loss", mode="min", keep_every_epochs=25, keep_weekly=4)

@@ -296,7 +296,7 @@ def test_file_that_cannot_be_opened(
     def refuse(path, *_: object, **__: object) -> int:
         raise failure
 
-    monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)
+    monkeypatch.setattr("ckpttool.io.source.os.open", refuse)
     answer = run("inspect", guide)
     monkeypatch.undo()
     assert answer == (2, "", f"ckpttool: error: {guide}: {said}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.series.pruning.prune import foreign_files
+from ckpttool.runs.pruning.prune import foreign_files
 from tests.support.commands import Terminal, run_here
 from tests.support.directories import survey
 from tests.support.faults import is_killed_at
@@ -524,7 +524,7 @@ def test_the_plan_is_printed_before_anything_goes(
         seen.append((capsys.readouterr().out, len(_epochs(series))))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckpttool.series.pruning.prune.remove", carried_out)
+    monkeypatch.setattr("ckpttool.runs.pruning.prune.remove", carried_out)
     assert run("prune", series, "--keep", 7).status == 130
     assert seen == [(PLAN, 10)]
 

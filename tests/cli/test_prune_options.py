@@ -22,7 +22,7 @@ from ckpttool.cli.options import expand_options, given_values
 from ckpttool.cli.prune import prune
 from ckpttool.cli.prune_options import PruneOptions, read_prune_options
 from ckpttool.cli.retention_config import KEYS
-from ckpttool.options import options_of
+from ckpttool.core.options import options_of
 from tests.support.retention import policies
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.report import error
+from ckpttool.core.report import error
 from tests.support.predictions import answer_alike, stage
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
-from ckpttool.converting.dtype_cast import cast_values
+from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.readable import Buffer
+from ckpttool.core.tensor import Extent
 from ckpttool.core.values import (
     Contiguous,
     Strided,
@@ -24,8 +25,8 @@ from ckpttool.core.values import (
     storages_of,
     stored_once,
 )
-from ckpttool.dtypes import BY_NAME
-from ckpttool.pairing.rearrangement import (
+from ckpttool.weights.converting.dtype_cast import cast_values
+from ckpttool.weights.pairing.rearrangement import (
     add_tensors,
     concatenate,
     cut,
@@ -34,7 +35,6 @@ from ckpttool.pairing.rearrangement import (
     transpose_pattern,
     zeros,
 )
-from ckpttool.tensor import Extent
 from tests.support.tensors import tensor_of
 
 Array = np.ndarray[Any, Any]

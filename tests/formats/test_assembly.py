@@ -7,14 +7,14 @@ from collections.abc import Collection
 import pytest
 
 from ckpttool import Role, Tensor
+from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.readable import Buffer
+from ckpttool.core.tensor import Extent, Path
 from ckpttool.core.values import in_memory
-from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.assembly import infer_roles, name_tensors, training_of
 from ckpttool.formats.content.flattening import TensorParts
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.torch.objects import Storage, TorchObjects
-from ckpttool.tensor import Extent, Path
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from zipfile import ZIP_STORED, ZipFile
 
 from ckpttool import Checkpoint, open_checkpoint
-from ckpttool.tensor import Extent
+from ckpttool.core.tensor import Extent
 from ckpttool.testing import Description, FormatContract, Truth, digest, read_truth
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

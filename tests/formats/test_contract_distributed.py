@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpttool import Checkpoint
-from ckpttool.tensor import Extent
+from ckpttool.core.tensor import Extent
 from ckpttool.testing import FormatContract
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

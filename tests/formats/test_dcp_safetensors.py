@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Checkpoint, open_checkpoint, verify
-from ckpttool.tensor import Extent
+from ckpttool.core.tensor import Extent
 from ckpttool.testing import recorded_reads
 from tests.support.commands import Run
 from tests.support.opening import paths_in

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Role, Tensor
-from ckpttool.dtypes import BY_NAME
+from ckpttool.core.dtypes import BY_NAME
 from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
 from ckpttool.formats.keras.layers import layer_of
 

@@ -20,7 +20,7 @@ from ckpttool import (
     Truncated,
     open_checkpoint,
 )
-from ckpttool.dtypes import BY_SAFETENSORS
+from ckpttool.core.dtypes import BY_SAFETENSORS
 from tests.support.opening import format_class_of
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

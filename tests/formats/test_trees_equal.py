@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.wire.pickle_nodes import Call, Global, Opaque, children, make_call, make_mapped, nodes, rebuild
+from ckpttool.io.pickle_nodes import Call, Global, Opaque, children, make_call, make_mapped, nodes, rebuild
 from tests.support.checkpoints import numbers, tensor
 
 A, B = (tensor(name, numbers(2)) for name in "ab")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, Role, Tensor, TrainingState
-from ckpttool.checkpoint import Producer
-from ckpttool.dtypes import BY_NAME
+from ckpttool.core.checkpoint import Producer
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.training import training_state
 from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.ops.metadata_diff import compare_metadata, partly_known
-from ckpttool.training import training_state
 
 NAN = float("nan")
 

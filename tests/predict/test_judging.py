@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.core.report import error
 from ckpttool.predict.inputs import Recording, write_recording
 from ckpttool.predict.interface import Arrays, Loaded, LoadFailed
 from ckpttool.predict.prediction import predict
 from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
-from ckpttool.report import error
 
 Run = Callable[[Arrays], Arrays]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ckpttool import Finding, MissingPackage
+from ckpttool.core.report import note
 from ckpttool.predict.processes import family
 from ckpttool.predict.request import PredictionJob, PredictionRequest
 from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult
-from ckpttool.report import note
 
 HERE = Path(__file__).parent
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Check, Finding, Safety, Status, Verification
-from ckpttool.report import error, warning
+from ckpttool.core.report import error, warning
 
 Verified = Callable[..., Verification]
 DETAILS = {

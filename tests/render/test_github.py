@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from ckpttool import AccessDenied, Finding, Status, Verification
-from ckpttool.report import error, note, warning
+from ckpttool.core.report import error, note, warning
 from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]

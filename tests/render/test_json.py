@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Check, Finding, Inspection, Role, Safety, Status, Tensor, TrainingState, Verification
-from ckpttool.checkpoint import FileEntry
-from ckpttool.dtypes import BY_NAME
-from ckpttool.report import error, note, warning
-from ckpttool.tensor import Extent
+from ckpttool.core.checkpoint import FileEntry
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.report import error, note, warning
+from ckpttool.core.tensor import Extent
 from tests.support import results
 from tests.support.rendering import inspect_json, json_text, verify_json
 

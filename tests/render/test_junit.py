@@ -13,7 +13,7 @@ import pytest
 import xmlschema
 
 from ckpttool import AccessDenied, Status, Verification
-from ckpttool.report import error, note
+from ckpttool.core.report import error, note
 from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]

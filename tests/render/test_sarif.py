@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from ckpttool import AccessDenied, Verification
-from ckpttool.report import error, note
+from ckpttool.core.report import error, note
 from tests.support.rendering import escaped, limit_results, report_of
 
 Verified = Callable[..., Verification]

@@ -11,7 +11,7 @@ from html import unescape
 from markdown_it import MarkdownIt
 
 from ckpttool import AccessDenied, Safety, Status, Verification
-from ckpttool.report import error
+from ckpttool.core.report import error
 from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ckpttool import Check, Finding, Role, Safety, Status, Tensor, TrainingState, Verification
-from ckpttool.checkpoint import FileEntry, Producer
-from ckpttool.dtypes import BY_NAME
-from ckpttool.report import error, note, warning
+from ckpttool.core.checkpoint import FileEntry, Producer
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.report import error, note, warning
 from tests.support.rendering import lines_of, text_of
 from tests.support.results import inspection
 

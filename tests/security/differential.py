@@ -17,9 +17,9 @@ from typing import Any
 
 from ckpttool import CheckpointError
 from ckpttool.core.readable import Buffer
-from ckpttool.wire.interpreter import Interpreter
-from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.wire.trust import modern
+from ckpttool.io.interpreter import Interpreter
+from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent
+from ckpttool.io.trust import modern
 from tests.security.pickle_streams import mutated, stream
 
 MAX_BYTES = 1 << 30

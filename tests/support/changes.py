@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from ckpttool import Policy, Request, prune
-from ckpttool.series.pointers import pins
-from ckpttool.series.pruning.prune import Pruned
-from ckpttool.series.renaming import reserved_names
+from ckpttool.io.toml import parse_toml
+from ckpttool.runs.pointers import pins
+from ckpttool.runs.pruning.prune import Pruned
+from ckpttool.runs.renaming import reserved_names
 from ckpttool.transaction import state_dir
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Recovery, Removal, Removals, begin_journal, removals_document
@@ -22,7 +23,6 @@ from ckpttool.transaction.pending_journals import owner_of_journal, pending_jour
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import state_dir_of, state_dir_of_stage
 from ckpttool.transaction.trash import EmptiedTrash, empty
-from ckpttool.wire.toml import parse_toml
 
 
 def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool import Checkpoint, Role, Tensor, Verification
-from ckpttool.tensor import Path, Values
+from ckpttool.core.tensor import Path, Values
 from tests.support.tensors import Array, tensor_of
 
 FORMATS = {"torch": "pytorch", "keras": "keras-h5", "paddle": "fluid"}

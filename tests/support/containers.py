@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpttool.core.readable import Buffer
+from ckpttool.io.pickle_safety import PickleSequence, read_pickles
+from ckpttool.io.source import Source
+from ckpttool.io.sstable import Table
 from ckpttool.transaction.staged_output import OutputShape, StagedOutput
-from ckpttool.wire.pickle_safety import PickleSequence, read_pickles
-from ckpttool.wire.source import Source
-from ckpttool.wire.sstable import Table
 
 
 def pickles_in(data: bytes) -> PickleSequence:

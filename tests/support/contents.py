@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttool import Checkpoint
-from ckpttool.writing.interface import Content
+from ckpttool.formats.writer import Content
 from tests.support.checkpoints import checkpoint
 from tests.support.tensors import Array
 

@@ -11,17 +11,17 @@ from zlib import crc32
 
 import pytest
 
+from ckpttool.core.naming import parse_name
 from ckpttool.formats import discovery
 from ckpttool.formats.interface import Unit
-from ckpttool.naming import parse_name
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.look import look_at
-from ckpttool.series.pointers.protection import Pointers
-from ckpttool.series.pointers.targets import PointerProtections
-from ckpttool.series.reasons import Code, Reason, fault
-from ckpttool.series.scope import Scope
-from ckpttool.series.surveying import survey as surveying
-from ckpttool.series.surveying.survey import Survey, survey_directory
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.look import look_at
+from ckpttool.runs.pointers.protection import Pointers
+from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.runs.reasons import Code, Reason, fault
+from ckpttool.runs.scope import Scope
+from ckpttool.runs.surveying import survey as surveying
+from ckpttool.runs.surveying.survey import Survey, survey_directory
 from ckpttool.transaction.files import Contents, Fingerprint
 from tests.support.opening import checkpoint_at
 

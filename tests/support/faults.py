@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire import directories
+from ckpttool.io import directories
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,11 @@ from ckpttool import MissingPackage
 from ckpttool.cli import consent
 from ckpttool.cli import inspect as inspect_command
 from ckpttool.formats.interface import Probe
+from ckpttool.io import scan
+from ckpttool.io.h5worker import Worker
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting
-from ckpttool.series.resuming import latest
-from ckpttool.wire import scan
-from ckpttool.wire.h5worker import Worker
+from ckpttool.runs.resuming import latest
 
 
 def _do_before(patch: pytest.MonkeyPatch, place: Any, name: str, act: Callable[..., object]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.series.renamings import content
+from tests.runs.renamings import content
 
 POINTERS = {"checkpoint": r'paths?: "(.*)"', ".ckpttool.toml": r'"(.*)"', "latest": r"(.+)"}
 """Files that name checkpoints, and how."""

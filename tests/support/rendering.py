@@ -18,8 +18,8 @@ from ckpttool.render.text import inspect_text, verify_text
 from ckpttool.render.text_diff import diff_text, name_only_text
 from ckpttool.render.text_drift import drift_text
 from ckpttool.render.text_moves import undo_text
-from ckpttool.series.listing import Listing
-from ckpttool.series.undo import Undone
+from ckpttool.runs.listing import Listing
+from ckpttool.runs.undo import Undone
 
 
 def text_of(result: Inspection | Difference | Drift | Undone | Sequence[Verification], **options: Any) -> str:

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckpttool import Checkpoint, Difference, Inspection, Role, Tensor
-from ckpttool.checkpoint import FileEntry
-from ckpttool.comparing.compare import Side
-from ckpttool.comparing.statistics import Statistics, Tolerance
-from ckpttool.dtypes import BY_NAME
-from ckpttool.naming import parse_name
+from ckpttool.core.checkpoint import FileEntry
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.naming import parse_name
 from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Facts, ValueChange
 from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.ops.inspect import ValueStatistics
-from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
-from ckpttool.series.undo import RestoredCheckpoint, Undone
+from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
+from ckpttool.runs.undo import RestoredCheckpoint, Undone
 from ckpttool.transaction.files import Contents
+from ckpttool.weights.comparing.compare import Side
+from ckpttool.weights.comparing.statistics import Statistics, Tolerance
 from tests.support.directories import file_of, make_entry
 
 NAN = float("nan")

@@ -10,20 +10,20 @@ import pytest
 
 from ckpttool import Policy, Request, prune
 from ckpttool.formats.globs import Globs
-from ckpttool.series.members import look
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, group
-from ckpttool.series.members.runs import apply_series_globs
-from ckpttool.series.members.series_doubts import doubt_of
-from ckpttool.series.pointers import protection
-from ckpttool.series.pruning import prune as pruning
-from ckpttool.series.pruning.explanation import Explanation, explain
-from ckpttool.series.pruning.planning import PrunePlan, make_plan
-from ckpttool.series.pruning.prune import Pruned
-from ckpttool.series.retention.missing_metrics import lack_warnings
-from ckpttool.series.retention.plan import GroupPlan, Protections, RetentionPlan, plan
-from ckpttool.series.retention.policies import PathRule, Policies
-from ckpttool.series.scope import GroupBy
+from ckpttool.runs.members import look
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import Group, group
+from ckpttool.runs.members.runs import apply_series_globs
+from ckpttool.runs.members.series_doubts import doubt_of
+from ckpttool.runs.pointers import protection
+from ckpttool.runs.pruning import prune as pruning
+from ckpttool.runs.pruning.explanation import Explanation, explain
+from ckpttool.runs.pruning.planning import PrunePlan, make_plan
+from ckpttool.runs.pruning.prune import Pruned
+from ckpttool.runs.retention.missing_metrics import lack_warnings
+from ckpttool.runs.retention.plan import GroupPlan, Protections, RetentionPlan, plan
+from ckpttool.runs.retention.policies import PathRule, Policies
+from ckpttool.runs.scope import GroupBy
 
 
 def series_of(

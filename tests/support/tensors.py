@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ckpttool import Tensor
-from ckpttool.comparing.compare import Comparison, Statistics, Tolerance, compare_all
+from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.readable import Buffer
 from ckpttool.core.values import Contiguous, in_memory
-from ckpttool.dtypes import BY_NAME
+from ckpttool.weights.comparing.compare import Comparison, Statistics, Tolerance, compare_all
 
 Array = np.ndarray[Any, Any]
 Parts = tuple[float, ...]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ckpttool import Checkpoint, Role, Tensor, open_checkpoint, verify
+from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.values import in_memory
-from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.writing.interface import Content, WriteOptions, Writer
+from ckpttool.formats.writer import Content, WriteOptions, Writer
 from tests.support.containers import stage
 
 OPTIONS = WriteOptions()

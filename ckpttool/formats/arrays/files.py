@@ -13,23 +13,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.dtypes import BY_NAME, DType
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.core.readable import Readable, reader_from, swap_width
+from ckpttool.core.report import Finding, Severity, error, note, warning
+from ckpttool.core.roles import role_of
+from ckpttool.core.tensor import Extent, Path, Role, Span, Values
 from ckpttool.core.values import Contiguous, Strided, is_contiguous
-from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, training_of
 from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import PayloadChecksums
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
-from ckpttool.report import Finding, Severity, error, note, warning
-from ckpttool.roles import role_of
-from ckpttool.tensor import Extent, Path, Role, Span, Values
-from ckpttool.wire.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
-from ckpttool.wire.pickle_nodes import Payload
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
+from ckpttool.io.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
+from ckpttool.io.pickle_nodes import Payload
+from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}

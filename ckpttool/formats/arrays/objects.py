@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpttool.core.dtypes import BY_NAME, DType
+from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.readable import swap_bytes, swap_width
+from ckpttool.core.tensor import Extent, Values
 from ckpttool.core.values import Computed, Contiguous, Strided, in_memory, is_contiguous
-from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.content.tree import NodeParts
-from ckpttool.tensor import Extent, Values
-from ckpttool.wire.pickle_nodes import MASKED, NDARRAY, Call, Global, Payload, Persistent
-from ckpttool.wire.source import Source
+from ckpttool.io.pickle_nodes import MASKED, NDARRAY, Call, Global, Payload, Persistent
+from ckpttool.io.source import Source
 
 if TYPE_CHECKING:
     from ckpttool.formats.content.tree_builder import TreeBuilder

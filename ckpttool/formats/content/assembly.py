@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.report import Finding, error, note
+from ckpttool.core.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
+from ckpttool.core.tensor import Path, Role, Span, Tensor
+from ckpttool.core.training import is_training_scalar, training_state
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, itself
 from ckpttool.formats.content.plain_data import under_free_key
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.tree import mark_none
 from ckpttool.formats.interface import Probe
-from ckpttool.report import Finding, error, note
-from ckpttool.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
-from ckpttool.tensor import Path, Role, Span, Tensor
-from ckpttool.training import is_training_scalar, training_state
 
 if TYPE_CHECKING:
     from ckpttool.formats.content.tree_builder import FrameworkNode

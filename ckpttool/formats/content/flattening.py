@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from ckpttool.dtypes import DType
-from ckpttool.errors import LimitExceeded
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
 from ckpttool.formats.content.tree import (
     add_under_free_keys,
@@ -18,8 +19,7 @@ from ckpttool.formats.content.tree import (
     merge_slots,
     own_state,
 )
-from ckpttool.tensor import Extent, Path, Role, Shard, Values
-from ckpttool.wire.pickle_nodes import Call, Mapped, Persistent
+from ckpttool.io.pickle_nodes import Call, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
 MAX_DEPTH = 500

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from pathlib import Path
 
-from ckpttool.report import Finding, Severity, warning
+from ckpttool.core.report import Finding, Severity, warning
 
 _SHOWN = 8
 _LONGEST = 200

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.report import counted
-from ckpttool.wire.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.wire.zip_reader import Archive, Member
+from ckpttool.core.report import counted
+from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent
+from ckpttool.io.zip_reader import Archive, Member
 
 MAX_SUMMED = 1 << 26
 """The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""

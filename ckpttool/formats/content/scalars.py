@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import struct
 
-from ckpttool.tensor import Tensor
-from ckpttool.training import Scalar
+from ckpttool.core.tensor import Tensor
+from ckpttool.core.training import Scalar
 
 _SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}
 

@@ -1,7 +1,7 @@
 """The content of a checkpoint as one tree, ``Checkpoint.tree``: how it is made, changed, walked and compared.
 
 A tree consists of plain Python containers and values, of ``Tensor`` objects, and of the inert nodes of
-``ckpttool.wire.pickle_nodes``:
+``ckpttool.io.pickle_nodes``:
 
 - ``Mapped``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
 - ``Global``: a name that stands for itself, such as ``torch.float32``.
@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckpttool.errors import LimitExceeded
-from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickle_nodes import (
+from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.io.pickle_nodes import (
     ATOMS,
     NOTHING,
     Call,

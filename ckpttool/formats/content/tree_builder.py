@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.values import Contiguous, Strided
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import NodeParts, fold, members
-from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.calls import is_plain
-from ckpttool.wire.pickle_nodes import (
+from ckpttool.io.calls import is_plain
+from ckpttool.io.pickle_nodes import (
     ATOMS,
     FROM_TYPE,
     Call,
@@ -31,7 +31,7 @@ from ckpttool.wire.pickle_nodes import (
     rebuild,
     views_memory,
 )
-from ckpttool.wire.trust import Trust, trust
+from ckpttool.io.trust import Trust, trust
 
 MAX_READ = 1 << 26
 """The most bytes of texts and byte strings that are taken out of a pickle into a tree."""

@@ -15,12 +15,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.errors import LimitExceeded
+from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold
-from ckpttool.tensor import Tensor
-from ckpttool.wire.calls import is_plain
-from ckpttool.wire.pickle_nodes import (
+from ckpttool.io.calls import is_plain
+from ckpttool.io.pickle_nodes import (
     MAPPINGS,
     NDARRAY,
     NOTHING,
@@ -34,8 +34,8 @@ from ckpttool.wire.pickle_nodes import (
     make_mapped,
     views_memory,
 )
-from ckpttool.wire.pickler import is_rewritten
-from ckpttool.wire.trust import Trust, is_made, trust
+from ckpttool.io.pickler import is_rewritten
+from ckpttool.io.trust import Trust, is_made, trust
 
 MAX_NESTED = 40
 """How deep JSON gets before a part of it becomes an entry of its own."""

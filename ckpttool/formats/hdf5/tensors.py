@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.readable import Readable, reader_from, swap_width
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.core.values import Contiguous
-from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.plain_data import MAX_SUMMED
 from ckpttool.formats.hdf5.sidecar import is_text, text_reader
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
-from ckpttool.wire.hdf5 import (
+from ckpttool.io.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,

@@ -16,7 +16,8 @@ import builtins
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.names import (
     ATTRIBUTES,
     BY_NAME,
@@ -38,9 +39,8 @@ from ckpttool.formats.keras.names import (
     VOCABULARIES,
     part_of_keras,
 )
-from ckpttool.report import Finding, error, warning
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.trust import Trust, trust
+from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.io.trust import Trust, trust
 
 ASSETS = "assets/"
 _VOCABULARY = "/vocabulary.txt"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.keras.layers import (
     LAYERS_KEY,
     RULES,
@@ -25,7 +26,6 @@ from ckpttool.formats.keras.layers import (
     weights_of,
 )
 from ckpttool.formats.keras.orders import KernelOrder, Place, orders_in
-from ckpttool.tensor import Role, Tensor
 
 _WRAPPERS = {"TimeDistributed": "layer", "Bidirectional": "layer", "RNN": "cell"}
 """Layers around a layer, and what their configuration calls it."""

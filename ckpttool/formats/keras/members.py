@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
@@ -19,13 +21,11 @@ from ckpttool.formats.keras.compare import compare_grouped_weights, compare_laye
 from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.sidecar import ENTRY
-from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Extent, Span, Tensor
-from ckpttool.wire.hdf5 import Location
-from ckpttool.wire.pickle_detection import is_pickle
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.source import Part
-from ckpttool.wire.zip_reader import STORED, Archive, Member
+from ckpttool.io.hdf5 import Location
+from ckpttool.io.pickle_detection import is_pickle
+from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.source import Part
+from ckpttool.io.zip_reader import STORED, Archive, Member
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
 

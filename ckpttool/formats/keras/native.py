@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.tensor import Tensor
 from ckpttool.formats.keras.layout import Groups, top_of
-from ckpttool.tensor import Tensor
-from ckpttool.wire.jsontext import parse_json
+from ckpttool.io.jsontext import parse_json
 
 CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"
 STORED, ASSET = "keras.stored", "keras.asset:"

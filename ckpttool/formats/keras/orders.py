@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ckpttool.formats.keras.layers import Layer, layers_listed_by
-from ckpttool.wire.jsontext import objects
+from ckpttool.io.jsontext import objects
 
 Place = tuple[str, ...]
 """The names of the models inside of which a layer lies, and its own."""

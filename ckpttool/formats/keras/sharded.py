@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint, Producer
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
-from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Tensor
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
 SHARD = re.compile(r"(?P<stem>.+)_(?P<part>\d{5})\.weights\.h5")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 

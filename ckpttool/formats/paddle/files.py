@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.report import error, warning
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
@@ -22,10 +23,9 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
-from ckpttool.report import error, warning
-from ckpttool.wire.lodtensor import read_file, starts_like_stream
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.source import Source
+from ckpttool.io.lodtensor import read_file, starts_like_stream
+from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.source import Source
 
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
 INFORMATION = ".pdiparams.info"
@@ -190,7 +190,7 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
         variant = "tensors" if program is None else "inference"
 
     def training() -> TrainingState:
-        from ckpttool.training import training_state
+        from ckpttool.core.training import training_state
 
         # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
         return training_state({}, {}, "" if is_single else probe.name)

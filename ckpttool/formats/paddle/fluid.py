@@ -15,8 +15,10 @@ from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.report import note, warning
+from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_parts import (
@@ -44,9 +46,7 @@ from ckpttool.formats.paddle.fluid_serial import (
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
-from ckpttool.report import note, warning
-from ckpttool.tensor import Tensor
-from ckpttool.wire.source import Source
+from ckpttool.io.source import Source
 
 _RATE = "learning_rate_0"
 

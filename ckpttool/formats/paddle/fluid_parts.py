@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ckpttool.checkpoint import FileEntry
+from ckpttool.core.checkpoint import FileEntry
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import reader_from
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Contiguous
-from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import scan
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.tensor import Extent, Path, Role, Span, Tensor
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
-from ckpttool.wire.source import Source
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
+from ckpttool.io.source import Source
 
 MODEL = "__model__"
 MARKER = "_SUCCESS"

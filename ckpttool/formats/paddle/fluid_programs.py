@@ -9,8 +9,9 @@ import os
 from collections.abc import Collection
 from itertools import islice
 
-from ckpttool.checkpoint import Producer
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.core.checkpoint import Producer
+from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.core.report import counted, note, warning
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.paddle.fluid_parts import (
     MODEL,
@@ -23,9 +24,8 @@ from ckpttool.formats.paddle.fluid_parts import (
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
-from ckpttool.report import counted, note, warning
-from ckpttool.wire.lodtensor import Stream, lod_fault, read_all
-from ckpttool.wire.source import Source
+from ckpttool.io.lodtensor import Stream, lod_fault, read_all
+from ckpttool.io.source import Source
 
 COMBINED = "__params__"
 

@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import counted, error, note, warning
+from ckpttool.core.tensor import Role
 from ckpttool.formats.interface import scan
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
@@ -25,10 +27,8 @@ from ckpttool.formats.paddle.fluid_parts import (
     FluidParts,
     files_by_variable,
 )
-from ckpttool.report import counted, error, note, warning
-from ckpttool.tensor import Role
-from ckpttool.wire.lodtensor import Stream, integers
-from ckpttool.wire.source import Source
+from ckpttool.io.lodtensor import Stream, integers
+from ckpttool.io.source import Source
 
 _SHARD_MISSING = "table-shard-missing"
 SERIAL = re.compile(r"checkpoint_([0-9]{1,18})")

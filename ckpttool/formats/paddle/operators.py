@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.core.readable import Readable
-from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.protobuf import BYTES, Field, fields
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.io.protobuf import BYTES, Field, fields
 
 Kinds = Mapping[str, str]
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.readable import Readable, reader_from
+from ckpttool.core.report import error, note, warning
+from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Concatenated
-from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.objects import array_as_tensor, numpy_leaf
 from ckpttool.formats.content.assembly import name_tensors, training_of, tree_of
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
@@ -22,11 +24,9 @@ from ckpttool.formats.content.tree import mark_none
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
-from ckpttool.report import error, note, warning
-from ckpttool.tensor import Extent, Path, Role, Span, Tensor
-from ckpttool.wire.pickle_nodes import Call
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.source import Source
+from ckpttool.io.pickle_nodes import Call
+from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.source import Source
 
 NAMES = "StructuredToParameterName@@"
 _SCHEDULER = "LR_Scheduler"

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
-from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.paddle.computation import ComputationStep, describe_program, pir_steps
 from ckpttool.formats.paddle.operators import Operator, kinds_by_operator
 from ckpttool.formats.paddle.program import (
@@ -22,7 +22,7 @@ from ckpttool.formats.paddle.program import (
     ProgramVariable,
     operator_findings,
 )
-from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.io.jsontext import Doubled, parse_json
 
 MAX_BYTES = 1 << 26
 """The largest program that is read; one of 50,000 operators has a third of it."""

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
-from ckpttool.dtypes import DType
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.report import Finding
 from ckpttool.formats.content.operator_lists import OperatorLists
 from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
-from ckpttool.report import Finding
-from ckpttool.wire.lodtensor import ELEMENTS, parse_description
-from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
+from ckpttool.io.lodtensor import ELEMENTS, parse_description
+from ckpttool.io.protobuf import BYTES, VARINT, Field, fields
 
 MAX_FIELDS = 2_000_000
 """The most fields of all messages that are looked at; a program of 50,000 operators has about as many."""

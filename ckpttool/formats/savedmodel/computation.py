@@ -15,9 +15,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from ckpttool.core.report import counted
 from ckpttool.formats.content.plain_data import digest
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
-from ckpttool.report import counted
 
 MAX_READ = 1 << 26
 """The most bytes of long attributes, nearly all of them constants, of which a checksum is made."""

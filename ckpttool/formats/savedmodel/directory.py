@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.interface import Probe, SetFormat, Unit
 from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, is_rest
 

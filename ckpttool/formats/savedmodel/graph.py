@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.errors import LimitExceeded
+from ckpttool.core.errors import LimitExceeded
 from ckpttool.formats.savedmodel.computation import (
     Attribute,
     BodyWires,

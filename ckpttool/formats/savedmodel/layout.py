@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.formats.sidecar import ENTRY
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"

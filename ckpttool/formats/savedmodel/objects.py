@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpttool.errors import LimitExceeded
+from ckpttool.core.errors import LimitExceeded
 from ckpttool.formats.savedmodel.walk import Message, signed
 
 MAX_OBJECTS = 1_000_000

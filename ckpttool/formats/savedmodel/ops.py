@@ -18,8 +18,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from ckpttool.core.report import Severity
 from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
-from ckpttool.report import Severity
 
 _NAMES = Path(__file__).with_name("names")
 _TEXT, _TENSOR = 2, 8  # fields of AttrValue

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.savedmodel.objects import TYPE_NAMES
 from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS, Message, message_in
-from ckpttool.wire.source import Source
+from ckpttool.io.source import Source
 
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 """For each message its fields: number and type, which is a message's name or a scalar's:

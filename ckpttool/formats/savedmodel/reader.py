@@ -16,8 +16,10 @@ from functools import cache, partial
 from itertools import chain
 from zlib import crc32
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import OpenedParts, file_entry
@@ -39,10 +41,8 @@ from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.tensor import Extent, Span, Tensor
-from ckpttool.wire.directories import walk
-from ckpttool.wire.source import Source
+from ckpttool.io.directories import walk
+from ckpttool.io.source import Source
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.config import judge
 from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph, SavedModel
 from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, require_inside
@@ -18,9 +19,8 @@ from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.variables import KERAS_METADATA
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.report import Finding, error, warning
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.source import Source
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.source import Source
 
 _PRINT = "PrintV2"
 _OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})

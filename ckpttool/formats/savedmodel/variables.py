@@ -13,16 +13,16 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.formats.savedmodel.layout import require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.farmhash import fingerprint64
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.source import Source
+from ckpttool.io.farmhash import fingerprint64
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.source import Source
 
 if TYPE_CHECKING:
     from ckpttool.formats.keras.kinds import Orders

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import NotACheckpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import NotACheckpoint
 from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.tensorflow.prefix import (
     DATA,

@@ -7,11 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
-from ckpttool.wire.source import Source, open_regular
-from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
+from ckpttool.io.source import Source, open_regular
+from ckpttool.io.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
 
 INDEX, META = ".index", ".meta"
 DATA = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5})-of-(?P<shards>\d{5})", re.DOTALL)

@@ -17,10 +17,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.core.readable import MAX_READ, reader_from, swap_width
+from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
+from ckpttool.core.training import Scalar, training_state
 from ckpttool.core.values import Contiguous
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.interface import group_names, natural, scan
 from ckpttool.formats.parts import file_entry
@@ -51,12 +54,9 @@ from ckpttool.formats.tensorflow.values import (
     require_tiling,
     sliced_values,
 )
-from ckpttool.report import Finding, counted, error, warning
-from ckpttool.tensor import Extent, Path, Role, Span, Tensor
-from ckpttool.training import Scalar, training_state
-from ckpttool.wire.crc import crc32c
-from ckpttool.wire.source import Source
-from ckpttool.wire.sstable import FOOTER_BYTES, Table
+from ckpttool.io.crc import crc32c
+from ckpttool.io.source import Source
+from ckpttool.io.sstable import FOOTER_BYTES, Table
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_INDEX = 1 << 26

@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from ckpttool.wire.source import open_regular
+from ckpttool.io.source import open_regular
 
 NAME = "checkpoint"
 

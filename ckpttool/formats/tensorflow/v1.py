@@ -17,11 +17,13 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, reader_from
+from ckpttool.core.report import Finding, error
+from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.core.values import Computed
-from ckpttool.dtypes import DType
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import (
     BundleEntry,
@@ -38,11 +40,9 @@ from ckpttool.formats.tensorflow.object_graph import role_of_key
 from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, sliced_values
-from ckpttool.report import Finding, error
-from ckpttool.tensor import Extent, Span, Tensor
-from ckpttool.wire.protobuf import BYTES, VARINT, fields, varint
-from ckpttool.wire.source import Source
-from ckpttool.wire.sstable import Table
+from ckpttool.io.protobuf import BYTES, VARINT, fields, varint
+from ckpttool.io.source import Source
+from ckpttool.io.sstable import Table
 
 MAX_VARINTS = 1 << 26
 """Bytes of integers of one tensor, which are decoded one by one."""

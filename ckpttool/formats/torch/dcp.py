@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.core.checkpoint import Checkpoint, Producer
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.core.report import counted, error, warning
+from ckpttool.core.tensor import Extent, Path, Span, Tensor
 from ckpttool.core.values import tile
-from ckpttool.dtypes import DType
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.flattening import TensorParts
@@ -39,10 +41,8 @@ from ckpttool.formats.torch.dcp_metadata import (
     check_chunks,
     tree_of,
 )
-from ckpttool.report import counted, error, warning
-from ckpttool.tensor import Extent, Path, Span, Tensor
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.source import Source
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.source import Source
 
 METADATA = ".metadata"
 EXTRA = "meta.pt"

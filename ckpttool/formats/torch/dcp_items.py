@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpttool.core.readable import Buffer
+from ckpttool.core.report import Finding
+from ckpttool.core.tensor import Extent, Path, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.assembly import tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
@@ -15,11 +17,9 @@ from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
-from ckpttool.report import Finding
-from ckpttool.tensor import Extent, Path, Span, Tensor
-from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.wire.source import Part, Source
-from ckpttool.wire.zip_reader import STORED, Archive
+from ckpttool.io.pickle_safety import PickleSequence, attach_safety, read_pickles
+from ckpttool.io.source import Part, Source
+from ckpttool.io.zip_reader import STORED, Archive
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096
 _MAX_TEMPLATE = 1 << 16  # bytes around the values; torch writes 1,500

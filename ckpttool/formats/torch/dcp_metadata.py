@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ckpttool.dtypes import DType
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.report import Finding, error
+from ckpttool.core.tensor import Path
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import sizes, torch_dtype
-from ckpttool.report import Finding, error
-from ckpttool.tensor import Path
-from ckpttool.wire.pickle_nodes import Call
-from ckpttool.wire.pickle_safety import attach_safety, read_pickles
-from ckpttool.wire.source import Source
+from ckpttool.io.pickle_nodes import Call
+from ckpttool.io.pickle_safety import attach_safety, read_pickles
+from ckpttool.io.source import Source
 
 MAX_ITEMS = 1_000_000
 """The most chunks and values that one checkpoint may consist of."""

@@ -14,7 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_zero import (
@@ -26,9 +29,6 @@ from ckpttool.formats.torch.deepspeed_zero import (
     shapes_of,
     stage_of,
 )
-from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Role, Tensor
-from ckpttool.training import training_state
 
 MODEL_STATES = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_model_states\.pt")
 OPTIMIZER_STATES = re.compile(

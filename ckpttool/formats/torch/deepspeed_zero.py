@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.report import Finding, error, note
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import Concatenated, Contiguous
 from ckpttool.formats.torch.objects import MAX_AXES
-from ckpttool.report import Finding, error, note
-from ckpttool.tensor import Role, Tensor
 
 STATES = "optimizer_state_dict"
 _STAGE = re.compile(r"ZeroStageEnum\((\d)\)")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Format, Probe
 
 _FIRST_RECORDS = ("data/weights/", "data/constants/", "data/aotinductor/", "models/", "archive_format")

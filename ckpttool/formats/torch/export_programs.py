@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.core.readable import Readable, reader_from
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
+from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.tensor import Extent, Path, Role, Span
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, TensorParts
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
@@ -31,12 +33,10 @@ from ckpttool.formats.torch.export_graph import (
 from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.zip import Records
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.tensor import Extent, Path, Role, Span
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.pickle_detection import is_pickle
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.zip_reader import LOCAL_MAGIC, STORED, Archive, Member
+from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.io.pickle_detection import is_pickle
+from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.zip_reader import LOCAL_MAGIC, STORED, Archive, Member
 
 MAX_JSON = 1 << 27
 """The most bytes of one program that are parsed."""

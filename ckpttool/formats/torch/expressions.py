@@ -21,9 +21,9 @@ import json
 import re
 from collections.abc import Iterator
 
-from ckpttool.report import Finding, error, warning
-from ckpttool.wire.jsontext import objects
-from ckpttool.wire.trust import Trust, trust
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.io.jsontext import objects
+from ckpttool.io.trust import Trust, trust
 
 MAX_TEXT = 20_000
 MAX_NESTING = 50

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import DamagedCheckpoint, Truncated
 from ckpttool.core.readable import Readable, reader_from
-from ckpttool.dtypes import DType
-from ckpttool.errors import DamagedCheckpoint, Truncated
+from ckpttool.core.report import Finding, error
+from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
@@ -24,13 +26,11 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.zip import element_types, parse_persistent_id, unused_storages
-from ckpttool.report import Finding, error
-from ckpttool.tensor import Extent, Span
-from ckpttool.wire.interpreter import Interpreter, PickleBudget
-from ckpttool.wire.pickle_detection import TORCH_MAGIC
-from ckpttool.wire.pickle_nodes import Global, Payload, Persistent, Pickle, references
-from ckpttool.wire.pickle_safety import attach_safety, judge, run
-from ckpttool.wire.source import Source
+from ckpttool.io.interpreter import Interpreter, PickleBudget
+from ckpttool.io.pickle_detection import TORCH_MAGIC
+from ckpttool.io.pickle_nodes import Global, Payload, Persistent, Pickle, references
+from ckpttool.io.pickle_safety import attach_safety, judge, run
+from ckpttool.io.source import Source
 
 PROTOCOL = 1001
 PARTS = ("magic number", "protocol version", "system info", "object", "storage keys")

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ckpttool.core.dtypes import BY_TORCH, DType
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable, swap_width
+from ckpttool.core.tensor import Extent, Path, Role, Values
 from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous, reach
-from ckpttool.dtypes import BY_TORCH, DType
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.flattening import MAX_VISITS, Leaf, TensorParts, TreeBudget, flatten
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe
@@ -22,8 +23,7 @@ from ckpttool.formats.content.tree import merge_slots
 from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
-from ckpttool.tensor import Extent, Path, Role, Values
-from ckpttool.wire.pickle_nodes import Call, Global, Persistent, references
+from ckpttool.io.pickle_nodes import Call, Global, Persistent, references
 
 MAX_AXES = 64
 MAX_NESTING = 50

@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ckpttool.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import RANKED, Probe, natural, ranked_paths
-from ckpttool.wire.source import Source
+from ckpttool.io.source import Source
 
 METADATA = "metadata.pkl"
 FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.pickles import PytorchLegacy
 from ckpttool.formats.torch.rank_files import (

@@ -17,19 +17,19 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.core.checkpoint import Checkpoint, Producer
+from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.report import Finding, counted, error, note, warning
+from ckpttool.core.tensor import Path, Role, Shard, Tensor, Values
+from ckpttool.core.training import training_state
 from ckpttool.core.values import Strided, Tile, Tiled, as_strided
-from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.tree import replace_tensors, tensors_in, trees_equal
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
-from ckpttool.report import Finding, counted, error, note, warning
-from ckpttool.tensor import Path, Role, Shard, Tensor, Values
-from ckpttool.training import training_state
-from ckpttool.wire.pickle_nodes import Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Mapped, make_mapped
 
 VARIANT = "ranks"
 MAX_RANKS = 100_000

@@ -11,20 +11,20 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import DamagedCheckpoint, Unsupported
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.errors import DamagedCheckpoint, Unsupported
+from ckpttool.core.report import Finding, warning
+from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
 from ckpttool.formats.torch.dcp_metadata import ItemPlace
-from ckpttool.report import Finding, warning
-from ckpttool.tensor import Extent, Span, Tensor
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.pickle_detection import is_pickle
-from ckpttool.wire.pickle_safety import read_pickles
-from ckpttool.wire.zip_reader import STORED, Member
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.pickle_detection import is_pickle
+from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.zip_reader import STORED, Member
 
 SETTINGS, VERSION = "data", "_stable_baselines3_version"
 

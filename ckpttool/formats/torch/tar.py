@@ -12,8 +12,10 @@ import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.errors import DamagedCheckpoint, Truncated
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import DamagedCheckpoint, Truncated
+from ckpttool.core.report import Finding, error
+from ckpttool.core.tensor import Extent
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe
@@ -29,11 +31,9 @@ from ckpttool.formats.torch.objects import MAX_AXES, Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.formats.torch.zip import unused_storages
-from ckpttool.report import Finding, error
-from ckpttool.tensor import Extent
-from ckpttool.wire.pickle_nodes import Persistent
-from ckpttool.wire.pickle_safety import attach_safety
-from ckpttool.wire.source import Source
+from ckpttool.io.pickle_nodes import Persistent
+from ckpttool.io.pickle_safety import attach_safety
+from ckpttool.io.source import Source
 
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")
 

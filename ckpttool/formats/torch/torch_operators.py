@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from ckpttool.core.report import Finding, warning
 from ckpttool.formats.content.operator_lists import OperatorLists, lines_of
-from ckpttool.report import Finding, warning
 
 _NAMES = Path(__file__).with_name("names")
 _SHOWN = 8

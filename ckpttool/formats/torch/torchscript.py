@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.interface import Format, Probe
 
 _FIRST_RECORDS = ("data/0", "extra/")

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from zlib import crc32
 
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.torch.torch_operators import OPERATORS, judge_classes
-from ckpttool.report import Finding, error, warning
 
 _PREFIX = "code/"
 _DEFINITION = re.compile(rb"^(?=(?:class|def) )", re.MULTILINE)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from zlib import crc32
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.tensor import Role
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_content, under_free_key
@@ -30,11 +32,9 @@ from ckpttool.formats.torch.torchscript_code import (
     without_mangles,
 )
 from ckpttool.formats.torch.zip import Records, StorageRecords
-from ckpttool.report import Finding, error, warning
-from ckpttool.tensor import Role
-from ckpttool.wire.pickle_nodes import Call, Global, Pickle, children, nodes
-from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, judge
-from ckpttool.wire.zip_reader import Member
+from ckpttool.io.pickle_nodes import Call, Global, Pickle, children, nodes
+from ckpttool.io.pickle_safety import PickleSequence, attach_safety, judge
+from ckpttool.io.zip_reader import Member
 
 _OWN_PREFIX = "__torch__"
 _WRAPPERS = frozenset(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckpttool.checkpoint import TrainingState
+from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.arrays.objects import array_node
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.flattening import Leaf, TensorParts, flatten
@@ -17,8 +18,7 @@ from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import NodeParts
 from ckpttool.formats.torch.modules import is_module
 from ckpttool.formats.torch.objects import TorchObjects, with_attributes
-from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickle_nodes import (
+from ckpttool.io.pickle_nodes import (
     FROM_TYPE,
     MASKED,
     NDARRAY,

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.dtypes import DType
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import reader_from
-from ckpttool.dtypes import DType
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.content.assembly import assemble, tree_of
 from ckpttool.formats.content.flattening import TensorParts, flatten
 from ckpttool.formats.content.plain_data import describe_member
@@ -21,12 +23,10 @@ from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 from ckpttool.formats.torch.types import storage_dtype
-from ckpttool.report import Finding, counted, error, warning
-from ckpttool.tensor import Extent, Span
-from ckpttool.wire.npy import MAGIC as NPY_MAGIC
-from ckpttool.wire.pickle_detection import is_pickle
-from ckpttool.wire.pickle_safety import PickleSequence, attach_safety, read_pickles
-from ckpttool.wire.zip_reader import STORED, Archive, Member
+from ckpttool.io.npy import MAGIC as NPY_MAGIC
+from ckpttool.io.pickle_detection import is_pickle
+from ckpttool.io.pickle_safety import PickleSequence, attach_safety, read_pickles
+from ckpttool.io.zip_reader import STORED, Archive, Member
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
 VERSIONS = range(1, 11)

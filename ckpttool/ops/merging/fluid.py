@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Concatenated, Contiguous
-from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
 from ckpttool.formats.paddle.fluid_serial import SHARD
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
-from ckpttool.report import counted
-from ckpttool.tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Span, Tensor
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.report import counted
-from ckpttool.tensor import Span, Tensor
-from ckpttool.wire.pickle_nodes import Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Mapped, make_mapped
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)

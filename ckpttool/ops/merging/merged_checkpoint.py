@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.tensor import Tensor
 from ckpttool.ops.conversion import Dropped
-from ckpttool.report import Finding, Severity
-from ckpttool.tensor import Tensor
 
 _FATAL_WARNINGS = frozenset({"cut-not-said", "shard-total-size", "trainer-missing"})
 """Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""

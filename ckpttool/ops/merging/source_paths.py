@@ -9,8 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.core.naming import parse_name
+from ckpttool.core.report import counted
 from ckpttool.formats import detect
 from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.paddle.fluid import Fluid
@@ -22,9 +24,7 @@ from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.rank_files import parse_rank_file
 from ckpttool.formats.torch.rank_set import RankFiles
-from ckpttool.naming import parse_name
-from ckpttool.report import counted
-from ckpttool.wire.source import open_regular
+from ckpttool.io.source import open_regular
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)

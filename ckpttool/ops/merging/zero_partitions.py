@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.core.values import Concatenated
-from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
 from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_in_states
-from ckpttool.tensor import Path, Role, Tensor
 
 BASE, INNER = "base_optimizer_state", "optimizer_state_dict"
 """Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""

@@ -1,0 +1,271 @@
+"""What every format opens into: a mapping of lazy tensors, and what lies around them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from ckpttool.core.tensor import Role, Span, Tensor
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Required, Unpack
+
+    from ckpttool.core.report import Finding
+
+
+class Granularity(str, enum.Enum):
+    """How much of a training run a checkpoint holds."""
+
+    FULL = "full"  # weights and optimizer
+    PARTIAL = "partial"  # one of them
+    LIGHTWEIGHT = "lightweight"  # neither: metrics and hyper-parameters
+
+
+class Origin(NamedTuple):
+    """Where a value of the training state comes from.
+
+    Attributes:
+        kind: ``key``, ``tensor``, ``file`` or ``name`` (of the checkpoint), or other words; may be empty.
+        key: The dotted path of the value in the metadata; None if it is none of them.
+        is_last: Whether it is the last of a list.
+        is_earlier_step: Whether it was measured at a step before the one that was saved.
+    """
+
+    kind: str
+    key: str | None
+    is_last: bool
+    is_earlier_step: bool
+
+
+_TRAINER = re.compile(r"file trainer_(\d+)/(\w+)")
+_INDEX = re.compile(r"\[(\d+)\]")
+_LAST = "[-1]"
+EARLIER_STEP = " of an earlier step"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Where in its run a checkpoint was saved, in the same words for every format.
+
+    ``origin`` says for each field which key, file or name it came from.
+    """
+
+    epoch: int | float | None = None
+    step: int | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    best: float | None = None
+    saved_at: str | None = None
+    seed: int | None = None
+    hyper_parameters: Mapping[str, object] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+    def origin_of(self, name: str) -> Origin:
+        """Return where a field's value comes from, taken apart: ``loss``, ``metrics.accuracy``."""
+        # Documents and sidecars hold origins as texts; this is the one place that reads them.
+        text = self.origin.get(name, "")
+        kind, _, rest = text.partition(" ")
+        key = None
+        if found := _TRAINER.fullmatch(text):
+            key = f"trainers.{found[1]}.{found[2]}"
+        elif kind == "key":
+            key = _INDEX.sub(r".\1", rest.removesuffix(_LAST))
+        return Origin(kind, key, _LAST in text, text.endswith(EARLIER_STEP))
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """The framework that wrote a checkpoint, and its version where the file says it."""
+
+    framework: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file that belongs to a checkpoint, and its size in bytes."""
+
+    path: str
+    nbytes: int
+
+
+class CheckpointParts(TypedDict, total=False):
+    """What a checkpoint is made of. What takes its time is a function, called when it is first asked for.
+
+    Attributes:
+        path: The file, directory or prefix, as the user gave it.
+        format: Name of the format, as the documentation lists them.
+        variant: Which kind of the format, or None.
+        tensors: All tensors, in the order of the file.
+        files: All files that belong to it.
+        spans: Iterates over every byte range worth scanning, in file order.
+        metadata: What is not a tensor, as plain data that JSON can hold.
+        training: Epoch, step, loss and the like, with where each came from.
+        layers: The type of the layer of each weight whose layer the files tell, as its framework calls it.
+            Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
+            flattened counts, with ``(*, 4)`` where only its channels are told, ``Dense of unknown wiring``
+            where nothing says what stands before it, and ``Dense unlike PyTorch's:`` with the reason where
+            its weights may be in an order that PyTorch hasn't got; Paddle's have that of the operator or of
+            the parameter: ``linear``, ``conv2d``.
+        own_names: What variables were called when they were made, where the files say it, by tensor.
+            TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
+        tree: All that the checkpoint holds as nested objects; None: the tensors by name are all. It consists
+            of plain Python containers and values, of the tensors themselves, and of the nodes of
+            ``ckpttool.io.pickle_nodes`` for what plain Python has no type for. What can't be carried is
+            ``Opaque``.
+        native: What serves the format alone and is needed to write it again, by the format and a name:
+            ``tensorflow.object_graph``, ``keras.config``; nothing that a tensor or the metadata tells.
+        producer: What wrote it.
+        findings: What is wrong or remarkable in its structure.
+        safety: What loading it with its framework could run.
+        judged: Absolute paths of the files by themselves that ``safety`` speaks of.
+        conventions: Name of the format whose names and layouts the tensors have: the one that it was
+            converted from, if the file says it; otherwise its own.
+        complete: False where a part is missing.
+        derives_metadata: Whether its metadata is worked out of a model's program: that takes its time, can be
+            done once it is closed, and says nothing of a training.
+        close: Gives the open files back; tensors can't be read any more.
+    """
+
+    path: Required[str]
+    format: Required[str]
+    variant: Required[str | None]
+    tensors: Required[tuple[Tensor, ...]]
+    files: Required[tuple[FileEntry, ...]]
+    spans: Required[Callable[[], Iterator[Span]]]
+    metadata: Callable[[], Mapping[str, object]]
+    training: Callable[[], TrainingState]
+    layers: Callable[[], Mapping[str, str]]
+    own_names: Callable[[], Mapping[str, str]]
+    tree: Callable[[], object]
+    native: Callable[[], Mapping[str, bytes]]
+    producer: Producer
+    findings: tuple[Finding, ...]
+    safety: tuple[Finding, ...]
+    judged: frozenset[str]
+    conventions: str
+    complete: bool
+    derives_metadata: bool
+    close: Callable[[], None]
+
+
+_LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "native"})
+"""CheckpointParts that are functions when they are given, and their results when they are read."""
+
+
+class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
+    """One opened checkpoint: a mapping from names to lazy tensors.
+
+    Its structure was checked when it was opened; no value was read. Close it, or use it as a context
+    manager, to give the open files back. A name that two tensors would have goes to the first; the
+    others are in ``tensors``, which has them all by path. ``CheckpointParts`` says what each attribute is.
+    """
+
+    def __init__(self, **parts: Unpack[CheckpointParts]) -> None:
+        self._parts = parts
+        self.path = parts["path"]
+        self.format = parts["format"]
+        self.variant = parts["variant"]
+        self.tensors = parts["tensors"]
+        self.files = parts["files"]
+        self.spans = parts["spans"]
+        self.producer = parts.get("producer", Producer())
+        self.findings = parts.get("findings", ())
+        self.safety = parts.get("safety", ())
+        self.judged = parts.get("judged", frozenset())
+        self.conventions = parts.get("conventions") or self.format
+        self.complete = parts.get("complete", True)
+        self.derives_metadata = parts.get("derives_metadata", False)
+        self.close = parts.get("close", lambda: None)
+
+    def but(self, **changes: Any) -> Checkpoint:
+        """Return a checkpoint of the same files in which some parts are others; close only that one."""
+        same: dict[str, Any] = {
+            name: partial(getattr, self, name) if name in _LAZY else getattr(self, name)
+            for name in CheckpointParts.__annotations__
+        }
+        same["derives_metadata"] &= "metadata" not in changes
+        return Checkpoint(**{**same, **changes})
+
+    @cached_property
+    def _by_name(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in reversed(self.tensors)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(tensor.name for tensor in self.tensors))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __repr__(self) -> str:
+        return f"<{self.format} checkpoint {self.path!r}: {len(self.tensors)} tensors>"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def metadata(self) -> Mapping[str, object]:
+        """Return what is not a tensor, as plain data that JSON can hold."""
+        return self._parts.get("metadata", dict)()
+
+    @cached_property
+    def training(self) -> TrainingState:
+        """Return epoch, step, loss and the like, with where each came from."""
+        return self._parts.get("training", TrainingState)()
+
+    @cached_property
+    def layers(self) -> Mapping[str, str]:
+        """Return the type of the layer of each weight whose layer the files tell."""
+        return self._parts.get("layers", dict)()
+
+    @cached_property
+    def own_names(self) -> Mapping[str, str]:
+        """Return what variables were called when they were made, where the files say it, by tensor."""
+        return self._parts.get("own_names", dict)()
+
+    @cached_property
+    def tree(self) -> object:
+        """Return all that the checkpoint holds as nested objects; None: the tensors by name are all."""
+        # What the tree is made of may be large, and is needed no more.
+        return self._parts.pop("tree", lambda: None)()
+
+    @cached_property
+    def native(self) -> Mapping[str, bytes]:
+        """Return what serves the format alone and is needed to write it again, by the format and a name."""
+        return self._parts.get("native", dict)()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all its files."""
+        return sum(entry.nbytes for entry in self.files)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Return the number of elements of all weights, tied ones once."""
+        weights = [tensor for tensor in self.tensors if tensor.role is Role.WEIGHTS]
+        owned = sum(tensor.size for tensor in weights if tensor.shares_with is None)
+        # Weights may be tied to what comes first and serves something else: these count here, once.
+        others = {tensor.name for tensor in self.tensors if tensor.role is not Role.WEIGHTS}
+        borrowed = {tensor.shares_with: tensor.size for tensor in weights if tensor.shares_with in others}
+        return owned + sum(borrowed.values())
+
+    @property
+    def granularity(self) -> Granularity:
+        """Return how much of a training run it holds."""
+        roles = {tensor.role for tensor in self.tensors}
+        if {Role.WEIGHTS, Role.OPTIMIZER} <= roles:
+            return Granularity.FULL
+        return Granularity.PARTIAL if roles & {Role.WEIGHTS, Role.OPTIMIZER} else Granularity.LIGHTWEIGHT

@@ -1,0 +1,325 @@
+"""Names and the fields in them: epoch, step, date, time, metrics.
+
+A field is blanked only where its name says what it is. What tells siblings apart, such as a fold, a seed or
+a learning rate, stays, since names that are equal once they are blanked are taken for one series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+
+from ckpttool.core import name_patterns as patterns
+
+LOOK_BACK = 48
+"""How many characters before a number may hold its key; it bounds the work on hostile names."""
+
+MAX_DIGITS = 18
+"""Longer numbers are no epoch and no step; they would not fit into 64 bits."""
+
+UNNAMED = "value"
+"""The metric that a name gives and doesn't name."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameFields:
+    """What a name says.
+
+    Attributes:
+        blank: The name with all recognised fields replaced by ``*``: what a series has in common.
+        saved_at: ISO 8601.
+        number: The last number of a name that has no other field: it orders, whatever it counts. Where a
+            name as Keras's ModelCheckpoint makes it says that it counts epochs, it is the epoch as well.
+        is_ordinal: Whether that number may count saves: it follows a word such as ``model``, or nothing.
+    """
+
+    blank: str
+    epoch: int | float | None = None
+    step: int | None = None
+    saved_at: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    number: int | None = None
+    is_ordinal: bool = True
+
+    @property
+    def position(self) -> tuple[float | str | None, ...]:
+        """Return the place that the name gives in a series; names of one series have comparable ones."""
+        return self.epoch, self.step, self.number, self.saved_at
+
+
+@lru_cache(maxsize=4)  # who looks at a checkpoint asks for its name's fields in several places
+def parse_name(name: str) -> NameFields:
+    """Return the fields of a checkpoint's file or directory name."""
+    return _Reading(name).fields()
+
+
+def pair_fields(name: str) -> NameFields | None:
+    """Return the fields of ``checkpoint_3_1200.pt``, epoch and step, where a series bears that out."""
+    match = patterns.PAIR.fullmatch(name)
+    if match is None or parse_name(name).saved_at is not None:
+        return None
+    before, epoch, between, step, behind = match.groups()
+    return NameFields(f"{before}*{between}*{behind}", epoch=int(epoch), step=int(step))
+
+
+def is_named_best(name: str) -> bool:
+    """Tell whether a name says that its checkpoint is the best: ``best.pth``, ``model_best_epoch_3.pt``."""
+    return patterns.BEST.search(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number in a name, as it is written; a sign in front of it belongs to its span."""
+
+    text: str
+    start: int
+    end: int
+
+    @property
+    def value(self) -> int | float | None:
+        if len(self.text) > MAX_DIGITS:
+            return None
+        return int(self.text) if self.text.isdigit() else float(self.text)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.text.isdigit()
+
+
+class _Reading:
+    """One name on its way to its fields: what was recognised so far."""
+
+    def __init__(self, name: str) -> None:
+        suffix = patterns.SUFFIX.search(name, max(0, len(name) - LOOK_BACK))
+        self.name = name
+        self.end = suffix.start() if suffix and suffix.start() else len(name)
+        self.spans: list[tuple[int, int]] = []
+        self.epoch: int | float | None = None
+        self.step: int | None = None
+        self.saved_at: str | None = None
+        self.metrics: dict[str, float] = {}
+        self.number: int | None = None
+        self.is_ordinal = True
+        self.decimals: list[tuple[int, int]] = []
+        self.keras_epoch = self._keras_epoch()
+        self.rest = list(self._numbers())
+
+    def fields(self) -> NameFields:
+        """Return what is recognised, the surest first."""
+        for recognise in (self._take_keyed, self._take_keyed_behind, self._take_lettered, self._take_decimal):
+            self.rest = [number for number in self.rest if not recognise(number)]
+        if self.keras_epoch is not None:
+            self.number = self.epoch = int(self.keras_epoch.text)
+            self._take(self.keras_epoch.start, self.keras_epoch.end)
+        self._take_non_finite()
+        if self.spans == self.decimals:
+            self._take_last_number()
+        elif (self.epoch, self.step, self.saved_at) == (None, None, None):
+            self._take_last_number(beside_metrics=True)
+        self._take_last_value()
+        return NameFields(
+            self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number, self.is_ordinal
+        )
+
+    def _numbers(self) -> Iterator[_Number]:
+        """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
+        spans = [
+            *self._dates(),
+            *(match.span() for match in patterns.IN_WORD.finditer(self.name, 0, self.end)),
+        ]
+        for match in patterns.SHARD.finditer(self.name, 0, self.end):
+            if not self._is_keyed(self._before(match.start())):
+                spans.append(match.span())
+        if self.keras_epoch is not None:
+            spans.append((self.keras_epoch.start, self.keras_epoch.end))
+        start = 0
+        for begin, end in [*sorted(spans), (self.end, self.end)]:
+            for match in patterns.NUMBER.finditer(self.name, start, max(start, begin)):
+                yield _Number(match[0], match.start(), match.end())
+            start = max(start, end)
+
+    def _keras_epoch(self) -> _Number | None:
+        """Return the 5 of ``resnet50.05-0.87.keras``, unless a word before it says what it is."""
+        match = patterns.KERAS_TAIL.search(self.name, max(0, self.end - LOOK_BACK), self.end)
+        if match is None:
+            return None
+        before = self._before(match.end("word"))
+        keyed = [patterns.EPOCH, patterns.STEP, patterns.TOTAL]
+        keyed += [] if match["part"] else [patterns.SIBLING]
+        words = patterns.WORDS.search(before)
+        if any(key.search(before) for key in keyed) or (words and patterns.metric_name(words[1])):
+            return None
+        if len(match["part"] or "") == 1 and patterns.PLAIN_WORD.search(before[:-1]):
+            return None  # model_v1.05 is a version
+        is_keras = patterns.KERAS_FILE.search(self.name, max(0, len(self.name) - LOOK_BACK)) is not None
+        number = _Number(match["epoch"], *match.span("epoch"))
+        return number if is_keras or len(number.text) > 1 else None
+
+    def _dates(self) -> Iterator[tuple[int, int]]:
+        for match in patterns.DATE.finditer(self.name, 0, self.end):
+            year, _, month, day, hour, _, minute, second = match.groups()
+            if self._is_keyed(self._before(match.start())):
+                continue
+            try:
+                when = datetime(
+                    int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0)
+                )
+            except ValueError:  # the 31st of February
+                continue
+            if self.saved_at is None:
+                self.saved_at = when.isoformat() if hour else when.date().isoformat()
+            self.spans.append(match.span())
+            yield match.span()
+
+    def _before(self, start: int) -> str:
+        return self.name[max(0, start - LOOK_BACK) : start]
+
+    def _is_keyed(self, before: str) -> bool:
+        return bool(patterns.EPOCH.search(before) or patterns.STEP.search(before))
+
+    def _take_keyed(self, number: _Number) -> bool:
+        """Take ``epoch_3``, ``step=100``, ``val_loss=0.32``."""
+        before = self._before(number.start)
+        if patterns.TOTAL.search(before):
+            return False
+        if (
+            not number.is_whole
+            and patterns.MEAN_OF_METRIC.search(before)
+            and self._take_metric(number, before)
+        ):
+            return True
+        if patterns.EPOCH.search(before):
+            return self._take_epoch(number)
+        if patterns.STEP.search(before):
+            return self._take_step(number)
+        return self._take_metric(number, before)
+
+    def _take_epoch(self, number: _Number) -> bool:
+        self.epoch = number.value if self.epoch is None else self.epoch
+        return self._take(number.start, number.end)
+
+    def _take_step(self, number: _Number) -> bool:
+        thousand = patterns.THOUSAND.match(self.name, number.end, self.end)
+        value = number.value
+        if value is not None and self.step is None:
+            count = value * (patterns.THOUSANDS[thousand[1].lower()] if thousand else 1)
+            self.step = int(count) if count == count // 1 else None
+        return self._take(number.start, thousand.end() if thousand else number.end)
+
+    def _take_metric(self, number: _Number, before: str) -> bool:
+        words = patterns.WORDS.search(before)
+        name = patterns.metric_name(words[1]) if words else None
+        if name is None or (name.lower() == "precision" and number.text in patterns.BITS):
+            return False
+        is_negative = before.endswith(("=-", ":-", "_-"))
+        value, end = self._metric_value(number)
+        if value is not None:
+            self.metrics.setdefault(name, -float(value) if is_negative else float(value))
+        return self._take(number.start - is_negative, end)
+
+    def _metric_value(self, number: _Number) -> tuple[int | float | None, int]:
+        """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` may be 1."""
+        behind = patterns.FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
+        if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
+            return number.value, number.end
+        return (float(f"0.{behind[1]}"), behind.end()) if number.text == "0" else (None, number.end)
+
+    def _take_non_finite(self) -> None:
+        """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
+        for match in patterns.NO_NUMBER.finditer(self.name, 0, self.end):
+            words = patterns.WORDS.search(self._before(match.start() + 1))
+            name = patterns.metric_name(words[1]) if words else None
+            if name is not None:
+                self.metrics.setdefault(name, float(match[1]))
+                self._take(match.start(1), match.end(1))
+
+    def _take_keyed_behind(self, number: _Number) -> bool:
+        """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
+        if not number.is_whole:
+            return False
+        if self.epoch is None and patterns.EPOCH_BEHIND.match(self.name, number.end, self.end):
+            return self._take_epoch(number)
+        if self.step is None and patterns.STEP_BEHIND.match(self.name, number.end, self.end):
+            return self._take_step(number)
+        return False
+
+    def _take_lettered(self, number: _Number) -> bool:
+        """Take ``e0007`` and ``s00002500``, but not ``e1_…`` and ``s1_…``: experiments and subjects."""
+        letter = patterns.LETTER.search(self._before(number.start))
+        if letter is None or not number.is_whole or self.name[number.end : number.end + 1].isalpha():
+            return False
+        is_first = number.start == 1
+        if letter[1] in "eE":
+            is_all = number.end == self.end or bool(patterns.KERAS_EPOCH.fullmatch(self.name))
+            is_meant = self.epoch is None and (not is_first or is_all)
+            return is_meant and self._take_epoch(number)
+        is_meant = self.step is None and not is_first and (len(number.text) > 3 or self.epoch is not None)
+        return is_meant and self._take_step(number)
+
+    def _take_decimal(self, number: _Number) -> bool:
+        """Take a decimal that follows a field or another number: a metric that the name doesn't name."""
+        if number.is_whole:
+            return False
+        before = self._before(number.start)
+        if not patterns.AFTER_NUMBER.search(before) and not patterns.PLAIN_WORD.search(before):
+            return False
+        self.decimals.append((number.start, number.end))
+        return self._take(number.start, number.end)
+
+    def _take_last_number(self, *, beside_metrics: bool = False) -> None:
+        """Take the last number that may be a place; beside metrics only one behind a word like ``model``."""
+        trainer = patterns.TRAINER.fullmatch(self.name)
+        if trainer:
+            self.step = int(trainer[1])
+            self.spans = [trainer.span(1)]
+            return
+        for number in reversed(self.rest):
+            is_ordinal = bool(patterns.ORDINAL.search(self._before(number.start)))
+            thousand = patterns.THOUSAND.match(self.name, number.end, self.end) if is_ordinal else None
+            is_thousands = thousand is not None and thousand[1] in "kK"  # 125m are parameters
+            if (is_ordinal or not beside_metrics) and self._is_position(number, is_thousands=is_thousands):
+                value = number.value
+                self.number = value if isinstance(value, int) else None
+                self.is_ordinal = is_ordinal
+                if thousand is not None and self.number is not None:
+                    self.number *= patterns.THOUSANDS[thousand[1].lower()]
+                self._take(number.start, number.end if thousand is None else thousand.end())
+                if self.is_ordinal and patterns.COUNTS_EPOCHS.search(
+                    self.name, max(0, len(self.name) - LOOK_BACK)
+                ):
+                    self.epoch = self.number
+                return
+
+    def _take_last_value(self) -> None:
+        """Take the decimal at the end as a metric where it stands directly behind another field."""
+        before = self._before(self.end)
+        match = None if self.metrics else patterns.VALUE.search(before)
+        if match is None:
+            return
+        start = self.end - len(before)
+        fields = [span for span in self.spans if span[1] <= start + match.start()]
+        if any(span[1] == start + match.start() and span not in self.decimals for span in fields):
+            self.metrics[UNNAMED] = float(match["value"])
+            self.spans = [*fields, (start + match.start("value"), self.end)]
+
+    def _is_position(self, number: _Number, *, is_thousands: bool) -> bool:
+        before = self._before(number.start)
+        is_apart = is_thousands or not self.name[number.end : number.end + 1].isalpha()
+        is_token = patterns.TOKEN_BEFORE.search(before) and is_apart
+        is_part = patterns.SIBLING.search(before) or patterns.STATES_BEHIND.match(
+            self.name, number.end, self.end
+        )
+        return number.is_whole and bool(is_token) and not is_part
+
+    def _take(self, start: int, end: int) -> bool:
+        self.spans.append((start, end))
+        return True
+
+    def _blank(self) -> str:
+        parts, start = [], 0
+        for begin, end in sorted(self.spans):
+            parts.append(self.name[start:begin])
+            start = end
+        return "*".join([*parts, self.name[start:]])

@@ -1,0 +1,221 @@
+"""A tensor in a checkpoint: its name, type and shape, and where its values lie, which stay on disk."""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ckpttool.core.dtypes import DType, numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Path = tuple[str | int, ...]
+
+BLOCK_BYTES = 1 << 20
+"""How many bytes ``Tensor.blocks`` hands out at once."""
+
+
+class Role(str, enum.Enum):
+    """What a tensor serves."""
+
+    WEIGHTS = "weights"
+    OPTIMIZER = "optimizer"
+    TRAINING = "training"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of bytes of a file: ``offset`` and ``nbytes`` in bytes."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A byte range worth scanning.
+
+    Attributes:
+        extent: Where it lies.
+        where: What the range is, for findings: a zip member, a tensor, a header.
+        read: Fills a buffer from an offset in bytes within the range.
+        crc32: The checksum that the format carries for exactly these bytes, or None.
+        dtype: Type of the elements, where the bytes are nothing but values; None where they are not.
+        byteorder: Byte order of the elements.
+        inflated: How many bytes ``read`` gives, where they lie compressed, or are not summed as they lie.
+        algorithm: Which checksum ``crc32`` is: zlib's CRC-32, or Castagnoli's CRC-32C.
+    """
+
+    extent: Extent
+    where: str
+    read: Callable[[int, memoryview], None]
+    crc32: int | None = None
+    dtype: DType | None = None
+    byteorder: Literal["little", "big"] = "little"
+    inflated: int | None = None
+    algorithm: Literal["crc32", "crc32c"] = "crc32"
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes that ``read`` gives."""
+        return self.extent.nbytes if self.inflated is None else self.inflated
+
+
+Range = tuple[int, int]
+"""Where a run of indexes along an axis begins, and where it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a tensor a process of a distributed job kept.
+
+    Attributes:
+        shape: Of the whole tensor.
+        ranges: For each axis the indexes of the whole that the part has, in its order; they are runs, several
+            where two dimensions of a mesh cut one axis. None: the file doesn't say.
+        placements: How the tensor lies on each dimension of the mesh of processes, as PyTorch writes it.
+        mesh: Processes along each of these dimensions.
+        rank: Number of the process in the job, None where the file doesn't say.
+        world: Processes of the job, as far as the file knows; 0 where it doesn't.
+    """
+
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[Range, ...], ...] | None
+    placements: tuple[str, ...] = ()
+    mesh: tuple[int, ...] = ()
+    rank: int | None = None
+    world: int = 0
+
+    @property
+    def is_partial(self) -> bool:
+        """Tell whether the elements are terms of a sum that was never made."""
+        return any("Partial" in placement for placement in self.placements)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether other processes kept all of the tensor, which has elements."""
+        return 0 not in self.shape and self.ranges is not None and not all(self.ranges)
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether the part is all of the tensor."""
+        every = tuple(((0, length),) if length else () for length in self.shape)
+        return self.ranges == every
+
+
+class Values(Protocol):
+    """Where a tensor's elements come from."""
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        """Yield the elements as bytes in C order, little-endian, at most ``limit`` bytes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor in a checkpoint; its values stay on disk until asked for.
+
+    Attributes:
+        path: Keys from the root of the checkpoint; integer keys stay integers.
+        dtype: Type of the elements.
+        shape: Outermost axis first; () is a scalar.
+        role: What the tensor serves.
+        values: Where the elements come from; None where the file holds none (meta tensors).
+        extent: Where the elements lie, when in one piece and in C order.
+        storage: The stored bytes that the tensor is a view of; ties have the same one.
+        byteorder: Byte order of the elements in the file.
+        key: The raw name in the file, where people know another.
+        shares_with: Name of the first tensor that is the same view of the same bytes.
+        shard: Of which tensor it is one process's part; None where it is a tensor of its own.
+    """
+
+    path: Path
+    dtype: DType
+    shape: tuple[int, ...]
+    role: Role = Role.OTHER
+    values: Values | None = field(default=None, compare=False, repr=False)
+    extent: Extent | None = None
+    storage: Extent | None = None
+    byteorder: Literal["little", "big"] = "little"
+    key: str | None = None
+    shares_with: str | None = None
+    shard: Shard | None = None
+    _name: str | None = field(default=None, init=False, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Return the path joined by dots, as people write it."""
+        name = self._name
+        if name is None:
+            name = ".".join(map(str, self.path))
+            object.__setattr__(self, "_name", name)
+        return name
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all elements, packed; of strings, the bytes that store them."""
+        if self.dtype.kind == "string":
+            return self.extent.nbytes if self.extent else 0
+        return self.dtype.nbytes(self.size)
+
+    def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:
+        """Yield all elements as bytes, in C order and little-endian, in bounded memory.
+
+        Each block is valid until the next is asked for.
+
+        Raises:
+            CheckpointError: The file can't be read as far as it said.
+        """
+        return iter(()) if self.values is None else self.values.blocks(limit)
+
+    def tobytes(self) -> bytes:
+        """Return all elements as bytes, in C order and little-endian."""
+        return b"".join(map(bytes, self.blocks()))
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """Return the values: a read-only map where they lie in one piece, a copy elsewhere.
+
+        A map follows the file: should a writer cut the file short, touching the map kills the process.
+
+        Raises:
+            CheckpointError: The file can't be read as far as it said.
+            TypeError: NumPy and ml_dtypes have no such type, or the file holds no values.
+        """
+        import numpy as np
+
+        if self.values is None:
+            raise TypeError(f"{self.name} has no values: it was saved from the meta device")
+        dtype = numpy_dtype(self.dtype)
+        in_place = self.extent is not None and self.byteorder == sys.byteorder and self.dtype.bits >= 8
+        if in_place and self.extent is not None and self.size > 0:
+            bytes_ = np.memmap(self.extent.file, np.uint8, "r", self.extent.offset, (self.nbytes,))
+            return bytes_.view(dtype).reshape(self.shape)
+        packed = np.frombuffer(bytearray(self.tobytes()), np.uint8)
+        if self.dtype.bits < 8:
+            return _unpacked(packed, self.dtype.bits, self.size).view(dtype).reshape(self.shape)
+        if sys.byteorder == "big":
+            packed = packed.view(f"u{self.dtype.word_bytes}").byteswap()
+        return packed.view(dtype).reshape(self.shape)
+
+
+def _unpacked(packed: np.ndarray[Any, Any], bits: int, count: int) -> np.ndarray[Any, Any]:
+    """Return one byte an element, of elements packed from the low bits up."""
+    import numpy as np
+
+    columns = np.unpackbits(packed, bitorder="little")[: count * bits].reshape(count, bits)
+    return np.packbits(columns, axis=1, bitorder="little").reshape(count)

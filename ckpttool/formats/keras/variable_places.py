@@ -1,0 +1,375 @@
+"""Where each tensor goes in a Keras file: among the numbered variables of its layer, or listed by it.
+
+``.weights.h5`` and ``.keras`` number the variables of each layer; whole models in ``.h5`` list layers and
+weights. A file of the same kind gets back the places that it had.
+
+Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.formats.hdf5.writer import name_refusals
+from ckpttool.formats.keras.compare import layer_names_by_group
+from ckpttool.formats.keras.config_writer import as_keras_3, is_keras2, model_of
+from ckpttool.formats.keras.layers import RULES, Layer, layers_with_groups, weights_of
+from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
+from ckpttool.formats.keras.names import WITHOUT
+from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
+from ckpttool.formats.keras.variable_order import (
+    LAYERS_GROUP,
+    VARS_GROUP,
+    KerasRefusal,
+    WeightSlot,
+    own_weight_count,
+    parts_of_layer,
+    require_own_layer,
+    weight_slots,
+)
+from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.writer import Content
+from ckpttool.io.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
+
+Parts = tuple[str, ...]
+Attributes = dict[str, Any]
+_OPTIMIZER_GROUP, _OPTIMIZER_LIST = "optimizer", "optimizer_weights"
+_HINT = "(--model FILE gives the names of another checkpoint, --map renames)"
+_KERAS_2 = "Keras 2 wrote it, and its variables have another order (Keras 3 loads and saves it, if it can)"
+_KERAS_2_OPTIMIZER = (
+    "Keras 2 wrote it, and its optimizer's state has another order (--only weights leaves it out)"
+)
+_TOPS = (LAYERS_GROUP, _OPTIMIZER_GROUP, VARS_GROUP, "_layer_checkpoint_dependencies", "metrics")
+_NOT_KERAS = "its name is not that of a Keras variable (layers/<name>/vars/<n>)"
+_BY_LAYER = "variables are numbered layer by layer"
+_MODEL_WEIGHTS = "model_weights"
+_INNER = (_OPTIMIZER_GROUP, "inner_optimizer", VARS_GROUP)
+_COUNTED = ("iteration", "learning_rate")
+
+
+@dataclass(slots=True)
+class Places:
+    """Where tensors go.
+
+    Attributes:
+        groups: The attributes of each group.
+        paths: The datasets, by the names of their tensors.
+        problems: Why others have no place: a sentence each.
+        config: That of the model, where the file has it beside the variables.
+    """
+
+    groups: dict[Parts, Attributes] = field(default_factory=dict)
+    paths: dict[str, Parts] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    config: object = None
+
+    def reader_paths(self, tensors: Iterable[Tensor]) -> dict[str, Path]:
+        """Return the paths that a reader will give to tensors, by the names that they have now."""
+        stored = {
+            self.paths[tensor.name]: replace(tensor, path=self.paths[tensor.name], shares_with=None)
+            for tensor in tensors
+            if tensor.name in self.paths
+        }
+        layer_names = layer_names_by_group(self.config, (*self.groups, *stored))
+        given: dict[Path, Path] = {}
+        for tensor in name_tensors(self.groups, stored, layer_names)[0]:
+            given[tuple(tensor.key.split("/")[1:]) if tensor.key else tensor.path] = tensor.path
+        return {name: given[path] for name, path in self.paths.items()}
+
+    def note_shared_paths(self) -> None:
+        """Add a problem for each tensor that would lie where another lies."""
+        taken: dict[Parts, str] = {}
+        for name, path in self.paths.items():
+            if path in taken:
+                self.problems.append(f"{name}: it would lie where {taken[path]!r} lies, in /{'/'.join(path)}")
+            taken[path] = name
+
+    def note_faulty_group(self) -> None:
+        """Add a problem for the first group that HDF5 can't hold; the source may have had any."""
+        datasets = {*self.paths.values(), (ENTRY,)}
+        for path, attributes in self.groups.items():
+            why = next(_group_faults(path, attributes, datasets), None)
+            if why is not None:
+                self.problems.append(f"the group /{'/'.join(path)}: {why} (--only weights leaves it out)")
+                return
+
+
+def _group_faults(path: Parts, attributes: Attributes, datasets: set[Parts]) -> Iterator[str]:
+    if path:
+        yield from name_refusals(path)
+    if any(path[:at] in datasets for at in range(1, len(path) + 1)):
+        yield "a dataset lies there"
+    if len(attributes) > MAX_ATTRIBUTES:
+        yield f"{len(attributes):,} attributes, and at most {MAX_ATTRIBUTES:,} are written"
+    for name, value in attributes.items():
+        if why := attribute_fault(name, value):
+            yield f"its attribute {name[:100]!r}: {why}"
+
+
+def chunked_attribute(key: str, names: list[str]) -> Attributes:
+    """Return the attributes that hold a list of names: several if one would be too long."""
+    width = max((len(name.encode("utf-8", "surrogateescape")) for name in names), default=1)
+    count = max(1, MAX_ATTRIBUTE // max(1, width))
+    if len(names) <= count:
+        return {key: names}
+    starts = range(0, len(names), count)
+    return {f"{key}{at}": names[start : start + count] for at, start in enumerate(starts)}
+
+
+# Numbered variables, as .weights.h5 has them --------------------------------------------------------
+
+
+def numbered_places(content: Content) -> Places:
+    """Return where tensors go in a ``.weights.h5``."""
+    places = Places()
+    stored = stored_of(content.native)
+    if stored is not None and not stored.lists:
+        places.groups = {path: dict(attributes) for path, attributes in stored.groups.items()}
+        places.paths = {
+            tensor.name: stored.paths[tensor.name]
+            for tensor in content.tensors
+            if tensor.name in stored.paths
+        }
+    elif stored is not None:
+        _NumberedPlaces(places, content, stored).run()
+    for tensor in content.tensors:
+        if tensor.name in places.paths:
+            continue
+        name = tensor.name
+        readings = (tuple(map(str, tensor.path)), tuple(name.split("/")), tuple(name.split(".")))
+        if (path := next(filter(is_variable, readings), None)) is not None:
+            places.paths[tensor.name] = path
+        elif not places.problems:
+            places.problems.append(f"{tensor.name}: {_NOT_KERAS} {_HINT}")
+    places.note_shared_paths()
+    places.note_faulty_group()
+    return places
+
+
+def is_variable(path: Parts) -> bool:
+    """Return whether a path is that of a numbered variable."""
+    return path[-2:-1] == (VARS_GROUP,) and path[0] in _TOPS and path[-1].isdecimal() and all(path)
+
+
+class _NumberedPlaces:
+    """Gives numbers to the weights of a file that listed them."""
+
+    def __init__(self, places: Places, content: Content, stored: Stored) -> None:
+        self._places, self._stored = places, stored
+        self._names = {path: name for name, path in stored.paths.items()}
+        self._present = {tensor.name for tensor in content.tensors}
+        self._model = model_of(content.native)
+        self._content = content
+
+    def run(self) -> None:
+        top = top_of(self._stored.groups) or ()
+        if self._model is None or not self._model.is_model:
+            message = f"the layers are not known, only the order of their weights, and {_BY_LAYER} {_HINT}"
+            self._places.problems.append(message)
+            return
+        try:
+            if is_keras2(self._content.native):
+                try:
+                    as_keras_3(object_of(self._content.native[CONFIG]))
+                except KerasRefusal as failure:
+                    raise KerasRefusal(f"Keras 2 wrote it: {failure}") from failure
+                if self._weights((_OPTIMIZER_LIST,)):
+                    raise KerasRefusal(_KERAS_2_OPTIMIZER)
+            for layer, (name, _) in layers_with_groups(self._model):
+                group = (LAYERS_GROUP, name)
+                self._add_group(layer, group)
+                self._add_layer(layer, group, self._weights((*top, *layer.name.split("/"))))
+            if weights := self._weights((*top, TOP_LEVEL)):
+                raise KerasRefusal(f"{weights[0][1]}: a weight of no layer")
+        except KerasRefusal as failure:
+            self._places.problems.append(str(failure))
+            return
+        self._places.groups.setdefault((VARS_GROUP,), {"name": self._model.name})
+        self._add_optimizer()
+
+    def _weights(self, group: Parts) -> list[tuple[Parts, str]]:
+        """Return the datasets that a group lists, with the names of their tensors."""
+        names = names_in(self._stored.groups.get(group, {}), "weight_names") or ()
+        paths = [(*group, *name.split("/")) for name in names]
+        return [(path, self._names[path]) for path in paths if self._names.get(path) in self._present]
+
+    def _add_group(self, layer: Layer, group: Parts) -> None:
+        own = (*group, VARS_GROUP)
+        self._places.groups[own] = {"name": layer.name}
+        if layer.is_model:
+            for part, (name, _) in layers_with_groups(layer):
+                self._add_group(part, (*group, LAYERS_GROUP, name))
+
+    def _add_layer(self, layer: Layer, group: Parts, weights: list[tuple[Parts, str]]) -> None:
+        if not weights:
+            return
+        if layer.kind not in WITHOUT and not parts_of_layer(layer):
+            require_own_layer(layer)
+            for path, _ in weights if layer.kind not in RULES else ():
+                # A weight that is named after a layer inside shows that there is one.
+                behind = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
+                if len(behind) > 1:
+                    raise KerasRefusal(_made_in_an_unknown_way(layer))
+            slots = [WeightSlot((*group, VARS_GROUP, str(at)), (), True) for at in range(len(weights))]
+        else:
+            slots = weight_slots(layer, group, own_weight_count)
+        if len(slots) != len(weights):
+            raise KerasRefusal(
+                f"layer {layer.name!r} has {len(weights)} weights, and its config makes {len(slots)}"
+            )
+        for slot, (path, name) in zip(slots, weights, strict=True):
+            if layer.is_model and slot.name[0] not in path:
+                raise KerasRefusal(
+                    f"{name}: layer {layer.name!r} has its weights in an order that is not known"
+                )
+            self._places.paths[name] = slot.path
+            if len(path) > 1 and slot.path[:-1] not in self._places.groups:
+                self._places.groups[slot.path[:-1]] = {"name": path[-2]}
+
+    def _add_optimizer(self) -> None:
+        weights = self._weights((_OPTIMIZER_LIST,))
+        for at, (path, name) in enumerate(weights):
+            self._places.paths[name] = (_OPTIMIZER_GROUP, VARS_GROUP, str(at))
+            if not at and len(path) > 2:
+                self._places.groups[(_OPTIMIZER_GROUP, VARS_GROUP)] = {"name": path[1]}
+
+
+def _made_in_an_unknown_way(layer: Layer) -> str:
+    return f"layer {layer.name!r} ({layer.kind}) is made of layers in a way that is not known"
+
+
+# Listed weights, as .h5 has them --------------------------------------------------------------------
+
+
+def listed_places(content: Content) -> Places:
+    """Return where tensors go in an ``.h5`` with lists of layers and weights."""
+    places = Places()
+    stored = stored_of(content.native)
+    if stored is not None and stored.lists:
+        present = {tensor.name for tensor in content.tensors}
+        places.paths = {name: path for name, path in stored.paths.items() if name in present}
+        _restore_lists(places, stored)
+        places.note_shared_paths()
+    else:
+        known = stored.paths if stored is not None else {}
+        paths = {
+            tensor.name: known.get(tensor.name, tuple(map(str, tensor.path))) for tensor in content.tensors
+        }
+        _ListedPlaces(places, content, Stored(stored.groups if stored else {}, paths)).run()
+    if not places.problems:
+        absent = [tensor.name for tensor in content.tensors if tensor.name not in places.paths]
+        places.problems += (f"{name}: .h5 has no place for it {_HINT}" for name in absent[:1])
+    places.note_faulty_group()
+    return places
+
+
+def _restore_lists(places: Places, stored: Stored) -> None:
+    """Keep the lists of the source, without what is gone."""
+    present = set(places.paths.values())
+    for group, attributes in stored.groups.items():
+        kept = dict(attributes)
+        layers = names_in(attributes, "layer_names")
+        if layers is not None:
+            kept = {key: value for key, value in kept.items() if not key.startswith("layer_names")}
+            kept |= chunked_attribute("layer_names", layers)
+        names = names_in(attributes, "weight_names")
+        if names is not None:
+            kept = {key: value for key, value in kept.items() if not key.startswith("weight_names")}
+            there = [name for name in names if (*group, *name.split("/")) in present]
+            kept |= chunked_attribute("weight_names", there)
+        places.groups[group] = kept
+
+
+class _ListedPlaces:
+    """Lists the variables of a file that numbered them."""
+
+    def __init__(self, places: Places, content: Content, stored: Stored) -> None:
+        self._places, self._content = places, content
+        self._groups = stored.groups
+        self._names = {path: name for name, path in stored.paths.items()}
+        self._unlisted = set(self._names)
+        self._is_built = any(path[0] == LAYERS_GROUP for path in self._names)
+        self._model = model_of(content.native)
+
+    def run(self) -> None:
+        model, problems = self._model, self._places.problems
+        if model is None or not model.is_model:
+            what = "its layers make themselves" if model is not None else "the architecture is not known"
+            problems.append(
+                f"an .h5 lists the weights of each layer in order, and {what} (.keras has no lists)"
+            )
+            return
+        if is_keras2(self._content.native):
+            problems.append(_KERAS_2)
+            return
+        layers = list(layers_with_groups(model))
+        self._places.groups[(_MODEL_WEIGHTS,)] = chunked_attribute(
+            "layer_names", [layer.name for layer, _ in layers]
+        )
+        try:
+            for layer, (group, _) in layers:
+                slots = weight_slots(layer, (LAYERS_GROUP, group), self._count)
+                names = [(layer.name, *slot.name) for slot in slots]
+                if len(set(names)) < len(names):
+                    names = [(*name[:-1], f"{name[-1]}_{at}") for at, name in enumerate(names)]
+                top = (_MODEL_WEIGHTS, *layer.name.split("/"))
+                self._list(top, [slot.path for slot in slots], names)
+        except KerasRefusal as failure:
+            problems.append(
+                f"{failure}: the order of its weights in an .h5 can't be told (.keras has no lists)"
+            )
+            return
+        self._list((_MODEL_WEIGHTS, TOP_LEVEL), [], [])
+        self._add_optimizer()
+        if self._unlisted:
+            first = self._names[min(self._unlisted)]
+            problems.append(f"{first}: an .h5 lists the weights of layers, and this is none of them")
+
+    def _list(self, group: Parts, paths: list[Parts], names: list[Parts]) -> None:
+        self._places.groups[group] = chunked_attribute("weight_names", ["/".join(name) for name in names])
+        for path, name in zip(paths, names, strict=True):
+            self._unlisted.discard(path)
+            self._places.paths[self._names[path]] = (*group, *"/".join(name).split("/"))
+
+    def _count(self, group: Parts, layer: Layer) -> int:
+        """Return how many variables are there, of a layer that stores them as Keras's own do."""
+        below = [path for path in self._unlisted if path[: len(group)] == group]
+        own = [path for path in below if path[len(group) : -1] == (VARS_GROUP,)]
+        if not below:
+            is_made = layer.kind in WITHOUT or layer.is_model or parts_of_layer(layer)
+            if self._is_built and not is_made and weights_of(layer):  # they lie elsewhere
+                raise KerasRefusal(
+                    f"layer {layer.name!r} ({layer.kind}) shares its weights with another place"
+                )
+            return 0
+        require_own_layer(layer)
+        if len(own) < len(below) and not parts_of_layer(layer):
+            raise KerasRefusal(_made_in_an_unknown_way(layer))
+        if {path[-1] for path in own} != {str(at) for at in range(len(own))}:
+            raise KerasRefusal(f"layer {layer.name!r} lacks a variable")
+        return len(own)
+
+    def _add_optimizer(self) -> None:
+        own = self._numbered((_OPTIMIZER_GROUP, VARS_GROUP))
+        if not own:
+            return
+        stored = self._groups.get((_OPTIMIZER_GROUP, VARS_GROUP), {}).get("name")
+        name = stored if isinstance(stored, str) and stored and "/" not in stored else _OPTIMIZER_GROUP
+        names: list[Parts] = [
+            (name, _COUNTED[at] if at < len(_COUNTED) else f"variable_{at}") for at in range(len(own))
+        ]
+        self._list((_OPTIMIZER_LIST,), own, names)
+        # What an optimizer stores for the one inside it stands for what that one stores again.
+        inner = self._numbered(_INNER)
+        if len(inner) <= len(own):
+            for path, same in zip(inner, own[len(own) - len(inner) :], strict=True):
+                self._unlisted.discard(path)
+                self._places.paths[self._names[path]] = self._places.paths[self._names[same]]
+
+    def _numbered(self, group: Parts) -> list[Parts]:
+        """Return the variables of a group that are not listed yet, in their order."""
+        paths = [path for path in self._unlisted if path[:-1] == group]
+        return sorted(paths, key=lambda path: int(path[-1]) if path[-1].isdecimal() else -1)

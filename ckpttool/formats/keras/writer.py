@@ -1,0 +1,277 @@
+"""Writes Keras's files: ``.keras``, and models and weights in HDF5.
+
+``.keras`` is a zip of the model's config, its variables in HDF5 and the files beside it. ``.weights.h5`` has
+the same variables by number, whole models in ``.h5`` have lists of layers and weights.
+
+Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.core.training import depends_on_name
+from ckpttool.formats.content.plain_data import RECORDS
+from ckpttool.formats.hdf5.writer import hdf5_plan, path_refusals
+from ckpttool.formats.keras.config_writer import (
+    archive_config,
+    archive_metadata,
+    attribute_configs,
+    attribute_metadata,
+    has_model,
+)
+from ckpttool.formats.keras.layout import top_of
+from ckpttool.formats.keras.native import (
+    ASSET,
+    CONFIG,
+    CONFIGS,
+    METADATA,
+    STORED,
+    TRAINING_CONFIG,
+    h5_native,
+    object_of,
+)
+from ckpttool.formats.keras.variable_places import Attributes, Places, listed_places, numbered_places
+from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_name
+from ckpttool.io.hdf5_writer import Plan, draw
+from ckpttool.io.zip_writer import MAX_NAME, NumpyZip
+
+_CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_NO_MODEL = (
+    "a .keras file is a model, and the source does not have its architecture "
+    "(--model FILE gives it; .weights.h5 holds weights alone)"
+)
+_WEIGHTS_SUFFIX = ".weights.h5"
+_NO_ARCHITECTURE = (
+    "a whole model needs its architecture, which the source does not have "
+    "(--model FILE gives it; .weights.h5 holds weights alone)"
+)
+_DIRECTORY = "assets"
+
+KERAS_TYPES = frozenset(
+    (
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+"""Names of the types that Keras reads: what else h5py stores comes back to it as bytes without a type."""
+
+
+class _KerasFileWriter(Writer):
+    """A writer that finds out while it writes which names its reader will give to tensors."""
+
+    dtypes: ClassVar[frozenset[str]] = KERAS_TYPES
+    own_metadata: ClassVar[frozenset[str]] = frozenset(
+        {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
+    )
+    own_native: ClassVar[frozenset[str]] = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
+
+    def __init__(self) -> None:
+        self._paths: dict[str, Path] = {}
+
+    def reader_name(self, tensor: Tensor) -> str:
+        return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
+
+
+# The zip .keras -------------------------------------------------------------------------------------
+
+
+class KerasWriter(_KerasFileWriter):
+    """A model as ``model.save("m.keras")`` writes it."""
+
+    name: ClassVar[str] = "keras"
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        if not has_model(content.native):
+            yield _NO_MODEL
+            return
+        places = numbered_places(content)
+        yield from places.problems or path_refusals(places.paths, content.tensors)
+        for name, why in _faulty_assets(content.native):
+            yield f"the file {name[:100]!r} of the model: {why}"
+
+    def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        config, metadata = archive_config(content.native), archive_metadata(content.native)
+        assets = _assets(content.native)
+        model = object_of(config)
+        places = numbered_places(content)
+        places.config = model
+        self._paths = places.reader_paths(content.tensors)
+        archive = NumpyZip(target.create())
+        archive.add(_METADATA_RECORD, metadata)
+        archive.add(_CONFIG_RECORD, config)
+        weights = draw(keras_plan(content, places))
+        archive.assemble(_WEIGHTS, weights.size, weights.stream_with_crc)
+        for name, data in assets.items():
+            archive.add(name, data)
+        held = NativeContent(
+            {**object_of(metadata), "model_config": model},
+            {METADATA: metadata, CONFIG: config, **{ASSET + name: data for name, data in assets.items()}},
+        )
+        sidecar = _sidecar(content, self._paths, held)
+        if sidecar is not None:
+            archive.add(ENTRY, sidecar)
+        archive.finish()
+        archive.seal()
+
+
+# Files beside a model -------------------------------------------------------------------------------
+
+
+def _assets(native: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files beside a model (a vocabulary), which loading it unpacks, by their names."""
+    return {key.removeprefix(ASSET): data for key, data in native.items() if key.startswith(ASSET)}
+
+
+def _faulty_assets(native: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Yield the files that can't lie beside a model, and why: what unpacks them trusts their names."""
+    taken: dict[str, str] = {}
+    for name in _assets(native):
+        if why := _asset_name_refusal(name):
+            yield name, why
+        elif (other := taken.setdefault(fold_name(name), name)) != name:
+            yield name, f"some file systems take its name for {other[:100]!r}"
+    for folded, name in taken.items():
+        parts = folded.split("/")
+        above = ("/".join(parts[:count]) for count in range(1, len(parts)))
+        file = next((taken[directory] for directory in above if directory in taken), None)
+        if file is not None:
+            yield name, f"{file[:100]!r} is a file and no directory"
+
+
+def _asset_name_refusal(name: str) -> str | None:
+    parts = name.split("/")
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError:
+        return "its name is no valid text"
+    if any(letter in name for letter in "\\\0") or any(part in ("", ".", "..") for part in parts):
+        return "its name leads out of where it is unpacked, or is none"
+    if parts[0] != _DIRECTORY or len(parts) < 2:
+        return f"Keras has such files in {_DIRECTORY}/"
+    return f"its name has {nbytes:,} bytes, and at most {MAX_NAME:,} fit" if nbytes > MAX_NAME else None
+
+
+# HDF5 -----------------------------------------------------------------------------------------------
+
+
+class KerasH5Writer(_KerasFileWriter):
+    """A model, or weights, in HDF5; the target's name says which."""
+
+    name: ClassVar[str] = "keras-h5"
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        is_model = not _is_weights(options)
+        if is_model and not has_model(content.native):
+            yield _NO_ARCHITECTURE
+            return
+        places = _places_by_name(content, options)
+        yield from places.problems or path_refusals(places.paths, content.tensors)
+        if not is_model:
+            return
+        for tensor in content.tensors:
+            if tensor.dtype.name == "bfloat16":
+                yield f"{tensor.name}: Keras reads no bfloat16 out of an .h5 (.keras holds it, --dtype casts)"
+        for key in content.native:
+            if key.startswith(ASSET):
+                yield f"{key.removeprefix(ASSET)}: an .h5 has no place for a file of the model (.keras has)"
+
+    def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        places = _places_by_name(content, options)
+        self._paths = places.reader_paths(content.tensors)
+        plan = keras_plan(content, places)
+        if not _is_weights(options):
+            metadata = attribute_metadata(content.native)
+            plan.groups[()] = {**plan.groups.get((), {}), **metadata, **attribute_configs(content.native)}
+            if top := top_of(plan.groups):
+                plan.groups[top] = {**metadata, **plan.groups[top]}
+        attributes: Attributes = {**plan.groups.get((), {}), **plan.groups.get(("model_weights",), {})}
+        skipped = ("layer_names", *CONFIGS)
+        metadata = {key: value for key, value in attributes.items() if not key.startswith(skipped)}
+        configs = {key: object_of(attributes[key].encode()) for key in CONFIGS if key in attributes}
+        held = NativeContent({**metadata, **configs}, h5_native(plan.groups, ()))
+        sidecar = _sidecar(content, self._paths, held)
+        if sidecar is not None:
+            plan.texts[(ENTRY,)] = sidecar
+        draw(plan).stream(target.create())
+
+
+def _is_weights(options: WriteOptions) -> bool:
+    return options.name.lower().endswith(_WEIGHTS_SUFFIX)
+
+
+def _places_by_name(content: Content, options: WriteOptions) -> Places:
+    return numbered_places(content) if _is_weights(options) else listed_places(content)
+
+
+def keras_plan(content: Content, places: Places) -> Plan:
+    """Return a file with the variables of a model in their places."""
+    plan = hdf5_plan(places.paths, content.tensors)
+    plan.groups = dict(places.groups)
+    return plan
+
+
+# The entry of what a file does not hold natively ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NativeContent:
+    """What a file holds in its own way, as its reader will give it back.
+
+    Attributes:
+        metadata: Without the digests of its records.
+        native: Without the places of its tensors.
+    """
+
+    metadata: Mapping[str, object]
+    native: Mapping[str, bytes]
+
+
+def _sidecar(content: Content, paths: Mapping[str, Path], held: NativeContent) -> bytes | None:
+    """Return the sidecar, or None if the file holds everything; one that is there has the training, too.
+
+    Args:
+        content: What is written.
+        paths: The path under which the file's reader knows each tensor, by its name in the content.
+        held: What the file holds without it.
+    """
+    native = {
+        key: value for key, value in content.native.items() if key != STORED and held.native.get(key) != value
+    }
+    is_native = STORED in content.native
+    for key, value in content.metadata.items() if is_native else ():
+        if key == RECORDS and isinstance(value, Mapping):
+            is_native &= all(ASSET + name in held.native for name in value)
+        else:
+            is_native &= key in held.metadata and held.metadata[key] == value
+    metadata = {} if is_native else content.metadata
+    is_known = content.training == TrainingState() or (is_native and not depends_on_name(content.training))
+    is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
+    is_known = is_known and not content.conventions
+    if not native and not metadata and is_known and content.tree is None and not is_tied:
+        return None
+    return sidecar_of(_move_tensors(replace(content, native=native, metadata=metadata), paths))
+
+
+def _move_tensors(content: Content, paths: Mapping[str, Path]) -> Content:
+    """Return a content whose tensors have the paths under which a reader will know them."""
+    from ckpttool.formats.content.tree import replace_tensors
+
+    names = {name: ".".join(map(str, path)) for name, path in paths.items()}
+    moved = {
+        id(tensor): replace(
+            tensor,
+            path=paths.get(tensor.name, tensor.path),
+            shares_with=names.get(tensor.shares_with, tensor.shares_with) if tensor.shares_with else None,
+        )
+        for tensor in content.tensors
+    }
+    tree = None if content.tree is None else replace_tensors(content.tree, moved)
+    layers = {names.get(name, name): kind for name, kind in content.layers.items()}
+    return replace(content, tensors=tuple(moved.values()), tree=tree, layers=layers)

@@ -1,0 +1,242 @@
+"""safetensors: a JSON header that says where each tensor lies, then their bytes; nothing in it can run.
+
+The library's own reader refuses a file for many reasons; each of them is an error with its own code here.
+What it takes although a careful writer would not have written it is a warning.
+
+Source: huggingface/safetensors, ``safetensors/src/tensor.rs`` and the format section of its README.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.dtypes import BY_SAFETENSORS, DType
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.readable import reader_from
+from ckpttool.core.report import Finding, warning
+from ckpttool.core.tensor import Extent, Role, Span, Tensor
+from ckpttool.core.training import training_state
+from ckpttool.core.values import Contiguous
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.sidecar import ENTRY, apply_sidecar
+from ckpttool.io.jsontext import Doubled, parse_json
+from ckpttool.io.source import Source
+
+MAX_HEADER = 100_000_000
+"""The longest header in bytes, as in tensor.rs."""
+
+MAX_AXES = 64
+"""The most axes of a tensor that NumPy and PyTorch can hold."""
+
+_MAX_U64 = (1 << 64) - 1
+_LENGTH = struct.Struct("<Q")
+_BLANKS = " \t\n\r"
+_OBJECT_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*["}]')
+_FIELDS = ("dtype", "shape", "data_offsets")
+_METADATA = "__metadata__"
+_OPTIMIZER = re.compile(r"(optim(izer)?s?|opt_state)([._]|$)")
+_FRAMEWORKS = {"pt": "pytorch", "tf": "tensorflow", "flax": "flax", "np": "numpy", "mlx": "mlx"}
+
+
+class Safetensors(Format):
+    """One safetensors file."""
+
+    name: ClassVar[str] = "safetensors"
+    suffixes = (".safetensors",)
+
+    def matches(self, probe: Probe) -> bool:
+        head = probe.head
+        if len(head) <= _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(head)
+        if length <= MAX_HEADER:
+            return head[_LENGTH.size :].lstrip(_BLANKS.encode()).startswith(b"{")
+        is_text = all(9 <= byte < 127 for byte in head[: _LENGTH.size])
+        return not is_text and _OBJECT_START.match(head, _LENGTH.size) is not None
+
+    def open(self, probe: Probe) -> Checkpoint:
+        source, path = probe.source, probe.path
+        text = read_header(source)
+        header = parse_json(path, text, "header")
+        if not isinstance(header, dict):
+            raise DamagedCheckpoint(
+                path,
+                f"a header of type {type(header).__name__}",
+                expected="an object",
+                code="header-not-object",
+            )
+        if isinstance(header, Doubled):
+            raise _damaged(path, header.key, "a name that stands twice in the header", "duplicate-key")
+        metadata = read_metadata(path, header.pop(_METADATA, None))
+        findings = tuple(_oddities(text, header, metadata))
+        tensors = tuple(place_all(source, _LENGTH.size + len(text), header))
+        entry = metadata.pop(ENTRY, None)
+
+        def spans() -> Iterator[Span]:
+            for tensor in tensors:
+                if tensor.extent is not None:
+                    read = reader_from(source, tensor.extent.offset)
+                    yield Span(tensor.extent, tensor.name, read, None, tensor.dtype)
+
+        checkpoint = Checkpoint(
+            path=path,
+            format=self.name,
+            variant=None,
+            tensors=tensors,
+            files=(FileEntry(path, source.size),),
+            spans=spans,
+            metadata=lambda: metadata,
+            training=lambda: training_state(metadata, {}, probe.name),
+            producer=Producer(_FRAMEWORKS.get(metadata.get("format", ""))),
+            findings=findings,
+            close=probe.close,
+        )
+        return checkpoint if entry is None else apply_sidecar(checkpoint, entry, f"{_METADATA}.{ENTRY}")
+
+
+def _damaged(path: str, where: str, found: str, code: str, expected: str | None = None) -> DamagedCheckpoint:
+    return DamagedCheckpoint(path, found, expected=expected, where=where, code=code)
+
+
+def read_header(source: Source) -> bytes:
+    """Return the text of the header."""
+    if source.size < _LENGTH.size:
+        raise Truncated(source.path, f"truncated: {source.size} bytes", expected=f"at least {_LENGTH.size}")
+    (length,) = _LENGTH.unpack(source.read(0, _LENGTH.size))
+    if length > MAX_HEADER:
+        found = f"a header of {length:,} bytes"
+        raise LimitExceeded(source.path, found, expected=f"at most {MAX_HEADER:,}", code="header-too-large")
+    if _LENGTH.size + length > source.size:
+        found = f"truncated: {source.size:,} bytes"
+        raise Truncated(source.path, found, expected=f"{_LENGTH.size + length:,} for the header alone")
+    return source.read(_LENGTH.size, length, "header")
+
+
+def read_metadata(path: str, metadata: object) -> dict[str, str]:
+    """Return ``__metadata__``, which maps text to text; null stands for nothing."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise _damaged(path, _METADATA, f"type {type(metadata).__name__}", "metadata-not-text", "an object")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise _damaged(
+                path, _METADATA, f"{key!r} of type {type(value).__name__}", "metadata-not-text", "text"
+            )
+    return metadata
+
+
+def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what a careful writer would not have written, and the library takes all the same."""
+    if text[:1].isspace() or text.rstrip(b" ")[-1:].isspace():
+        yield warning("header-whitespace", "white space other than trailing spaces around the JSON", "header")
+    if len(text) % 8:
+        yield warning("unaligned-data", f"a header of {len(text):,} bytes, no multiple of 8", "header")
+    if isinstance(metadata, Doubled):
+        yield warning("metadata-duplicate-key", f"{metadata.key!r} stands twice", _METADATA)
+    if "" in header:
+        yield warning("empty-name", "a tensor without a name", "header")
+    large = [name for name, entry in header.items() if isinstance(entry, dict) and len(entry) > len(_FIELDS)]
+    if large:
+        field = next((field for field in header[large[0]] if field not in _FIELDS), "")
+        message = f"fields that the format does not know, like {field!r}, in entries: {len(large):,}"
+        yield warning("unknown-field", message, large[0])
+
+
+class HeaderEntry(NamedTuple):
+    """What the header says about one tensor; offsets in bytes behind the header. Sorts by place."""
+
+    begin: int
+    end: int
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors in the order of the file; ``start`` is the offset of the data in bytes."""
+    path = source.path
+    entries = [read_entry(path, name, entry) for name, entry in header.items()]
+    entries.sort(key=lambda entry: entry[:2])
+    _check_tiles(path, entries, source.size, start)
+    for begin, end, name, dtype, shape in entries:
+        extent = Extent(path, start + begin, end - begin)
+        values = Contiguous(source, start + begin, end - begin)
+        role = Role.OPTIMIZER if _OPTIMIZER.match(name) else Role.WEIGHTS
+        yield Tensor((name,), dtype, shape, role, values, extent, extent)
+
+
+def _check_tiles(path: str, entries: list[HeaderEntry], size: int, start: int) -> None:
+    """Require that each extent begins where the last one ends, up to the end of the file."""
+    expected, predecessor = 0, "the header"
+    for begin, end, name, *_ in entries:
+        if begin != expected:
+            code = "offsets-gap" if begin > expected else "offsets-overlap"
+            found = f"bytes {begin:,}..{end:,} do not follow {predecessor}"
+            raise _damaged(path, name, found, code, f"to begin at {expected:,}")
+        expected, predecessor = end, repr(name)
+    if size < start + expected:
+        raise Truncated(path, f"truncated: {size:,} of {start + expected:,} bytes")
+    if size > start + expected:
+        found = f"trailing bytes behind the last tensor: {size - start - expected:,}"
+        raise DamagedCheckpoint(path, found, expected=f"{start + expected:,} in all", code="trailing-bytes")
+
+
+def read_entry(path: str, name: str, entry: object) -> HeaderEntry:
+    """Return what the header says about a tensor."""
+    if not isinstance(entry, dict):
+        raise _damaged(
+            path, name, f"an entry of type {type(entry).__name__}", "entry-not-object", "an object"
+        )
+    if isinstance(entry, Doubled):
+        raise _damaged(path, name, f"{entry.key!r} stands twice", "duplicate-key")
+    try:
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except KeyError as missing:
+        raise _damaged(path, name, f"no {missing}", "field-missing") from missing
+    if not isinstance(dtype, str) or dtype not in BY_SAFETENSORS:
+        raise _damaged(path, name, f"dtype {dtype!r:.100}", "unknown-dtype", "one that the format knows")
+    _check_numbers(path, name, shape, "shape")
+    _check_numbers(path, name, offsets, "data_offsets")
+    if len(offsets) != 2:
+        raise _damaged(path, name, f"{len(offsets)} data_offsets", "offsets-not-two", "2")
+    nbytes = _nbytes(path, name, BY_SAFETENSORS[dtype], shape)
+    begin, end = offsets
+    if begin > end:
+        found = f"bytes {begin:,}..{end:,} end before they begin"
+        raise _damaged(path, name, found, "offsets-reversed")
+    if end - begin != nbytes:
+        found = f"bytes {begin:,}..{end:,} are {end - begin:,}"
+        raise _damaged(path, name, found, "size-mismatch", f"{nbytes:,} for {dtype} {shape}")
+    return HeaderEntry(begin, end, name, BY_SAFETENSORS[dtype], tuple(shape))
+
+
+def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
+    """Require a list of 64-bit unsigned integers."""
+    if not isinstance(numbers, list):
+        raise _damaged(
+            path, name, f"{field} of type {type(numbers).__name__}", "number-out-of-range", "a list"
+        )
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= _MAX_U64:
+            raise _damaged(path, name, f"{field} of {number!r:.100}", "number-out-of-range", "0 to 2^64 - 1")
+
+
+def _nbytes(path: str, name: str, dtype: DType, shape: list[int]) -> int:
+    """Return the bytes of a tensor, computed as the library does: no step may exceed 64 bits."""
+    if len(shape) > MAX_AXES:
+        found = f"{len(shape):,} axes"
+        raise LimitExceeded(path, found, expected=f"at most {MAX_AXES}", where=name, code="too-many-axes")
+    bits = 1
+    for number in (*shape, dtype.bits):
+        bits *= number
+        if bits > _MAX_U64:
+            raise _damaged(path, name, f"shape {shape} overflows", "shape-overflow", "under 2^64 bits")
+    if bits % 8:
+        found = f"{dtype} {shape} has {bits:,} bits"
+        raise _damaged(path, name, found, "sub-byte-size", "whole bytes")
+    return bits // 8

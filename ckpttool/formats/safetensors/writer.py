@@ -1,0 +1,177 @@
+"""safetensors, byte for byte as the library writes it: one file, or the shards that Hugging Face would cut.
+
+Source: huggingface/safetensors ``safetensors/src/tensor.rs``, ``prepare``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, TypeGuard
+
+from ckpttool.core.checkpoint import TrainingState
+from ckpttool.core.dtypes import BY_SAFETENSORS
+from ckpttool.core.tensor import Tensor
+from ckpttool.core.training import depends_on_name
+from ckpttool.formats.safetensors.reader import MAX_HEADER
+from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_names
+from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
+from ckpttool.io.sink import Sink
+
+_METADATA = "__metadata__"
+_INDEX = "model.safetensors.index.json"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ORDER = (
+    "U64",
+    "I64",
+    "F64",
+    "C64",
+    "F32",
+    "U32",
+    "I32",
+    "BF16",
+    "F16",
+    "U16",
+    "I16",
+    "F8_E5M2FNUZ",
+    "F8_E4M3FNUZ",
+    "F8_E8M0",
+    "F8_E4M3",
+    "F8_E5M2",
+    "I8",
+    "U8",
+    "F6_E3M2",
+    "F6_E2M3",
+    "F4",
+    "BOOL",
+)
+"""The types as their tensors follow each other: the widest first, so that each begins at a multiple of it."""
+_RANK = {name: rank for rank, name in enumerate(_ORDER)}
+_LIBRARIES = frozenset({"pt", "tf", "flax", "mlx", "np"})
+"""What the format's own readers know as ``format``: the library whose names and layouts the tensors have."""
+_OF_A_SET = frozenset({"total_size", "total_parameters"})
+"""What an index says of its shards, which another set, or one file, says for itself."""
+_ENTRY_BYTES = 160
+"""The most bytes of an entry in a header beside its name and the lengths of its axes."""
+_AXIS_BYTES = 21
+
+
+class SafetensorsWriter(Writer):
+    """One safetensors file, or a directory of shards."""
+
+    name: ClassVar[str] = "safetensors"
+    suffixes: ClassVar[tuple[str, ...]] = (".safetensors",)
+    dtypes: ClassVar[frozenset[str]] = frozenset(dtype.name for dtype in BY_SAFETENSORS.values())
+    takes_shards: ClassVar[bool] = True
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        for tensor in content.tensors:
+            name = tensor.name
+            if name == _METADATA:
+                yield f"{name}: safetensors has its metadata under this name (use --map)"
+            if not _is_text(name):
+                yield f"{name}: its name is no valid text (use --map)"
+            bits = tensor.size * tensor.dtype.bits
+            if bits % 8:
+                what = f"{tensor.dtype} {list(tensor.shape)}"
+                yield f"{name}: {what} has {bits:,} bits, and safetensors holds whole bytes"
+        metadata, sidecar = _metadata_and_sidecar(content)
+        if options.shard_size is None:
+            yield from _header_refusal(content.owned, metadata | sidecar)
+            return
+        shards = _shards(content, options.shard_size)
+        yield from refusals(shards, sidecar)
+        for shard in shards.values():
+            yield from _header_refusal(shard, metadata)
+
+    def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        metadata, sidecar = _metadata_and_sidecar(content)
+        if options.shard_size is None:
+            _write_file(target.create(), content.owned, metadata | sidecar)
+            return
+        shards = _shards(content, options.shard_size)
+        files = Files(target)
+        for name, tensors in shards.items():
+            _write_file(files.create(name), tensors, metadata)
+        files.create(_INDEX).write(index(shards, sidecar))
+
+
+def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
+    """Return the tensors of each shard by its name."""
+    shards = cut(content.owned, limit) if content.tensors else []
+    return dict(zip(shard_names("model", ".safetensors", len(shards)), shards, strict=True))
+
+
+def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the text that the header has by itself, and the sidecar under its key, where that is not all."""
+
+    def make() -> tuple[dict[str, str], dict[str, str]]:
+        metadata = {
+            key: value
+            for key, value in content.metadata.items()
+            if key not in _OF_A_SET or isinstance(value, str)
+        }
+        was_safetensors = content.source_format == SafetensorsWriter.name
+        native = {
+            key: value
+            for key, value in metadata.items()
+            if _is_text(key)
+            and _is_text(value)
+            and key != ENTRY
+            and (was_safetensors or key != "format" or value in _LIBRARIES)
+        }
+        rest = content
+        if native == metadata and (metadata or was_safetensors):
+            is_native = was_safetensors and not depends_on_name(content.training)
+            training = TrainingState() if is_native else content.training
+            rest = replace(content, metadata={}, training=training)
+        sidecar = sidecar_of(rest)
+        if sidecar is not None and rest is not content:
+            sidecar = sidecar_of(content)
+        return {"format": "pt", **native}, {} if sidecar is None else {ENTRY: sidecar.decode()}
+
+    return content.memoized(SafetensorsWriter.name, make)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _SURROGATE.search(value) is None
+
+
+def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[str]:
+    """Yield why a header can't be written: it would be too long for any reader."""
+    most = sum(_ENTRY_BYTES + 6 * len(tensor.name) + _AXIS_BYTES * len(tensor.shape) for tensor in tensors)
+    most += sum(6 * (len(key) + len(value) + 2) for key, value in metadata.items())
+    if most <= MAX_HEADER:
+        return
+    _, header = _layout(tensors, metadata)
+    if len(header) > MAX_HEADER:
+        yield f"the header would have {len(header):,} bytes, and safetensors allows {MAX_HEADER:,}"
+
+
+def _layout(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[list[Tensor], bytes]:
+    """Return tensors in their order, and their header, padded so that they begin at a multiple of 8."""
+    ordered = sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype.safetensors or ""], tensor.name))
+    header: dict[str, object] = {_METADATA: dict(metadata)}
+    begin = 0
+    for tensor in ordered:
+        end = begin + tensor.nbytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype.safetensors,
+            "shape": tensor.shape,
+            "data_offsets": (begin, end),
+        }
+        begin = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return ordered, text + b" " * (-len(text) % 8)
+
+
+def _write_file(sink: Sink, tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> None:
+    ordered, header = _layout(tensors, metadata)
+    sink.write(len(header).to_bytes(8, "little"))
+    sink.write(header)
+    for tensor in ordered:
+        sink.put(tensor)

@@ -1,0 +1,214 @@
+"""Writes TensorFlow's tensor bundles: one shard of elements, and the index of where they lie.
+
+Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc`` (for strings and variants
+``WriteStringTensor`` and ``WriteVariantTensor``), ``core/protobuf/tensor_bundle.proto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.core.tensor import Tensor
+from ckpttool.formats.tensorflow.bundle import DTYPES
+from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
+from ckpttool.formats.writer import Target
+from ckpttool.io.crc import crc32c, mask_crc
+from ckpttool.io.protobuf import bytes_field, encoded_varint, fixed32_field, number_field
+from ckpttool.io.sink import Sink, Written
+from ckpttool.io.sstable_writer import TableWriter
+
+NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}
+"""TensorFlow's number of each type, by name."""
+MAX_KEY = 1 << 16
+"""Bytes of a key."""
+_STRING = "string"
+_VERSION_1 = number_field(1, 1)
+_HEADER = number_field(1, 1) + bytes_field(3, _VERSION_1)  # one shard, little-endian
+_MAX_U32 = (1 << 32) - 1
+_MAX_VARINT_BITS = 63
+_CHECKSUM_BYTES = 4
+_EMPTY = memoryview(b"")
+
+
+def write_bundle(
+    target: Target, prefix: str, tensors: Iterable[tuple[bytes, Tensor]], texts: Mapping[bytes, bytes]
+) -> None:
+    """Write a bundle, the index last.
+
+    Args:
+        target: Where it is staged.
+        prefix: What the names of its two files begin with there.
+        tensors: What it holds, by key.
+        texts: Strings that it holds besides, by key.
+    """
+    data = target.create(shard_name(prefix, 0, 1))
+    entries = {}
+    for key, tensor in tensors:
+        offset = data.offset
+        checksum: int | Written
+        if tensor.dtype.name == _STRING:
+            checksum = _put_strings(data, tensor)
+        elif tensor.dtype.name == "variant":
+            checksum = _put_variants(data, tensor)
+        else:
+            checksum = data.put(tensor, "crc32c")
+        entries[key] = _IndexEntry(tensor.dtype.name, tensor.shape, offset, data.offset - offset, checksum)
+    for key, text in texts.items():
+        offset = data.offset
+        checksum = _put_text(data, text)
+        entries[key] = _IndexEntry(_STRING, (), offset, data.offset - offset, checksum)
+    data.settle()
+    table = TableWriter(target.create(prefix + INDEX))
+    table.add(b"", _HEADER)
+    for key in sorted(entries):
+        table.add(key, entries[key].message())
+    table.finish()
+
+
+class _IndexEntry(NamedTuple):
+    """An entry of the index, of which the elements are in the shard or on their way."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    checksum: int | Written
+
+    def message(self) -> bytes:
+        """Return the entry as a message; it waits for its checksum."""
+        crc = self.checksum.checksum if isinstance(self.checksum, Written) else self.checksum
+        return b"".join(
+            (
+                number_field(1, NUMBERS[self.dtype]),
+                bytes_field(2, shape_message(self.shape)),
+                number_field(4, self.offset),
+                number_field(5, self.nbytes),
+                fixed32_field(6, mask_crc(crc)),
+            )
+        )
+
+
+def shape_message(shape: tuple[int, ...]) -> bytes:
+    """Return a shape as TensorFlow's messages have it."""
+    return b"".join(bytes_field(2, number_field(1, length)) for length in shape)
+
+
+def refused_type(tensor: Tensor) -> Iterator[str]:
+    """Yield why a bundle can't hold elements: TensorFlow stores the same type in another way."""
+    stored = DTYPES[NUMBERS[tensor.dtype.name]]
+    if tensor.dtype != stored:
+        yield (
+            f"{tensor.name}: {tensor.dtype} takes {tensor.dtype.bits} bits here, "
+            f"and {stored.bits} in TensorFlow"
+        )
+
+
+# Strings and variants -------------------------------------------------------------------------------
+#
+# They lie as lengths, checksums and bytes. A checksum counts lengths as whole integers, although they are
+# stored as varints.
+
+
+def _put_text(sink: Sink, text: bytes) -> int:
+    """Append one string; return the checksum of its entry."""
+    length = encoded_varint(len(text))
+    checksum, stored = _append_stored_checksum(crc32c(_summed_length(len(text))))
+    sink.write(length + stored)
+    sink.write(text)
+    return crc32c(text, checksum)
+
+
+def _put_strings(sink: Sink, tensor: Tensor) -> int:
+    """Append the strings of a tensor of another bundle; return the checksum of their entry."""
+    stored = _StoredBytes(tensor)
+    total = checksum = 0
+    for _ in range(tensor.size):
+        length = stored.length()
+        total += length
+        checksum = crc32c(_summed_length(length), checksum)
+        sink.write(encoded_varint(length))
+    checksum, ending = _append_stored_checksum(checksum)
+    sink.write(ending)
+    stored.skip(_CHECKSUM_BYTES)
+    checksum = stored.copy(sink, total, checksum)
+    stored.require_end()
+    return checksum
+
+
+def _put_variants(sink: Sink, tensor: Tensor) -> int:
+    """Append the variants of a tensor of another bundle; see ``_put_strings``."""
+    stored = _StoredBytes(tensor)
+    checksum = 0
+    for _ in range(tensor.size):
+        length = stored.length()
+        sink.write(encoded_varint(length))
+        checksum = stored.copy(sink, length, crc32c(length.to_bytes(8, "little"), checksum))
+        checksum, ending = _append_stored_checksum(checksum)
+        sink.write(ending)
+        stored.skip(_CHECKSUM_BYTES)
+    stored.require_end()
+    return checksum
+
+
+def _summed_length(length: int) -> bytes:
+    """Return the length of a string as its checksum takes it."""
+    return length.to_bytes(4 if length <= _MAX_U32 else 8, "little")
+
+
+def _append_stored_checksum(checksum: int) -> tuple[int, bytes]:
+    """Return the checksum that goes on, and the stored one, which the first one counts as well."""
+    stored = mask_crc(checksum).to_bytes(_CHECKSUM_BYTES, "little")
+    return crc32c(stored, checksum), stored
+
+
+class _StoredBytes:
+    """Reads the stored bytes of a tensor of strings, one after the other."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._blocks = tensor.blocks()
+        self._block = _EMPTY
+
+    def length(self) -> int:
+        """Return the next length."""
+        number = shift = 0
+        while shift <= _MAX_VARINT_BITS:
+            (byte,) = next(self._pieces(1))
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return number
+            shift += 7
+        raise self._damage("a length that doesn't end")
+
+    def copy(self, sink: Sink, nbytes: int, checksum: int) -> int:
+        """Append the next bytes to a file; return the checksum with them."""
+        for piece in self._pieces(nbytes):
+            checksum = crc32c(piece, checksum)
+            sink.write(piece)
+        return checksum
+
+    def skip(self, nbytes: int) -> None:
+        """Leave out the next bytes."""
+        for _ in self._pieces(nbytes):
+            pass
+
+    def require_end(self) -> None:
+        """Require that nothing is left."""
+        if self._block or any(map(len, self._blocks)):
+            raise self._damage("bytes behind the last element")
+
+    def _pieces(self, nbytes: int) -> Iterator[memoryview]:
+        while nbytes:
+            if not self._block:
+                self._block = next(self._blocks, _EMPTY)
+            if not self._block:
+                raise self._damage("elements that end too early")
+            piece, self._block = self._block[:nbytes], self._block[nbytes:]
+            nbytes -= len(piece)
+            yield piece
+
+    def _damage(self, found: str) -> DamagedCheckpoint:
+        path = self._tensor.extent.file if self._tensor.extent else ""
+        return DamagedCheckpoint(path, found, where=self._tensor.name, code="checksum-mismatch")

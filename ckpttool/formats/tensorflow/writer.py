@@ -1,0 +1,124 @@
+"""TensorFlow checkpoints: ``<prefix>.data-00000-of-00001`` and ``<prefix>.index``, of the second version.
+
+What was one keeps its keys and its graph of objects. Elsewhere the names say which object has which variable:
+``fc.weight`` is restored into ``tf.train.Checkpoint(fc=module)``, where ``module.weight`` is a variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.tensorflow.bundle_writer import MAX_KEY, NUMBERS, refused_type, write_bundle
+from ckpttool.formats.tensorflow.native import GRAPH, KEYS, keys_from, known_keys, readable, ties_in
+from ckpttool.formats.tensorflow.object_graph import (
+    GRAPH_KEY,
+    MAX_NODES,
+    cut_graph,
+    graph_of,
+    key_of,
+    objects_of,
+)
+from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
+
+OWN = "tensorflow."
+"""How the native parts begin that a TensorFlow checkpoint holds itself."""
+
+_FROM_TENSORS = re.compile("(key|tensor) ").match
+"""What is known of a training from tensors is known from them again."""
+_GRAPHS = "meta_graphs"  # in the metadata of a SavedModel
+_RESERVED = frozenset({b"", GRAPH_KEY.encode(), ENTRY.encode()})
+
+
+class TensorFlowWriter(Writer):
+    """A checkpoint in one shard, behind a prefix."""
+
+    name: ClassVar[str] = "tensorflow"
+    dtypes: ClassVar[frozenset[str]] = frozenset(NUMBERS)
+    shape = "prefix"
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        if keyed_as_before(content) is None:
+            yield from refused_names(content)
+        for tensor in content.tensors:
+            yield from refused_type(tensor)
+
+    def dropped_native(self, content: Content) -> frozenset[str]:
+        names = {tensor.name for tensor in content.tensors}
+        is_cut = not names >= (known_keys(content.native) or {}).keys()
+        return frozenset({GRAPH, KEYS}) if is_cut else frozenset()
+
+    def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        content = without_computation(content)
+        keyed = keyed_as_before(content) or keyed_by_name(content)
+        # What a checkpoint has no place for is its sidecar; the keys and their graph it has itself.
+        native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
+        is_plain = content.tree is None and not content.metadata and not native and not content.conventions
+        if keyed.is_native and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
+            sidecar = None
+        else:
+            sidecar = sidecar_of(replace(content, native=native))
+        texts = {GRAPH_KEY.encode(): keyed.graph, ENTRY.encode(): sidecar}
+        tensors = ((keyed.keys[tensor.name], tensor) for tensor in content.owned)
+        write_bundle(target, "", tensors, {key: text for key, text in texts.items() if text is not None})
+
+
+class Keyed(NamedTuple):
+    """Under which keys tensors are written, by name, and the graph of objects that goes with it, if any."""
+
+    keys: Mapping[str, bytes]
+    graph: bytes | None
+    is_native: bool
+
+
+def keyed_as_before(content: Content) -> Keyed | None:
+    """Return the keys that a content had in TensorFlow; None where it had none, or was renamed."""
+    if len(content.owned) < len(content.tensors):
+        return None
+    keys = keys_from(content.native, content.tensors)
+    if keys is None or any(key in _RESERVED or key[0] == 0 or len(key) > MAX_KEY for key in keys.values()):
+        return None
+    graph = content.native.get(GRAPH)
+    if graph is not None:
+        kept = {readable(key) for key in keys.values()}
+        known = known_keys(content.native) or {}
+        gone = {key for name, key in known.items() if name not in keys}
+        graph = cut_graph(GRAPH, graph, kept, gone - kept)
+    return Keyed(keys, graph, is_native=True)
+
+
+def keyed_by_name(content: Content) -> Keyed:
+    """Return keys, and a graph of objects, by the names alone."""
+    keys = {tensor.name: key_of(tensor.name).encode() for tensor in content.owned}
+    return Keyed(keys, graph_of(keys, ties_in(content.tensors)), is_native=False)
+
+
+def refused_names(content: Content) -> Iterator[str]:
+    """Yield why names can't be those of objects and keys."""
+    for tensor in content.tensors:
+        try:
+            key = key_of(tensor.name).encode()
+        except UnicodeEncodeError:
+            yield f"{tensor.name}: its name is no valid text (use --map)"
+            continue
+        if tensor.name == ENTRY:
+            yield f"{tensor.name}: what a checkpoint has no place for lies under this name (use --map)"
+        if key[0] == 0:
+            yield f"{tensor.name}: a name in a TensorFlow checkpoint can't begin with NUL (use --map)"
+        if len(key) > MAX_KEY:
+            length = f"{len(key):,} bytes, and may have {MAX_KEY:,}"
+            yield f"{tensor.name}: its key would have {length} (use --map)"
+    objects, _ = objects_of(tensor.name for tensor in content.tensors)
+    count = len(objects.children) + 1  # with the counter of saves
+    if count > MAX_NODES:
+        yield f"its names describe {count:,} objects, and a graph of objects may have {MAX_NODES:,}"
+
+
+def without_computation(content: Content) -> Content:
+    """Return a content that doesn't tell of what the SavedModel computes that it comes from."""
+    has_graphs = content.source_format == "savedmodel" and _GRAPHS in content.metadata
+    return replace(content, metadata={}) if has_graphs else content

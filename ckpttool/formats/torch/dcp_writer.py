@@ -1,0 +1,339 @@
+"""Writes distributed checkpoints as a single rank of ``torch.distributed.checkpoint`` does.
+
+Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``, ``_traverse.py``,
+``metadata.py``; CPython ``Lib/pickle.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.torch.writer import ANONYMOUS, WHOLE, name_refusals, write_archive
+from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
+from ckpttool.io.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Global
+from ckpttool.io.zip_writer import TorchZip
+
+_DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
+_MOST_ENTRIES = 100_000
+"""The most tensors and values: the metadata of more would be a longer pickle than any that is read."""
+_MODULE = "torch.distributed.checkpoint.metadata"
+_METADATA, _INDEX = Global(_MODULE, "Metadata"), Global(_MODULE, "MetadataIndex")
+_TENSOR, _BYTES = Global(_MODULE, "TensorStorageMetadata"), Global(_MODULE, "BytesStorageMetadata")
+_PROPERTIES, _CHUNK = Global(_MODULE, "TensorProperties"), Global(_MODULE, "ChunkStorageMetadata")
+_PLACE = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_SIZE = Global("torch", "Size")
+_STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+_CONTIGUOUS = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
+_VERSION = "1.0.0"
+_SHARED = frozenset(
+    {_STRIDED, _CONTIGUOUS, "properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset"}
+    | {"relative_path", "length"}
+)
+"""What is written once, beside the names of classes, and referred to where it is used again."""
+_BATCH = 1000
+"""How many pairs are set at once: a reader keeps them on its stack."""
+_WORDS = {None: b"N", True: b"\x88", False: b"\x89"}
+
+
+class TorchDcpWriter(Writer):
+    """A directory that ``torch.distributed.checkpoint.load`` reads."""
+
+    name: ClassVar[str] = "torch-dcp"
+    dtypes: ClassVar[frozenset[str]] = WHOLE
+    shape = "directory"
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        items = list(islice(flat_state_dict(content), _MOST_ENTRIES + 1))
+        if len(items) > _MOST_ENTRIES:
+            yield f"more entries than one checkpoint can list (at most {_MOST_ENTRIES:,})"
+            return
+        for item in items:
+            if isinstance(item.node, Tensor) and item.node.values is None:
+                yield f"{item.fqn}: it has no values (it was saved from the meta device)"
+        names = Counter(item.fqn for item in items)
+        for name, count in names.items():
+            if count > 1:
+                yield f"{name}: several entries of the state dict would have this name (use --map)"
+        yield from name_refusals(names)
+
+    def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        items = list(flat_state_dict(content))
+        stored = _write_items(items, target)
+        sidecar = sidecar_of(content)
+        if sidecar is not None:
+            target.create(ENTRY).write(sidecar)
+        write_metadata(target.create(_METADATA_FILE).write, stored)
+
+
+def _write_items(items: list[StateDictEntry], target: Target) -> list[StoredItem]:
+    """Write everything into one file, ties once; return where it lies."""
+    sink = target.create(_DATA_FILE)
+    unsealed: list[TorchZip] = []
+    places: dict[object, tuple[int, int]] = {}
+    stored = []
+    for item in items:
+        tensor = item.node if isinstance(item.node, Tensor) else None
+        owner = _owner_of(item.node)
+        place = places.get(owner) if owner is not None else None
+        if place is None:
+            start = sink.offset
+            archive = write_archive(sink, ANONYMOUS, item.node)
+            if not archive.is_sealed:
+                unsealed.append(archive)
+            place = start, sink.offset - start
+            if owner is not None:
+                places[owner] = place
+        stored.append(StoredItem(item.fqn, item.path, tensor, item.requires_grad, _DATA_FILE, *place))
+    for archive in unsealed:
+        archive.seal()
+    return stored
+
+
+def _owner_of(node: object) -> object:
+    """Return a key that all have in common that are stored once; None for one that is stored alone."""
+    if isinstance(node, Tensor):
+        return node.shares_with or node.name
+    if isinstance(node, Call) and node.function == NDARRAY:
+        return NDARRAY, _owner_of(node.args[0])
+    return None
+
+
+# The state dict, flattened as PyTorch does it -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StateDictEntry:
+    """An entry of a flattened state dict: a tensor, or any other object."""
+
+    path: Path
+    node: object
+    requires_grad: bool = False
+
+    @property
+    def fqn(self) -> str:
+        """Return the name under which it is saved."""
+        return ".".join(map(str, self.path))
+
+
+def flat_state_dict(content: Content) -> Iterator[StateDictEntry]:
+    """Yield the entries of a state dict: what is nested in dictionaries, and in lists that hold tensors.
+
+    A tree that is no dictionary is no state dict; its tensors are taken by their names then.
+    """
+    if not isinstance(content.tree, dict):
+        yield from (StateDictEntry((tensor.name,), tensor) for tensor in content.tensors)
+        return
+    pending: list[tuple[Path, object]] = [((), content.tree)]
+    known: dict[int, bool] = {}
+    while pending:
+        path, node = pending.pop()
+        parts: list[tuple[str | int, object]] = []
+        if isinstance(node, dict):
+            parts += [
+                (key if isinstance(key, str) else str(describe(key)), part) for key, part in node.items()
+            ]
+        elif isinstance(node, list) and _has_entries(node, known):
+            parts += enumerate(node)
+        if parts or not path:
+            pending += [((*path, key), part) for key, part in reversed(parts)]
+            continue
+        tensor = _tensor_in(node)
+        yield StateDictEntry(path, node) if tensor is None else StateDictEntry(path, *tensor)
+
+
+def _has_entries(items: list[object], known: dict[int, bool]) -> bool:
+    """Return whether a list holds tensors or dictionaries, at any depth of lists.
+
+    Args:
+        items: The list, which nothing in it holds.
+        known: The answers of lists that were asked before, by ``id``; new ones are added.
+    """
+    stack = [items]
+    while stack:
+        below = stack[-1]
+        inner = [item for item in below if isinstance(item, list)]
+        unknown = [item for item in inner if id(item) not in known]
+        if unknown:
+            stack += unknown
+            continue
+        stack.pop()
+        known[id(below)] = any(known[id(item)] for item in inner) or any(
+            isinstance(item, dict) or _tensor_in(item) for item in below
+        )
+    return known[id(items)]
+
+
+def _tensor_in(node: object) -> tuple[Tensor, bool] | None:
+    """Return the tensor that a node is, and whether it requires gradients; None if it is none."""
+    if isinstance(node, Tensor):
+        return node, False
+    if not isinstance(node, Call) or not node.args or not isinstance(node.args[0], Tensor):
+        return None
+    if node.function == REQUIRES_GRAD:
+        return node.args[0], True
+    if node.is_of("torch._utils", "_rebuild_parameter") and len(node.args) > 1:
+        return node.args[0], bool(node.args[1])
+    return None
+
+
+# The pickle .metadata -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """What is saved under one name, and where.
+
+    Attributes:
+        fqn: The name: the keys of the path, joined by dots.
+        path: Where it lies in the state dict; integers are indexes of lists.
+        tensor: What it is; None for anything but a tensor.
+        requires_grad: Whether it is a parameter that is trained.
+        file: The name of the file.
+        offset: Where it begins in the file, in bytes.
+        nbytes: How many bytes it takes there.
+    """
+
+    fqn: str
+    path: Path
+    tensor: Tensor | None
+    requires_grad: bool
+    file: str
+    offset: int
+    nbytes: int
+
+
+def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredItem]) -> None:
+    """Write the metadata of a checkpoint in which each tensor is one chunk."""
+
+    def size(lengths: tuple[int, ...]) -> Call:
+        return Call(_SIZE, (lengths,))
+
+    def state_dict_metadata() -> Iterator[tuple[str, object]]:
+        for item in stored:
+            if item.tensor is None:
+                yield item.fqn, _PickledObject(_BYTES, {})
+                continue
+            shape, dtype = item.tensor.shape, Global("torch", item.tensor.dtype.name)
+            properties = _PickledObject(
+                _PROPERTIES, (dtype, _STRIDED, item.requires_grad, _CONTIGUOUS, False)
+            )
+            chunk = _PickledObject(_CHUNK, {"offsets": size((0,) * len(shape)), "sizes": size(shape)})
+            state = {"properties": properties, "size": size(shape), "chunks": [chunk]}
+            yield item.fqn, _PickledObject(_TENSOR, state)
+
+    def storage_data() -> Iterator[tuple[object, object]]:
+        for item in stored:
+            index: dict[str, object] = {"fqn": item.fqn, "index": None}
+            if item.tensor is not None:
+                index |= {"offset": size((0,) * len(item.tensor.shape)), "index": 0}
+            place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
+            yield _PickledObject(_INDEX, index), _PickledObject(_PLACE, place)
+
+    pickle = _MetadataPickler(write)
+    write(b"\x80\x02")
+    pickle.put(_METADATA)
+    write(b")\x81}")
+    for field, pairs in (
+        ("state_dict_metadata", state_dict_metadata()),
+        ("planner_data", ((item.fqn, item.path) for item in stored)),
+        ("storage_data", storage_data()),
+    ):
+        pickle.put(field)
+        pickle.put_mapping(pairs)
+        write(b"s")
+    for field, value in (("storage_meta", None), ("version", _VERSION)):
+        pickle.put(field)
+        pickle.put(value)
+        write(b"s")
+    write(b"b.")
+
+
+@dataclass(frozen=True, slots=True)
+class _PickledObject:
+    """An object that is made without arguments, and then given its state."""
+
+    kind: Global
+    state: object
+
+
+class _MetadataPickler:
+    """Writes values opcode by opcode."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._memo: dict[object, int] = {}
+
+    def put(self, value: object) -> None:
+        """Write the opcodes that put a value on a reader's stack."""
+        is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _SHARED)
+        known = self._memo.get(value) if is_shared else None
+        if known is not None:
+            self._write(b"h" + bytes([known]))
+            return
+        self._write_opcodes(value)
+        if is_shared:
+            self._memo[value] = len(self._memo)
+            self._write(b"q" + bytes([self._memo[value]]))
+
+    def _write_opcodes(self, value: object) -> None:
+        if value is None or isinstance(value, bool):
+            self._write(_WORDS[value])
+        elif isinstance(value, int):
+            self._write_integer(value)
+        elif isinstance(value, str):
+            text = value.encode("utf-8", "surrogatepass")
+            self._write(b"X" + struct.pack("<I", len(text)) + text)
+        elif isinstance(value, Global):
+            self._write(f"c{value.module}\n{value.name}\n".encode())
+        elif isinstance(value, dict):
+            self.put_mapping(value.items())
+        elif isinstance(value, tuple | list):
+            self._write(b"(" if isinstance(value, tuple) else b"](")
+            for item in value:
+                self.put(item)
+            self._write(b"t" if isinstance(value, tuple) else b"e")
+        elif isinstance(value, Call):
+            self.put(value.function)
+            self.put(value.args)
+            self._write(b"R")
+        elif isinstance(value, _PickledObject):
+            self.put(value.kind)
+            self._write(b")\x81")
+            if value.state:
+                self.put(value.state)
+                self._write(b"b")
+        else:
+            raise TypeError(f"no metadata holds a {type(value).__name__}")
+
+    def _write_integer(self, value: int) -> None:
+        """Write a number, as short as it can be."""
+        if 0 <= value < 1 << 8:
+            self._write(b"K" + bytes([value]))
+        elif 0 <= value < 1 << 16:
+            self._write(b"M" + struct.pack("<H", value))
+        elif -(1 << 31) <= value < 1 << 31:
+            self._write(b"J" + struct.pack("<i", value))
+        else:
+            length = value.bit_length() // 8 + 1
+            self._write(b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True))
+
+    def put_mapping(self, pairs: Iterable[tuple[object, object]]) -> None:
+        self._write(b"}")
+        count = 0
+        for key, value in pairs:
+            if count % _BATCH == 0:
+                self._write(b"u(" if count else b"(")
+            self.put(key)
+            self.put(value)
+            count += 1
+        if count:
+            self._write(b"u")

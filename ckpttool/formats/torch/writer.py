@@ -1,0 +1,200 @@
+"""Writes what ``torch.save`` writes: one file, or shards behind an index as Hugging Face cuts them.
+
+Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.cc``; huggingface/transformers
+``modeling_utils.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from isal import isal_zlib
+
+from ckpttool.core.dtypes import BY_STORAGE
+from ckpttool.core.errors import Unsupported
+from ckpttool.core.tensor import Tensor
+from ckpttool.formats.content.tree import opaque_nodes
+from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_names
+from ckpttool.formats.sidecar import ENTRY
+from ckpttool.formats.sidecar_writer import sidecar_of
+from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
+from ckpttool.io.opcodes import PAYLOAD_BYTES
+from ckpttool.io.pickler import Storages, imported_by, pickle_into
+from ckpttool.io.sink import Sink
+from ckpttool.io.trust import admitted_by_weights_only
+from ckpttool.io.zip_writer import ALIGNMENT, Piece, TorchZip
+
+_STEM, _SUFFIX = "pytorch_model", ".bin"
+_INDEX = f"{_STEM}{_SUFFIX}.index.json"
+_MOST_TENSORS = 350_000
+"""The most tensors of one file: the pickle of more would be a longer one than any that is read."""
+_UNSEALED = 16
+"""How many shards may wait for their checksums: to put these in waits until all is copied."""
+ANONYMOUS = "archive"
+"""The directory of all records in what was not saved under a name of its own."""
+WHOLE = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind != "quantized")
+"""The types of tensors that stand for themselves."""
+QUANTIZED = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind == "quantized")
+"""The types whose tensors need scales beside them."""
+_VERSION = b"3\n"
+_FORMAT_VERSION = b"1"
+"""Says that the storages follow each other in the order in which the pickle first names them."""
+_KEPT = 1 << 24
+"""Up to how many bytes a pickle is kept; a longer one, which has arrays in it, is made twice."""
+
+
+class PyTorchWriter(Writer):
+    """One file of ``torch.save``, or a directory of shards."""
+
+    name: ClassVar[str] = "pytorch"
+    suffixes: ClassVar[tuple[str, ...]] = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
+    dtypes: ClassVar[frozenset[str]] = WHOLE | QUANTIZED
+    takes_shards: ClassVar[bool] = True
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        limit = options.shard_size
+        if content.tree is None or limit is not None:
+            for tensor in content.owned:
+                if tensor.dtype.name in QUANTIZED:
+                    yield (
+                        f"{tensor.name}: {tensor.dtype} means nothing without the scales that lie around it"
+                    )
+            yield from name_refusals(tensor.name for tensor in content.tensors)
+        else:
+            yield from name_refusals({str(key) for tensor in content.tensors for key in tensor.path})
+        if limit is not None:
+            shards = _shards(content, limit)
+            yield from refusals(shards, _index_metadata(content))
+            for name, tensors in shards.items():
+                yield from _too_many(name, tensors)
+        else:
+            yield from _too_many("", content.owned)
+
+    def unsafe_globals(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
+        if options.shard_size is not None or content.tree is None:
+            return ()
+        try:
+            names = imported_by(content.tree)
+        except ValueError as failure:
+            raise Unsupported(options.name, str(failure), where="data.pkl") from failure
+        admitted = admitted_by_weights_only()
+        return tuple(sorted(str(one) for one in names if (one.module, one.name) not in admitted))
+
+    def write(self, content: Content, target: Target, options: WriteOptions) -> None:
+        if options.shard_size is not None:
+            shards, files = _shards(content, options.shard_size), Files(target)
+            unsealed: list[TorchZip] = []
+            for name, tensors in shards.items():
+                of_shard = {tensor.name: tensor for tensor in tensors}
+                unsealed.append(write_archive(files.create(name), root_of(name), of_shard))
+                if len(unsealed) == _UNSEALED:
+                    _seal(unsealed)
+            _seal(unsealed)
+            files.create(_INDEX).write(index(shards, _index_metadata(content)))
+            return
+        root = root_of(options.name or os.path.basename(target.target))
+        is_kept = next(opaque_nodes(content.tree), None) is None
+        sidecar = sidecar_of(content, tree=not is_kept)
+        tree = content.tree
+        if tree is None:
+            tree = {tensor.name: tensor for tensor in content.tensors}
+        write_archive(target.create(), root, tree, sidecar).seal()
+
+
+def _too_many(name: str, tensors: list[Tensor] | tuple[Tensor, ...]) -> Iterator[str]:
+    if len(tensors) > _MOST_TENSORS:
+        where = f"{name}: " if name else ""
+        yield f"{where}{len(tensors):,} tensors are more than one file can list (at most {_MOST_TENSORS:,})"
+
+
+def name_refusals(names: Iterable[str]) -> Iterator[str]:
+    """Yield which names are longer than any key that is read from a pickle."""
+    for name in names:
+        nbytes = len(name.encode("utf-8", "surrogatepass"))
+        if nbytes > PAYLOAD_BYTES:
+            yield f"{name}: a name of {nbytes:,} bytes, and at most {PAYLOAD_BYTES:,} are read (use --map)"
+
+
+def _index_metadata(content: Content) -> dict[str, str]:
+    """Return what the index says besides which shard holds what."""
+    sidecar = sidecar_of(content)
+    return {} if sidecar is None else {ENTRY: sidecar.decode()}
+
+
+def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
+    """Return the tensors of each shard by its name; without tensors there is none."""
+    shards = [tensors for tensors in cut(content.tensors, limit) if tensors]
+    return dict(zip(shard_names(_STEM, _SUFFIX, len(shards)), shards, strict=True))
+
+
+def _seal(archives: list[TorchZip]) -> None:
+    for archive in archives:
+        archive.seal()
+    archives.clear()
+
+
+# Archives -------------------------------------------------------------------------------------------
+
+
+def write_archive(sink: Sink, root: str, tree: object, sidecar: bytes | None = None) -> TorchZip:
+    """Append an archive that holds an object; its checksums are still to be sealed.
+
+    Args:
+        root: The directory of all its records.
+        tree: The object, as ``Content.tree`` has it.
+        sidecar: What it can't hold, if anything.
+    """
+    storages, archive = Storages(), TorchZip(sink)
+    try:
+        _add_pickle(archive, f"{root}/data.pkl", tree, storages)
+    except ValueError as failure:
+        raise Unsupported(sink.path, str(failure), where="data.pkl") from failure
+    archive.add(f"{root}/.format_version", _FORMAT_VERSION)
+    archive.add(f"{root}/.storage_alignment", str(ALIGNMENT).encode())
+    archive.add(f"{root}/byteorder", b"little")
+    for key, tensor in enumerate(storages.tensors):
+        archive.put(f"{root}/data/{key}", tensor)
+    if sidecar is not None:
+        archive.add(f"{root}/{ENTRY}", sidecar)
+    archive.add(f"{root}/version", _VERSION)
+    archive.finish()
+    return archive
+
+
+def _add_pickle(archive: TorchZip, name: str, tree: object, storages: Storages) -> None:
+    pickle = _MeasuredPickle()  # freed before the tensors are copied
+    pickle_into(pickle.write, tree, storages)
+    if pickle.is_whole:
+        archive.add(name, bytes(pickle.data))
+    else:
+        archive.stream(name, pickle.nbytes, pickle.crc, lambda write: pickle_into(write, tree, storages))
+
+
+class _MeasuredPickle:
+    """Length and checksum of a pickle that is written piece by piece, and all of it if it is short."""
+
+    def __init__(self) -> None:
+        self.nbytes = self.crc = 0
+        self.data = bytearray()
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether ``data`` is all there is."""
+        return self.nbytes <= _KEPT
+
+    def write(self, piece: Piece) -> None:
+        self.nbytes += len(piece)
+        self.crc = isal_zlib.crc32(piece, self.crc)
+        if self.is_whole:
+            self.data += piece
+        else:
+            self.data.clear()
+
+
+def root_of(name: str) -> str:
+    """Return the directory that PyTorch puts all records of a file of this name in."""
+    base = name.replace("\\", "/").rpartition("/")[2]
+    stem = base.rpartition(".")[0] if "." in base else base
+    return stem if stem and stem.isascii() else ANONYMOUS

@@ -1,0 +1,552 @@
+"""The inert pickle interpreter: it builds plain data and described nodes, and runs nothing.
+
+What a real unpickler would import, call or set becomes a node (``Global``, ``Call``, ``Persistent``) that
+says so. A few constructors of plain data, with exactly the arguments that make them harmless, become the
+data itself: ordered dictionaries, sets, byte strings.
+
+Every opcode of protocols 0 to 5 is known but for the extension registry and out-of-band buffers, which no
+checkpoint uses. Work and memory are bounded by budgets. Nothing here recurses.
+
+Source: CPython ``Lib/pickle.py`` and ``Lib/pickletools.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.readable import Readable
+from ckpttool.io.calls import dotted_name, judge, takes_items, takes_pairs
+from ckpttool.io.opcodes import OPERATIONS
+from ckpttool.io.pickle_nodes import (
+    ENTRY,
+    MAPPINGS,
+    Call,
+    Global,
+    Mapped,
+    Payload,
+    Persistent,
+    Pickle,
+    views_memory,
+)
+from ckpttool.io.states import fields_of, fits, has_plain_attributes
+from ckpttool.io.trust import CALLED_ONLY, Trust, kind_of, modern
+
+MAX_STREAM = 1 << 28
+"""The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
+
+MAX_LINE = 1 << 26
+"""The most bytes of a text that a line spells, as protocol 0 does; in bytes."""
+
+MAX_OPCODES = 10_000_000
+MAX_MADE = 1 << 29
+"""The most opcodes of a pickle, and the most bytes of memory that what it makes may take."""
+
+_FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
+"""How many opcodes and bytes any pickle may take, and how many more for each byte that is stored of it."""
+
+_FIRST_WINDOW = 1 << 10
+_WINDOW = 1 << 20
+_LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
+_COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
+_MOST_MISUSE = 100
+_MAX_COLLISIONS = 1000
+_MAX_KEY_PARTS = 1000
+_HASH_MODULUS = (1 << 61) - 1
+
+_COLLECTIONS: dict[tuple[str, str], Callable[[Any], object]] = {
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "list"): list,
+}
+_MAKE_PLAIN = frozenset(
+    {"encode", "getattr"} | {mapping.name for mapping in MAPPINGS} | {name for _, name in _COLLECTIONS}
+)
+"""The names of the constructors whose calls become data, or a name."""
+
+
+class PickleStream:
+    """Reads on in a pickle, byte by byte or in pieces.
+
+    Attributes:
+        data: The bytes that are held in memory.
+        at: The place of the next byte in them.
+    """
+
+    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
+        """Begin at ``offset``, and never read beyond ``end``, in bytes."""
+        self.source = source
+        self._where = where
+        self._start = self._base = offset
+        self.end = end
+        self.data = b""
+        self.at = 0
+        self._stop_at = self._refill_at = -1
+        self._frame_end: int | None = None
+        self._window = _FIRST_WINDOW
+        self._streamed = 0
+
+    def _refill(self, needed: int = _LONGEST_FIXED) -> None:
+        """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
+        self._base = self.position
+        self.at = 0
+        self._window = min(4 * self._window, _WINDOW)
+        length = min(max(self._window, needed), self.end - self._base)
+        self.data = self.source.read(self._base, length, self._where) if length > 0 else b""
+        at_end = self._base + len(self.data) >= self.end
+        self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
+        self._watch()
+        if self._base - self._start - self._streamed > MAX_STREAM:
+            raise self.excess(f"a pickle of more than {MAX_STREAM:,} bytes")
+
+    # Frames ---------------------------------------------------------------------------------------
+
+    def begin_frame(self, nbytes: int) -> bool:
+        """Note that a frame of so many bytes begins here; return whether the last one has ended."""
+        is_next = self._frame_end is None or self._frame_end == self.position
+        self._frame_end = self.position + nbytes
+        self._watch()
+        return is_next
+
+    def leave_frame(self) -> bool:
+        """Tell whether the position agrees with the frame: an opcode ends where the frame does."""
+        end = self._frame_end
+        if end is None or self.position < end:
+            return True
+        self._frame_end = None
+        self._watch()
+        return self.position == end
+
+    @property
+    def is_in_frame(self) -> bool:
+        """Tell whether more of a frame follows."""
+        return self._frame_end is not None and self.position < self._frame_end
+
+    def _watch(self) -> None:
+        """Say behind which opcode to stop: at the frame's end, or where the window is to be filled again."""
+        frame_end = self.end if self._frame_end is None else self._frame_end
+        self._stop_at = min(self._refill_at, frame_end - self._base - 1)
+
+    def take(self, nbytes: int) -> bytes:
+        """Return the next bytes, as they are."""
+        if self.at + nbytes > len(self.data):
+            self.require(nbytes)
+            self._refill(nbytes)
+        begin = self.at
+        self.at = end = begin + nbytes
+        return self.data[begin:end]
+
+    def line(self) -> bytes:
+        """Return the bytes before the next line feed. At the end CPython takes the last byte for one."""
+        end, length = self.data.find(b"\n", self.at), _WINDOW
+        while end < 0:
+            self._refill(length)
+            end = self.data.find(b"\n")
+            if end < 0 and self._base + len(self.data) >= self.end:
+                end = max(self.at, len(self.data) - 1)
+            if end < 0 and length >= MAX_LINE:
+                raise self.excess(f"a line of more than {MAX_LINE:,} bytes")
+            length *= 2
+        line = self.data[self.at : end]
+        self.at = min(end + 1, len(self.data))
+        return line
+
+    def skip(self, nbytes: int) -> int:
+        """Pass over a payload and return its offset in the source."""
+        self.require(nbytes)
+        offset = self.position
+        self._streamed += nbytes
+        self.at += nbytes
+        if self.at > len(self.data):
+            self._refill()
+        return offset
+
+    def byte(self) -> int:
+        """Return the next byte; an IndexError, which ``Interpreter.run`` expects, if the window has none."""
+        number = self.data[self.at]
+        self.at += 1
+        return number
+
+    def unpack(self, layout: struct.Struct) -> int:
+        (number,) = layout.unpack_from(self.data, self.at)
+        self.at += layout.size
+        return number  # type: ignore[no-any-return]  # the layouts in use hold one integer each
+
+    @property
+    def position(self) -> int:
+        """Return the offset of the next byte in the source."""
+        return self._base + self.at
+
+    def require(self, nbytes: int) -> None:
+        """Require that so many bytes follow."""
+        if nbytes < 0 or self.position + nbytes > self.end:
+            found = f"{nbytes:,} bytes announced at byte {self.position:,}"
+            available = f"at most {self.end - self.position:,}"
+            raise Truncated(self.source.path, found, expected=available, where=self._where)
+
+    # Errors ---------------------------------------------------------------------------------------
+
+    def _place(self) -> str:
+        place = f"byte {self.position:,}"
+        return place if self._where is None else f"{self._where}, {place}"
+
+    def damage(self, found: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
+
+    def truncation(self) -> Truncated:
+        return Truncated(
+            self.source.path, "truncated: the pickle goes on behind the end", where=self._place()
+        )
+
+    def excess(self, found: str) -> LimitExceeded:
+        return LimitExceeded(self.source.path, found, where=self._place())
+
+
+class PickleBudget:
+    """What the pickles of one place may take together: a few bytes that make gigabytes are no checkpoint.
+
+    Attributes:
+        opcodes: How many are left.
+        made: Bytes of memory that what was made takes, about, and the most that it may.
+    """
+
+    __slots__ = ("made", "most", "opcodes")
+
+    def __init__(self, source: Readable, nbytes: int) -> None:
+        """Allow what is fit for so many bytes of a source."""
+        stored = nbytes if source.stored >= source.size else min(nbytes, source.stored)
+        opcodes, made = (floor + each * stored for floor, each in zip(_FLOOR, _FOR_A_BYTE, strict=True))
+        self.opcodes, self.most = min(opcodes, MAX_OPCODES), min(made, MAX_MADE)
+        self.made = 0
+
+
+class Interpreter(PickleStream):
+    """Reads one pickle. ``pickle`` holds what was seen so far, also after an error."""
+
+    def __init__(
+        self,
+        source: Readable,
+        offset: int,
+        end: int,
+        where: str | None = None,
+        budget: PickleBudget | None = None,
+    ) -> None:
+        """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes."""
+        super().__init__(source, offset, end, where)
+        self.budget = budget or PickleBudget(source, end - offset)
+        self.pickle = Pickle()
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self._globals: dict[tuple[str, str], Global] = {}
+        self.callers: dict[Global, str] = {}
+        """The names that are only to be called, with their kinds."""
+        self._dtype_fields: dict[int, object] = {}
+        """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
+        self._hashes: dict[int, tuple[object, int]] = {}
+        self.frame_is_cut = False
+
+    def run(self) -> Pickle:
+        """Return the pickle, once its STOP has been reached."""
+        operations, most = OPERATIONS, self.budget.opcodes
+        count = 0
+        self._refill()
+        try:
+            for count in range(1, most + 1):  # noqa: B007  # the budget is told in the end
+                at = self.at
+                if at > self._stop_at:
+                    if not self.leave_frame():
+                        self.note_misuse("an opcode reaches over the end of its frame")
+                    if at > self._refill_at:
+                        self._refill()
+                        at = self.at
+                operation = operations[self.data[at]]
+                self.at = at + 1
+                if operation(self):
+                    return self._finish()
+        except IndexError as error:
+            if self.at >= len(self.data):
+                raise self.truncation() from error
+            raise self.damage("an opcode takes more from the stack than lies there") from error
+        except struct.error as error:
+            raise self.truncation() from error
+        finally:
+            self.budget.opcodes = most - count
+        raise self.excess("more pickle opcodes than bytes of this size hold")
+
+    # The stack ------------------------------------------------------------------------------------
+
+    def push(self, node: object) -> None:
+        """Push something that takes memory of its own."""
+        budget = self.budget
+        budget.made += _COSTS.get(type(node), ENTRY)
+        if budget.made > budget.most:
+            self.charge(0)
+        self.stack.append(node)
+
+    def charge(self, nbytes: int) -> None:
+        """Count memory that is taken against the budget."""
+        budget = self.budget
+        budget.made += nbytes
+        if budget.made > budget.most:
+            raise self.excess(f"more than {budget.most:,} bytes of memory for what a pickle makes")
+
+    def push_text(self, text: str | bytes) -> None:
+        """Push a string or byte string that is held in memory."""
+        self.charge(sys.getsizeof(text))
+        self.stack.append(text)
+
+    def push_payload(self, nbytes: int, kind: str) -> None:
+        """Push a reference to bytes that stay in the file, and pass over them."""
+        offset = self.skip(nbytes)
+        self.push(Payload(self.source, offset, nbytes, kind))
+
+    def remember(self, index: int) -> None:
+        """Store the top of the stack in the memo.
+
+        Python's own unpickler allocates up to the index, whatever lies below.
+        """
+        if index > MAX_OPCODES:
+            raise self.excess(f"entry {index:,} of a pickle's memo")
+        self.memo[index] = self.stack[-1]
+        self.budget.made += ENTRY  # asked for when something is made, and at the end
+
+    def recall(self, index: int) -> None:
+        """Push what the memo holds."""
+        try:
+            node = self.memo[index]
+        except KeyError:
+            raise self.damage(f"the memo has no entry {index}") from None
+        self.stack.append(node)
+
+    def pop_to_mark(self, kept: Collection[str] = CALLED_ONLY) -> list[Any]:
+        """Return what was pushed since the last mark; ``kept`` is as for ``check_kept``."""
+        if not self.marks:
+            raise self.damage("an opcode needs a mark, and there is none")
+        items, self.stack = self.stack, self.marks.pop()
+        if self.callers:
+            self.check_kept(items, kept)
+        return items
+
+    def check_kept(self, values: Iterable[object], kinds: Collection[str] = CALLED_ONLY) -> None:
+        """Note names that only calls have a place for, where something else takes and may call them."""
+        for value in values:
+            if type(value) is Global and value in self.callers and self.callers[value] in kinds:
+                self.note_misuse(f"{value} is kept instead of called")
+
+    def hashable(self, key: object) -> object:
+        """Return a key that can be hashed safely and fast.
+
+        Hashing a tuple walks it, and shared tuples make that walk explode. Numbers can be made to
+        collide in a dictionary at will; a thousand such are no accident.
+        """
+        kind = type(key)
+        if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
+            return key
+        if isinstance(key, tuple):
+            self._check_tuple_key(key)
+        elif isinstance(key, list | dict | set | bytearray):
+            raise self.damage(f"a {type(key).__name__} as a key")
+        elif key is None or isinstance(key, bool | Global | Call | Persistent | Payload):
+            return key
+        digest = hash(key)
+        first, others = self._hashes.get(digest, (key, 0))
+        if key != first:
+            others += 1
+            if others > _MAX_COLLISIONS:
+                raise self.excess(f"more than {_MAX_COLLISIONS:,} keys with one hash")
+        self._hashes[digest] = (first, others)
+        return key
+
+    def _check_tuple_key(self, key: tuple[Any, ...]) -> None:
+        pending, parts = [key], 0
+        while pending:
+            for part in pending.pop():
+                parts += 1
+                if parts > _MAX_KEY_PARTS:
+                    raise self.excess(f"a tuple of more than {_MAX_KEY_PARTS:,} parts as a key")
+                if isinstance(part, tuple):
+                    pending.append(part)
+                elif isinstance(part, list | dict | set | bytearray):
+                    raise self.damage(f"a {type(part).__name__} in a key")
+
+    def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
+        if isinstance(target, dict):
+            if self._dtype_fields and id(target) in self._dtype_fields:
+                self.note_misuse("the fields of a NumPy type are changed")
+            self.charge(ENTRY * len(pairs))
+            for key, value in pairs:
+                target[key if type(key) is str else self.hashable(key)] = value
+        elif isinstance(target, Call):
+            if not takes_pairs(target, pairs):
+                self.note_misuse(f"values are set by key on what {_maker(target.function)} makes")
+            target.pairs.extend(pairs)
+        elif isinstance(target, list):
+            for key, value in pairs:
+                if not isinstance(key, int):
+                    raise self.damage(f"a list's item {_kind(key)}")
+                target[key] = value
+        elif pairs:
+            self._refuse_items(target, "set on")
+
+    def extend(self, target: object, items: list[Any]) -> None:
+        if isinstance(target, list):
+            target.extend(items)
+        elif isinstance(target, Call):
+            if not takes_items(target):
+                self.note_misuse(f"items are given to what {_maker(target.function)} makes")
+            target.items.extend(items)
+        elif isinstance(target, set):
+            self.charge(ENTRY * len(items))
+            target.update(map(self.hashable, items))
+        elif items:
+            self._refuse_items(target, "appended to")
+
+    # Names and calls ------------------------------------------------------------------------------
+
+    def import_name(self, module: str, name: str) -> None:
+        self.push(self._global(*modern(module, name)))
+
+    def _global(self, module: str, name: str) -> Global:
+        found = self._globals.get((module, name))
+        if found is None:
+            found = self._globals[module, name] = Global(module, name)
+            self.pickle.names[found] = self.position
+            kind = kind_of(module, name)
+            if kind in CALLED_ONLY:
+                self.callers[found] = kind
+        return found
+
+    def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
+        """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
+        if not isinstance(args, tuple):
+            self.note_computed(args, "arguments")
+            raise self.damage(f"a call with {_kind(args)} in place of arguments")
+        call = Call(function, args, kwargs)
+        call.is_new = is_new
+        self.pickle.calls += 1
+        if not isinstance(function, Global):
+            self.note_misuse(f"{_kind(function)} is called")
+        elif (meaning := judge(call, self.charge)) is Trust.DANGEROUS:
+            self.pickle.unsafe.append((self.position, call))
+        elif meaning is Trust.UNKNOWN:
+            self.pickle.unknown[function] = self.position
+        elif function.name == "_load_from_bytes":
+            self.pickle.stored.append(call)
+        self.push(self._plain(call))
+
+    def set_state(self, target: object, state: object) -> None:
+        """Note what BUILD sets, and judge it: an object that was made takes one state."""
+        if views_memory(state):
+            self.note_misuse("an object that lets NumPy view any memory is made")
+        if not isinstance(target, Call | Mapped):
+            self.note_misuse(f"a state is set on {_kind(target)}")
+            return
+        if target.state is not None:
+            self.note_misuse("a state is set twice on one object")
+            return
+        target.state = state
+        function = target.kind if isinstance(target, Mapped) else target.function
+        if isinstance(target, Mapped):
+            is_plain = has_plain_attributes(state, self.charge)
+        else:
+            if (fields := fields_of(target)) is not None:
+                self._dtype_fields[id(fields)] = fields
+            is_plain = fits(target, state, self.charge)
+        if not is_plain:
+            self.note_misuse(f"what {function} makes is given a state that it should not have")
+
+    def _plain(self, call: Call) -> object:
+        """Return the data that a harmless constructor makes, or the call itself."""
+        function, args = call.function, call.args
+        if not isinstance(function, Global) or function.name not in _MAKE_PLAIN or call.kwargs:
+            return call
+        if (dotted := dotted_name(call)) is not None:
+            return self._global(*dotted)
+        constructor = (function.module, function.name)
+        if function in MAPPINGS:
+            mapped = self._mapping(function, args)
+            return call if mapped is None else mapped
+        if constructor == ("_codecs", "encode") and len(args) == 2 and args[1] == "latin1":
+            return self._latin1_bytes(args[0], call)
+        if constructor in _COLLECTIONS and len(args) <= 1:
+            items = args[0] if args else ()
+            if isinstance(items, list | tuple):
+                self.charge(64 * len(items))
+                make = _COLLECTIONS[constructor]
+                return make(items if make is list else map(self.hashable, items))
+        return call
+
+    def _mapping(self, kind: Global, args: tuple[Any, ...]) -> Mapped | None:
+        mapped = Mapped(kind)
+        if not args:
+            return mapped
+        if kind.name == "defaultdict":
+            mapped.factory = args[0]
+        source = args[-1] if kind.name != "defaultdict" else ()
+        if not isinstance(source, dict if kind.name == "Counter" else list | tuple | dict):
+            return None  # a Counter counts what is no dictionary
+        self.charge(64 * len(source))
+        for pair in source.items() if isinstance(source, dict) else source:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                return None
+            mapped[self.hashable(pair[0])] = pair[1]
+        return mapped
+
+    def _latin1_bytes(self, text: object, call: Call) -> object:
+        """Return the bytes that protocol 2 spells as text."""
+        if isinstance(text, Payload):
+            return Payload(text.source, text.offset, text.nbytes, "latin1")
+        if not isinstance(text, str):
+            return call
+        self.charge(len(text))
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError:
+            return call
+
+    # Errors ---------------------------------------------------------------------------------------
+
+    def _refuse_items(self, target: object, what: str) -> None:
+        """Note items for what Python would ask to take them, or refuse those for what can't."""
+        if not isinstance(target, Global | Persistent | Mapped):
+            raise self.damage(f"items are {what} {_kind(target)}")
+        self.note_misuse(f"items are {what} {_kind(target)}")
+
+    def note_computed(self, value: object, what: str) -> None:
+        """Note what a call or the loader would make: CPython goes on with that, the machine can't."""
+        if isinstance(value, Call | Persistent):
+            self.note_misuse(f"{what} are {_kind(value)}")
+
+    def note_misuse(self, sentence: str) -> None:
+        """Note what no honest pickle does; a few times are enough."""
+        if len(self.pickle.misuse) < _MOST_MISUSE:
+            self.pickle.misuse.append((self.position, sentence))
+
+    def _finish(self) -> Pickle:
+        self.charge(0)
+        if self.frame_is_cut:
+            raise self.damage("a frame of more bytes than there are")
+        if self.is_in_frame or not self.leave_frame():
+            self.note_misuse("a frame ends elsewhere than its pickle")
+        self.pickle.root = self.stack.pop()
+        self.check_kept((self.pickle.root,))
+        self.pickle.end = self.position
+        return self.pickle
+
+
+def _maker(function: object) -> str:
+    """Name what is called; anything but a name can be as large and as deep as the pickle is long."""
+    return str(function) if isinstance(function, Global) else _kind(function)
+
+
+def _kind(node: object) -> str:
+    """Name a node in a sentence."""
+    if isinstance(node, Global):
+        return f"the name {node}"
+    if isinstance(node, Call):
+        return "the result of a call"
+    return f"a {type(node).__name__.lower()}"

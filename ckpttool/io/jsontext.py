@@ -1,0 +1,119 @@
+"""JSON as an index or a header holds it: read strictly, in bounded memory, with doubled keys told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+
+MAX_VALUES = 4_000_000
+"""The most JSON values in one text; a safetensors header of 100 MB has as many."""
+
+MAX_DEPTH = 127
+"""How deep JSON may be nested; serde_json, which safetensors uses, has the same limit."""
+
+_LENGTH_DIGITS = len(str((1 << 64) - 1))
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class Doubled(dict[str, Any]):
+    """A JSON object in which ``key`` stands twice; the last value has it."""
+
+    key: str
+
+
+_CONTAINERS = frozenset({dict, list, Doubled})
+
+
+def parse_json(
+    path: str, data: bytes, what: str, *, constants: bool = False, surrogates: bool = False
+) -> Any:
+    """Return what JSON text in UTF-8 holds; an object with a key twice is a ``Doubled``.
+
+    Args:
+        path: The file, for errors.
+        data: The text.
+        what: What the text is, for errors and their codes: ``header``, ``index``.
+        constants: Whether NaN and Infinity, which Python writes, are accepted.
+        surrogates: Whether lone surrogates are, in which Python keeps bytes that are no UTF-8.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as failure:
+        found = f"the {what} is not UTF-8 at its byte {failure.start:,}"
+        raise DamagedCheckpoint(path, found, code=f"{what}-not-utf8") from failure
+    values = sum(map(text.count, "[{,"))
+    if values > MAX_VALUES:
+        raise LimitExceeded(
+            path, f"the {what} holds {values:,} JSON values", expected=f"at most {MAX_VALUES:,}"
+        )
+    constant = float if constants else _refuse_constant
+    deep = LimitExceeded(
+        path, f"the {what} is nested over {MAX_DEPTH} deep", expected="less", code=f"{what}-too-deep"
+    )
+    try:
+        tree = json.loads(
+            text, object_pairs_hook=_build_object, parse_int=_parse_integer, parse_constant=constant
+        )
+        if _is_deeper(tree, MAX_DEPTH):
+            raise deep
+        if not surrogates and _SURROGATE.search(text):
+            json.dumps(tree, ensure_ascii=False).encode()
+    except RecursionError as failure:
+        raise deep from failure
+    except UnicodeEncodeError as failure:
+        half = f"\\u{ord(failure.object[failure.start]):04x}"
+        found = f"the {what} is no JSON: {half} is half a character"
+        raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
+    except ValueError as failure:
+        found = f"the {what} is no JSON: {failure}"
+        raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
+    return tree
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
+    doubled, seen = Doubled(members), set[str]()
+    doubled.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    return doubled
+
+
+def _parse_integer(digits: str) -> int | float:
+    """Return an integer where 64 bits can hold it, a float elsewhere, as the library's parser does."""
+    return float(digits) if len(digits) > _LENGTH_DIGITS or digits == "-0" else int(digits)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _is_deeper(tree: Any, limit: int) -> bool:
+    """Tell whether containers are nested more than ``limit`` deep."""
+    level = [tree] if type(tree) in _CONTAINERS else []
+    for _ in range(limit):
+        if not level:
+            return False
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if type(child) in _CONTAINERS
+        ]
+    return bool(level)
+
+
+def objects(tree: object) -> Iterator[dict[str, Any]]:
+    """Yield every object in a tree of JSON, wherever it stands."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            pending += node.values()
+            yield node

@@ -1,0 +1,218 @@
+"""The header of a NumPy array file: a magic number, and a Python dictionary literal.
+
+The literal is read by a small parser of its own, which knows strings, integers, booleans, tuples, lists and
+dictionaries, and nothing else of Python.
+
+Source: NumPy ``numpy/lib/_format_impl.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.core.readable import Readable
+
+MAGIC = b"\x93NUMPY"
+MAX_HEADER = 1 << 20
+"""The longest header in bytes; NumPy itself wants to be asked above 10,000."""
+MAX_AXES = 64
+MAX_DEPTH = 20
+MAX_TOKENS = 100_000
+
+_SHORT = 512
+"""Up to which length in bytes the text of a header is kept, to be known again."""
+_VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+_MAX_DIGITS = 19  # of a 64-bit number
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>-?\d+)L?|(?P<word>True|False|None)"""
+    r"""|(?P<sign>[][(){},:]))"""
+)
+_ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_WORDS = {"True": True, "False": False, "None": None}
+_SIMPLE = re.compile(r"(?P<order>[<>|=]?)(?P<kind>[?a-zA-Z])(?P<size>\d{0,9})(?P<unit>\[[\w/]*\])?")
+_FIXED = {"M": 8, "m": 8, "?": 1, "O": 8}
+
+
+class ArrayHeader(NamedTuple):
+    """What the header of an array says; ``data`` is the offset of the elements, in bytes.
+
+    ``descr`` is a text like ``<f4``, or for structured elements a list of fields.
+    """
+
+    descr: Any
+    fortran_order: bool
+    shape: tuple[int, ...]
+    data: int
+
+    @property
+    def has_objects(self) -> bool:
+        """Tell whether the elements are Python objects, in a pickle."""
+        return _has_objects(self.descr)
+
+
+class _Malformed(ValueError):
+    """Text that is no literal, or none that NumPy writes."""
+
+
+def read_npy_header(source: Readable, start: int, end: int, where: str | None = None) -> ArrayHeader:
+    """Return the header of the array that begins at ``start``; all offsets are in bytes."""
+    path, found = source.path, f"an array of {end - start:,} bytes"
+    if end - start < len(MAGIC) + 4:
+        raise Truncated(path, found, expected="a header", where=where)
+    head = source.read(start, len(MAGIC) + 2, where)
+    width = _VERSIONS.get((head[6], head[7]))
+    if not head.startswith(MAGIC) or width is None:
+        raise _header_error(
+            path, f"a header that starts with {head.hex(' ')}", where, "an array of version 1 to 3"
+        )
+    at = start + len(head)
+    if at + width > end:
+        raise Truncated(path, found, expected="a header", where=where)
+    length = int.from_bytes(source.read(at, width, where), "little")
+    if length > MAX_HEADER:
+        raise LimitExceeded(
+            path, f"a header of {length:,} bytes", expected=f"at most {MAX_HEADER:,}", where=where
+        )
+    data = at + width + length
+    if data > end:
+        raise Truncated(path, found, expected=f"{data - start:,} for the header alone", where=where)
+    raw = source.read(at + width, length, where)
+    try:
+        text = raw.decode("utf-8" if head[6] == 3 else "latin-1")
+        descr, fortran_order, shape = _repeated_fields(text) if length <= _SHORT else _fields(text)
+    except ValueError as failure:
+        raise _header_error(path, f"a header that can't be read: {failure}", where) from failure
+    return ArrayHeader(descr, fortran_order, shape, data)
+
+
+def _header_error(path: str, found: str, where: str | None, expected: str | None = None) -> DamagedCheckpoint:
+    return DamagedCheckpoint(path, found, expected=expected, where=where, code="npy-header")
+
+
+def _fields(text: str) -> tuple[Any, bool, tuple[int, ...]]:
+    literal = _Parser(text).parse()
+    if not isinstance(literal, dict) or set(literal) != {"descr", "fortran_order", "shape"}:
+        raise _Malformed("it is no dictionary of descr, fortran_order and shape")
+    descr, fortran_order, shape = literal["descr"], literal["fortran_order"], literal["shape"]
+    if not isinstance(fortran_order, bool):
+        raise _Malformed("fortran_order is no boolean")
+    if not isinstance(shape, tuple) or len(shape) > MAX_AXES:
+        raise _Malformed("the shape is no tuple of axes")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise _Malformed("the shape has other than lengths")
+    if not isinstance(descr, str | list | tuple):
+        raise _Malformed("descr is no type")
+    return descr, fortran_order, shape
+
+
+_repeated_fields = lru_cache(128)(_fields)
+"""Many arrays have the same type and shape, and their headers the same text."""
+
+
+class _Parser:
+    """Reads one literal, and requires that nothing but white space follows."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._tokens = text, 0, 0
+
+    def parse(self) -> Any:
+        literal = self._parse_value(*self._next_token(), 0)
+        if self._text[self._at :].strip(" \n"):
+            raise _Malformed("something follows the dictionary")
+        return literal
+
+    def _next_token(self) -> tuple[str, str]:
+        match = _TOKEN.match(self._text, self._at)
+        self._tokens += 1
+        if match is None or match.lastgroup is None or self._tokens > MAX_TOKENS:
+            raise _Malformed(f"no literal at character {self._at}")
+        self._at = match.end()
+        return match.lastgroup, match[match.lastgroup]
+
+    def _parse_value(self, kind: str, token: str, depth: int) -> Any:
+        if kind == "text":
+            return _unescape(token[1:-1])
+        if kind == "number":
+            if len(token) > _MAX_DIGITS:
+                raise _Malformed("a number of over 64 bits")
+            return int(token)
+        if kind == "word":
+            return _WORDS[token]
+        if token not in _CLOSING or depth >= MAX_DEPTH:
+            raise _Malformed(f"{token!r} at character {self._at}")
+        return self._parse_dictionary(depth) if token == "{" else self._parse_sequence(token, depth)
+
+    def _parse_dictionary(self, depth: int) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        kind, token = self._next_token()
+        while token != "}" or kind != "sign":
+            key = self._parse_value(kind, token, depth + 1)
+            if not isinstance(key, str) or key in members or self._next_token() != ("sign", ":"):
+                raise _Malformed("keys that are no text, or stand twice")
+            members[key] = self._parse_value(*self._next_token(), depth + 1)
+            kind, token = self._token_after_comma("}")
+        return members
+
+    def _parse_sequence(self, opening: str, depth: int) -> Any:
+        closing, items = _CLOSING[opening], []
+        kind, token = self._next_token()
+        while token != closing or kind != "sign":
+            items.append(self._parse_value(kind, token, depth + 1))
+            kind, token = self._token_after_comma(closing)
+        return tuple(items) if opening == "(" else items
+
+    def _token_after_comma(self, closing: str) -> tuple[str, str]:
+        """Return the token behind a comma, or the closing one."""
+        kind, token = self._next_token()
+        if kind != "sign" or token not in (",", closing):
+            raise _Malformed(f"no comma at character {self._at}")
+        return self._next_token() if token == "," else (kind, token)
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    if "\\" in _ESCAPE.sub("", text):
+        raise _Malformed("an escape that NumPy does not write")
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+
+
+# Element types ---------------------------------------------------------------------------------------
+
+
+def itemsize(descr: Any, depth: int = 0) -> int:
+    """Return the bytes of one element."""
+    if isinstance(descr, str):
+        match = _SIMPLE.fullmatch(descr)
+        if match is None:
+            raise _Malformed(f"a type {descr[:40]!r}")
+        if match["kind"] in _FIXED:
+            return _FIXED[match["kind"]]
+        return int(match["size"] or 0) * (4 if match["kind"] == "U" else 1)
+    if depth > MAX_DEPTH or not isinstance(descr, list | tuple):
+        raise _Malformed("a type that is nested too deep, or none")
+    if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], tuple):
+        return _field_bytes(descr[0], descr[1], depth)
+    if not all(isinstance(field, tuple) and len(field) in (2, 3) for field in descr):
+        raise _Malformed("a field that is none")
+    return sum(_field_bytes(field[1], field[2] if len(field) == 3 else (), depth) for field in descr)
+
+
+def _field_bytes(descr: Any, shape: Any, depth: int) -> int:
+    shape = (shape,) if type(shape) is int else shape
+    if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
+        raise _Malformed("a field's shape that is none")
+    return itemsize(descr, depth + 1) * math.prod(shape)
+
+
+def _has_objects(descr: Any) -> bool:
+    if isinstance(descr, str):
+        return descr.lstrip("<>|=").startswith("O")
+    if not isinstance(descr, list | tuple):
+        return False
+    return any(_has_objects(part[1]) for part in descr if isinstance(part, tuple) and len(part) in (2, 3))

@@ -1,0 +1,235 @@
+"""What loading pickles could run: the interpreter's record of names and calls, told as findings."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.core.readable import Buffer, Readable
+from ckpttool.core.report import Finding, error, warning
+from ckpttool.io.interpreter import Interpreter, PickleBudget
+from ckpttool.io.pickle_nodes import Call, Global, Payload, Pickle
+from ckpttool.io.trust import UNVETTED, Trust, kind_of, modern, stranger
+
+MAX_PICKLES = 10_000
+"""The most pickles, one behind the other, that one file may hold."""
+
+_SEARCHED_BYTES = 1 << 20
+"""How many bytes behind the place where a pickle broke off are searched for names."""
+_MAX_NAMES = 100
+_LONGEST_REACH = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
+_LONGEST_NAME = 255
+_NAME_BYTES = f"{string.ascii_letters}{string.digits}_.".encode()
+_TEXT_OR_IMPORT = re.compile(rb"\x93|[\x8cU](?=(.))", re.DOTALL)
+"""STACK_GLOBAL, or a string with its length, wherever one could begin."""
+_NAME = re.compile(rb"[A-Za-z_][\w.]*")
+
+_STORAGE_HEAD = re.compile(
+    rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", re.DOTALL
+)
+"""The magic number of PyTorch's old serialization, behind its protocol: ``torch.load`` takes nothing else for
+that, and what begins otherwise for a zip."""
+_PICKLES_OF_A_STORAGE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PickleSequence:
+    """Pickles that lie one behind the other, and what loading them could run.
+
+    ``trailing`` is the number of bytes behind the last one that are no pickle.
+    """
+
+    pickles: tuple[Pickle, ...]
+    safety: tuple[Finding, ...]
+    trailing: int = 0
+
+
+def read_pickles(source: Readable, offset: int, end: int, where: str | None = None) -> PickleSequence:
+    """Interpret all pickles between two offsets, in bytes.
+
+    An error is raised if the first is not a whole pickle, or one asks for more than the budgets allow; its
+    ``safety`` has what was seen before and behind.
+    """
+    budget = PickleBudget(source, end - offset)
+    pickles: list[Pickle] = []
+    safety: dict[Finding, None] = {}
+    at = offset
+    while not pickles or at < end:
+        if len(pickles) == MAX_PICKLES:
+            found = f"more than {MAX_PICKLES:,} pickles one behind the other"
+            failure = LimitExceeded(source.path, found, where=where)
+            failure.safety = tuple(safety)
+            raise failure
+        try:
+            pickle = read_pickle(source, at, end, where, budget)
+        except DamagedCheckpoint as failure:
+            safety |= dict.fromkeys(failure.safety)
+            if not pickles or isinstance(failure, LimitExceeded):
+                failure.safety = tuple(safety)
+                raise
+            break
+        safety |= dict.fromkeys(judge(pickle, where))
+        pickles.append(pickle)
+        at = pickle.end
+    return PickleSequence(tuple(pickles), tuple(safety), end - at)
+
+
+def read_pickle(
+    source: Readable, offset: int, end: int, where: str | None = None, budget: PickleBudget | None = None
+) -> Pickle:
+    """Interpret the one pickle that starts at an offset, in bytes."""
+    return run(Interpreter(source, offset, end, where, budget), end, where)
+
+
+def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
+    """Run an interpreter, and say what it saw, should it break off."""
+    try:
+        return interpreter.run()
+    except DamagedCheckpoint as failure:
+        # Without a name or a protocol it could be anything, and names in it chance.
+        is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
+        behind = _names_after_break(interpreter.source, interpreter.position, end) if is_pickle else ()
+        dangerous = (name for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
+        found = (_judge_name(name, where) for name in islice(dangerous, _MAX_NAMES))
+        failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
+        raise
+
+
+def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
+    """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
+    functions = (call.function for _, call in pickle.unsafe)
+    called = dict.fromkeys(name for name in functions if _import_trust(name) is not Trust.DANGEROUS)
+    findings = [
+        found
+        for name in pickle.names
+        if name not in called and (found := _judge_name((name.module, name.name), where))
+    ]
+    for name in called:
+        how = "" if _import_trust(name) is Trust.KNOWN else " with arguments that it should not have"
+        findings.append(error("unsafe-call", f"loading it would call {name}{how}", where))
+    for name in pickle.unknown:
+        if name not in called and _import_trust(name) is Trust.PLAIN:
+            message = f"loading it would call {name} with what is not known to be harmless"
+            findings.append(warning("unknown-class", message, where))
+    if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
+        findings.append(error("unsafe-call", "loading it would load bytes that hold no mere storage", where))
+    for position, sentence in pickle.misuse:
+        place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
+        findings.append(error("unsafe-pickle", f"{sentence}, which no honest pickle does", place))
+    return tuple(dict.fromkeys(findings))
+
+
+@contextmanager
+def attach_safety(safety: Iterable[Finding]) -> Iterator[None]:
+    """Let the error that ends the reading say what loading could run, as far as it is known by then."""
+    try:
+        yield
+    except DamagedCheckpoint as failure:
+        failure.safety = tuple(dict.fromkeys((*safety, *failure.safety)))
+        raise
+
+
+def _judge_name(name: tuple[str, str], where: str | None) -> Finding | None:
+    module, attribute = modern(*name)
+    meaning = _import_trust(Global(module, attribute))
+    if meaning is Trust.PLAIN:
+        return None
+    message = f"loading it would import {module}.{attribute}"
+    if meaning is Trust.DANGEROUS:
+        return error("unsafe-import", message, where)
+    return warning("unknown-class", f"{message}, which is not known to be harmless", where)
+
+
+def _import_trust(name: object) -> Trust:
+    """Return what it means that loading imports a name, whatever is done with it then."""
+    if not isinstance(name, Global):
+        return Trust.DANGEROUS
+    is_stranger = kind_of(name.module, name.name) in (None, UNVETTED)
+    return stranger(name.module, name.name) if is_stranger else Trust.PLAIN
+
+
+# Storages within pickles --------------------------------------------------------------------------------
+
+
+def _distinct_contents(calls: list[Call]) -> list[bytes | Payload]:
+    """Return what calls load, each once: one text may be loaded any number of times."""
+    found: dict[object, bytes | Payload] = {}
+    for call in calls:
+        content = call.args[0] if call.args else None
+        if not isinstance(content, bytes | Payload):
+            continue  # it was told when it was called
+        found[(content.offset, content.kind) if isinstance(content, Payload) else content] = content
+    return list(found.values())
+
+
+def _is_storage(content: bytes | Payload) -> bool:
+    """Tell whether bytes are one storage in PyTorch's old serialization, whose pickles are harmless, too."""
+    if isinstance(content, bytes) or content.kind == "latin1":
+        data = content if isinstance(content, bytes) else content.read()
+        inner: Readable = Buffer("", data)
+        at, end = 0, len(data)
+    else:
+        inner, at, end = content.source, content.offset, content.offset + content.nbytes
+    if content_is_other(inner, at, end):
+        return False
+    budget = PickleBudget(inner, end - at)
+    try:
+        for _ in range(_PICKLES_OF_A_STORAGE):
+            pickle = Interpreter(inner, at, end, budget=budget).run()
+            if pickle.stored or judge(pickle):
+                return False
+            at = pickle.end
+    except DamagedCheckpoint:
+        return False
+    return True
+
+
+def content_is_other(source: Readable, at: int, end: int) -> bool:
+    """Tell whether ``torch.load`` would take bytes for something else than its old serialization."""
+    return _STORAGE_HEAD.match(source.read(at, min(32, end - at))) is None
+
+
+# Behind the place where a pickle broke off ----------------------------------------------------------------
+
+
+def _names_after_break(source: Readable, at: int, end: int) -> Iterator[tuple[str, str]]:
+    """Yield the names that opcodes behind an offset import: another reader may come so far."""
+    nbytes = min(end - at, _SEARCHED_BYTES)
+    data = source.read(at, nbytes) if nbytes > 0 else b""
+    seen = set[tuple[str, str]]()
+    for name in chain(_names_in_lines(data), _names_on_the_stack(data)):
+        if name not in seen:
+            seen.add(name)
+            yield name
+
+
+def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield each two lines that could be names behind GLOBAL or INST, wherever that could be in the first."""
+    *lines, _ = data.split(b"\n")
+    for before, line in pairwise(lines):
+        if len(line) > _LONGEST_NAME or not _NAME.fullmatch(line):
+            continue
+        end = before[-_LONGEST_NAME - 1 :]
+        letters = end[len(end.rstrip(_NAME_BYTES)) :]
+        for at, letter in enumerate(letters):
+            if letter in b"ci" and _NAME.fullmatch(letters, at + 1):
+                yield letters[at + 1 :].decode(), line.decode()
+
+
+def _names_on_the_stack(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield each two short strings that could be names and lie last before what imports from the stack."""
+    (module_at, module), (name_at, name) = (-_LONGEST_REACH, ""), (-_LONGEST_REACH, "")
+    for match in _TEXT_OR_IMPORT.finditer(data):
+        at = match.start()
+        if match[1] is None:
+            if at - module_at < _LONGEST_REACH and module:
+                yield module, name
+        elif at + 2 + match[1][0] <= len(data):
+            text = data[at + 2 : at + 2 + match[1][0]]
+            if _NAME.fullmatch(text):
+                (module_at, module), (name_at, name) = (name_at, name), (at, text.decode())

@@ -1,0 +1,143 @@
+"""Protocol buffers on the wire: the fields of a message, without a schema and without recursion.
+
+Source: Protocol Buffers documentation, "Encoding".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckpttool.core.errors import DamagedCheckpoint
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_BYTES = 10
+_FIXED32, _FIXED64 = struct.Struct("<I"), struct.Struct("<Q")
+_WORD = 1 << 64
+_SHORT = tuple(bytes([number]) for number in range(1 << 7))
+
+
+class Field(NamedTuple):
+    """One field of a message.
+
+    Attributes:
+        number: As the schema numbers it.
+        kind: VARINT, FIXED64, BYTES or FIXED32.
+        value: An unsigned integer, or the bytes of a string or message.
+        start: Offset in the message of the value's first byte (behind the length, for BYTES).
+    """
+
+    number: int
+    kind: int
+    value: int | memoryview
+    start: int
+
+    @property
+    def data(self) -> memoryview:
+        """Return the bytes of a string or message; none for a number."""
+        return self.value if isinstance(self.value, memoryview) else memoryview(b"")
+
+    @property
+    def integer(self) -> int:
+        """Return the unsigned number; 0 for bytes."""
+        return 0 if isinstance(self.value, memoryview) else self.value
+
+    @property
+    def signed(self) -> int:
+        """Return the number as int64 fields hold it, in two's complement."""
+        return self.integer - (1 << 64) if self.integer >> 63 else self.integer
+
+    @property
+    def text(self) -> str:
+        """Return the bytes as text; what is no UTF-8 is spelled out."""
+        return bytes(self.data).decode("utf-8", "backslashreplace")
+
+
+def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return an unsigned base-128 integer and the offset behind it."""
+    number = shift = 0
+    for byte in data[at : at + _MAX_VARINT_BYTES]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            if number >> 64:
+                raise ValueError(f"a varint at byte {at} of more than 64 bits")
+            return number, at + shift // 7
+    raise ValueError(f"a varint at byte {at} that doesn't end")
+
+
+def fields(message: bytes | memoryview, path: str, where: str | None = None) -> Iterator[Field]:
+    """Yield the fields of a message in order; values are views, nothing is copied."""
+    view = memoryview(message)
+    at = 0
+    try:
+        end = len(view)
+        while at < end:
+            if at + 1 < end and view[at] & 0x87 == BYTES and view[at] > 7 and view[at + 1] < 0x80:
+                key, start = view[at], at + 2  # as nearly all are
+                at = start + view[at + 1]
+                if at <= end:
+                    yield Field(key >> 3, BYTES, view[start:at], start)
+                    continue
+                at = start - 2
+            key, at = varint(view, at)
+            field, at = _read_field(view, key >> 3, key & 7, at)
+            yield field
+    except ValueError as failure:
+        raise DamagedCheckpoint(
+            path, f"no message: {failure}", where=where, code="protobuf-damaged"
+        ) from failure
+
+
+def _read_field(view: memoryview, number: int, kind: int, at: int) -> tuple[Field, int]:
+    """Return the field whose value lies at an offset, and the offset behind it."""
+    if number == 0:
+        raise ValueError(f"field number 0 at byte {at}")
+    if kind == VARINT:
+        value, end = varint(view, at)
+        return Field(number, kind, value, at), end
+    if kind == BYTES:
+        length, start = varint(view, at)
+        if start + length > len(view):
+            raise ValueError(f"{length:,} bytes announced at byte {at:,} of {len(view):,}")
+        return Field(number, kind, view[start : start + length], start), start + length
+    layout = {FIXED32: _FIXED32, FIXED64: _FIXED64}.get(kind)
+    if layout is None:
+        raise ValueError(f"wire type {kind} at byte {at}")
+    if at + layout.size > len(view):
+        raise ValueError(f"a number that ends behind byte {len(view):,}")
+    return Field(number, kind, layout.unpack_from(view, at)[0], at), at + layout.size
+
+
+def encoded_varint(number: int) -> bytes:
+    """Return an integer of at most 64 bits in base 128; a negative one in two's complement."""
+    if 0 <= number < len(_SHORT):
+        return _SHORT[number]
+    number %= _WORD
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def number_field(number: int, value: int) -> bytes:
+    """Return a field with an integer; nothing for 0, which is what a missing field means."""
+    return encoded_varint(number << 3 | VARINT) + encoded_varint(value) if value else b""
+
+
+def bytes_field(number: int, value: bytes | memoryview) -> bytes:
+    """Return a field with a string or a message, an empty one too."""
+    return b"".join((encoded_varint(number << 3 | BYTES), encoded_varint(len(value)), value))
+
+
+def text_field(number: int, value: str) -> bytes:
+    """Return a field with a text; nothing for an empty one, which is what a missing field means."""
+    return bytes_field(number, value.encode()) if value else b""
+
+
+def fixed32_field(number: int, value: int) -> bytes:
+    """Return a field with an unsigned integer in four bytes."""
+    return encoded_varint(number << 3 | FIXED32) + value.to_bytes(4, "little")

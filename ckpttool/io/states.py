@@ -1,0 +1,217 @@
+"""Which states of objects are plain data: what BUILD sets, and what it may be set on.
+
+A state is attributes, or what ``__setstate__`` takes. Attributes with two underscores on each side steer what
+Python, NumPy and PyTorch do with an object. The state of a NumPy dtype says where in memory its elements lie
+and which of them are pointers, and NumPy believes it.
+
+Source: CPython ``Lib/pickle.py`` (``load_build``); NumPy ``numpy/_core/src/multiarray/descriptor.c``
+(``arraydescr_reduce``, ``arraydescr_setstate``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent
+from ckpttool.io.trust import is_dunder, kind_of
+
+Charge = Callable[[int], None]
+"""Told what a search costs, in bytes of the budget for what is made: what is shared is searched again."""
+_COST_OF_AN_ATTRIBUTE, _FIELD_IN_ATTRIBUTES = 80, 5
+
+_STATELESS = frozenset(
+    {"attribute", "constant", "elements", "eval", "from_array", "latin1", "none_type", "storage_bytes"}
+    | {"name", "same", "subclass", "tensor", "value", "with_state"}
+)
+"""The kinds of calls that give something shared, or something that honest pickles set no state on."""
+
+_ATTRIBUTES = frozenset(
+    {"__deprecated_keys__", "__immutable__", "__new_allowed__", "__renamed_keys__"}  # yacs
+    | {"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"}
+)
+"""The attributes with two underscores on each side that honest objects have, and nobody calls."""
+
+_DTYPE = Global("numpy", "dtype")
+
+
+def free(nbytes: int) -> None:
+    """Charge nothing."""
+
+
+def called_kind(call: Call) -> str | None:
+    """Return the kind under which what a call calls stands on the list, or None."""
+    function = call.function
+    return kind_of(function.module, function.name) if isinstance(function, Global) else None
+
+
+def fits(call: Call, state: object, charge: Charge = free) -> bool:
+    """Tell whether a state may be set on what a call of a listed function makes."""
+    kind = called_kind(call)
+    if kind is None:
+        return True  # nobody knows it, or the call itself is a finding
+    if kind in _STATELESS:
+        return False
+    if isinstance(state, Call | Persistent | Global):
+        return False  # its attributes are another object's
+    if call.function == _DTYPE:
+        charge(_FIELD_IN_ATTRIBUTES * _cost(state))
+        return _matches_type(call, state)
+    if isinstance(state, tuple) and any(map(is_open_dtype, state)):
+        return False
+    return has_plain_attributes(state, charge)
+
+
+def has_plain_attributes(state: object, charge: Charge = free) -> bool:
+    """Tell whether the attributes in a state steer nothing."""
+    charge(_cost(state))
+    return all(map(_is_plain_attribute, _attributes(state)))
+
+
+def _cost(state: object) -> int:
+    parts = state if isinstance(state, tuple) else (state,)
+    return _COST_OF_AN_ATTRIBUTE * sum(len(part) for part in parts if isinstance(part, dict))
+
+
+def _attributes(state: object) -> Iterator[object]:
+    """Yield the names of attributes: those in ``__dict__`` and, of a pair, those in slots."""
+    for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+        if isinstance(part, dict):
+            yield from part
+        elif isinstance(part, Persistent) or (isinstance(part, Call) and called_kind(part) != "random"):
+            yield part  # what it gives may be a dictionary
+
+
+def _is_plain_attribute(name: object) -> bool:
+    if isinstance(name, Call | Persistent | Payload):
+        return False  # it may spell any name
+    return not isinstance(name, str) or not is_dunder(name) or name in _ATTRIBUTES
+
+
+# NumPy's types ------------------------------------------------------------------------------------------
+
+_NAMED_TYPE = re.compile(r"([biufcSVUOmM])(\d{1,9})")
+_USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
+"""The sizes of the types of ml_dtypes, in bytes; the others take one."""
+_RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
+_SIZED = ("S", "U", "V", "user")
+_POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
+_BYTE_ORDERS = ("|", "<", ">", "=")
+_ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
+_POINTER_BYTES = 8
+_MAX_AXES = 64
+
+
+def is_open_dtype(node: object) -> bool:
+    """Tell whether a node is a NumPy type whose state, which says what its bytes mean, is still to come."""
+    return (
+        isinstance(node, Call)
+        and node.function == _DTYPE
+        and node.state is None
+        and _named_type(node) is None
+    )
+
+
+def fields_of(call: Call) -> object:
+    """Return the dictionary that a NumPy type takes for its fields as it is, or None."""
+    is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
+    return call.state[4] if is_described else None
+
+
+def _named_type(dtype: Call) -> tuple[str, int] | None:
+    """Return the letter and the bytes of a type that its arguments alone describe; None of any other."""
+    spec = dtype.args[0] if dtype.args else None
+    match = _NAMED_TYPE.fullmatch(spec.lstrip("<>=|")) if isinstance(spec, str) else None
+    if match is None or match[1] == "V":
+        return None
+    letter, count = match[1], int(match[2])
+    return letter, {"U": 4 * count, "O": _POINTER_BYTES}.get(letter, count)
+
+
+def _type_of(dtype: Call) -> tuple[str, int] | None:
+    """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
+    if (known := _named_type(dtype)) is not None:
+        return known
+    spec = dtype.args[0] if dtype.args else None
+    if isinstance(spec, Global):
+        is_record = (spec.module, spec.name) in _RECORDS
+        if is_record or spec.module == "ml_dtypes":
+            return ("V", -1) if is_record else ("user", _USER_DEFINED.get(spec.name, 1))
+    if isinstance(spec, str) and re.fullmatch(r"\|?V\d{1,9}", spec):
+        return "V", int(spec.lstrip("|V"))
+    return None
+
+
+def _matches_type(dtype: Call, state: object) -> bool:
+    """Tell whether the state of a NumPy type says what its name says: sizes, and where pointers lie."""
+    known, numbers = _type_of(dtype), _size_alignment_flags(state)
+    if known is None or numbers is None:
+        return False
+    (letter, nbytes), (size, alignment, flags) = known, numbers
+    nbytes = size if nbytes < 0 else nbytes
+    is_sized = size == nbytes or (size == -1 and letter not in _SIZED)
+    parts = _parts(*state[2:5])  # type: ignore[index]
+    if not is_sized or nbytes < 0 or alignment not in _ALIGNMENTS or parts is None:
+        return False
+    if any(offset < 0 or offset + size > nbytes or letter != "V" for offset, size, _ in parts):
+        return False
+    holds_pointers = letter == "O" or any(pointers for _, _, pointers in parts)
+    return flags & _POINTERS == (_POINTERS if holds_pointers else 0)
+
+
+def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
+    """Return size, alignment and flags in the state of a type.
+
+    (version, byte order, (base, shape), names, fields, size, alignment, flags[, metadata])
+    """
+    if not isinstance(state, tuple) or len(state) not in (8, 9):
+        return None
+    size, alignment, flags = state[5:8]
+    is_sound = type(size) is int and type(alignment) is int and type(flags) is int
+    return (size, alignment, flags) if is_sound and state[1] in _BYTE_ORDERS else None
+
+
+Part: TypeAlias = tuple[int, int, bool]
+"""Offset and bytes of a part of a type, and whether there are pointers in it."""
+
+
+def _parts(base: object, names: object, fields: object) -> list[Part] | None:
+    """Return the parts of a type; None where one makes no sense."""
+    parts = [] if base is None else [_subarray(base)]
+    if fields is None and names:
+        return None
+    if fields is not None:
+        if not isinstance(fields, dict) or not isinstance(names, tuple):
+            return None
+        if not all(isinstance(name, str) and name in fields for name in names):
+            return None
+        for field in fields.values():
+            if not isinstance(field, tuple) or len(field) not in (2, 3) or type(field[1]) is not int:
+                return None
+            parts.append(_part(field[0], field[1]))
+    return None if None in parts else [part for part in parts if part is not None]
+
+
+def _subarray(base: object) -> Part | None:
+    """Return a type of several elements as a part."""
+    if not isinstance(base, tuple) or len(base) != 2:
+        return None
+    element, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
+    if element is None or len(shape) > _MAX_AXES:
+        return None
+    if not all(type(length) is int and 0 <= length < 1 << 31 for length in shape):
+        return None
+    return 0, element[1] * math.prod(shape), element[2]
+
+
+def _part(dtype: object, offset: int = 0) -> Part | None:
+    """Return a type as a part of another; its own state was judged before."""
+    if not isinstance(dtype, Call) or dtype.function != _DTYPE or is_open_dtype(dtype):
+        return None
+    known, numbers = _type_of(dtype), _size_alignment_flags(dtype.state)
+    if known is None or (numbers is None and dtype.state is not None):
+        return None
+    size, _, flags = numbers or (-1, -1, 0)
+    return offset, max(size, known[1]), known[0] == "O" or flags & _POINTERS != 0

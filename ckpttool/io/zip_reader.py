@@ -1,0 +1,443 @@
+"""Where the records of a zip lie; everything that a zip states twice is compared.
+
+A zip is described by its central directory, its local headers and its data descriptors. Readers that
+trust different ones can be shown different files, so all must agree, and the records must tile the file:
+a byte that nothing declares is a finding.
+
+Source: PKWARE APPNOTE 6.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import NamedTuple
+
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
+from ckpttool.core.readable import Readable
+from ckpttool.core.report import Finding, error
+from ckpttool.io.inflate import Inflated, Inflation
+from ckpttool.io.source import Source
+
+LOCAL_MAGIC = b"PK\x03\x04"
+EMPTY_MAGIC = b"PK\x05\x06"
+
+STORED, DEFLATED = 0, 8
+
+MAX_MEMBERS = 500_000
+MAX_DIRECTORY = 1 << 28
+
+SATURATED32, ZIP64_EXTRA = 0xFFFFFFFF, 0x0001
+"""What a size or offset has that does not fit in 32 bits, and the extra field where it stands instead."""
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_EXTRA = struct.Struct("<2H")
+_MAX_COMMENT = 0xFFFF
+_SATURATED16 = 0xFFFF
+_ENCRYPTED, _PATCHED, _UTF8 = 0x0001, 0x0020, 0x0800
+_DESCRIPTOR_MAGIC = b"PK\x07\x08"
+_HAS_DESCRIPTOR = 0x0008
+_PADDING_EXTRA = 0x4246
+_HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
+_SMALL, _READ_AHEAD = 1 << 12, 1 << 16
+"""Records of so many bytes are read for their headers' sake, up to so many bytes at once."""
+_GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
+
+
+class Member(NamedTuple):
+    """A record of a zip, as the central directory describes it; sizes and offsets in bytes."""
+
+    name: str
+    raw_name: bytes
+    version: int
+    flags: int
+    method: int
+    modified: tuple[int, int]
+    crc32: int
+    stored: int
+    size: int
+    header: int
+    payload: int = -1
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the stored bytes."""
+        return self.payload + self.stored
+
+
+class Directory(NamedTuple):
+    """Where the central directory lies, and how many records it announces."""
+
+    offset: int
+    nbytes: int
+    records: int
+
+
+class Archive:
+    """An opened zip.
+
+    Attributes:
+        findings: Where the descriptions of a record disagree, and bytes that nothing declares; complete
+            once ``members`` has been asked for.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Read the directory."""
+        self.source = source
+        self.findings: list[Finding] = []
+        self._directory = find_directory(source, self.findings)
+        self._listed = read_directory(source, self._directory)
+        self._inflation = Inflation(source)
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Yield the names of all records, as the directory lists them."""
+        return (member.name for member in self._listed)
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """Return all records in the order of the file, having compared every local header."""
+        in_file_order = sorted(self._listed, key=lambda member: member.header)
+        return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
+
+    @cached_property
+    def has_checksums(self) -> bool:
+        """Tell whether any record has a checksum; PyTorch can be told to leave them all 0."""
+        return any(member.crc32 for member in self.members) or not any(m.size for m in self.members)
+
+    def content(self, member: Member) -> Readable:
+        """Return something to read the content of a member from; see ``offset``."""
+        if member.method == STORED:
+            return self.source
+        return Inflated(self._inflation, member.payload, member.stored, member.size, member.name)
+
+    def offset(self, member: Member) -> int:
+        """Return the offset of a member's first byte in what ``content`` returns."""
+        return member.payload if member.method == STORED else 0
+
+    def read(self, member: Member) -> bytes:
+        """Return the content of a small member."""
+        return self.content(member).read(self.offset(member), member.size, member.name)
+
+
+# The central directory ------------------------------------------------------------------------------
+
+
+def find_directory(source: Readable, findings: list[Finding]) -> Directory:
+    """Return where the central directory lies, from the end record and its ZIP64 twin."""
+    tail_offset = max(0, source.size - _MAX_COMMENT - _END.size - _LOCATOR64.size)
+    tail = source.read(tail_offset, source.size - tail_offset)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or len(tail) - at < _END.size:
+        found = f"{source.size:,} bytes of a zip that ends before its directory"
+        raise Truncated(source.path, found)
+    _, disk, first_disk, here, count, nbytes, offset, comment = _END.unpack_from(tail, at)
+    end = tail_offset + at
+    if comment:
+        raise DamagedCheckpoint(
+            source.path, f"a zip comment of {comment} bytes", expected="none", code="zip-comment"
+        )
+    trailing = source.size - end - _END.size
+    if trailing:
+        findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the zip"))
+    stated = Directory(offset, nbytes, count)
+    lead = min(end, _LOCATOR64.size)
+    locator = tail[at - lead : at] if at >= lead else source.read(end - lead, lead)
+    directory, boundary = _zip64_directory(source, stated, end, locator, findings)
+    if (disk, first_disk) != (0, 0) or here != count:
+        findings.append(error("zip-headers-disagree", "the end record speaks of several disks"))
+    if directory.offset + directory.nbytes != boundary:
+        found = f"the directory ends at byte {directory.offset + directory.nbytes:,}"
+        raise DamagedCheckpoint(source.path, found, expected=f"{boundary:,}", code="zip-directory")
+    return directory
+
+
+def _zip64_directory(
+    source: Readable, stated: Directory, end: int, locator: bytes, findings: list[Finding]
+) -> tuple[Directory, int]:
+    """Return the directory as the ZIP64 end record has it, where there is one, and what must follow it.
+
+    ``locator`` is what stands directly before the end record, where the file has so much there.
+    """
+    saturated = stated.records == _SATURATED16 or SATURATED32 in (stated.nbytes, stated.offset)
+    locator_at = end - _LOCATOR64.size
+    if len(locator) < _LOCATOR64.size or locator[:4] != b"PK\x06\x07":
+        if saturated:
+            raise DamagedCheckpoint(source.path, "a large zip without its ZIP64 record", code="zip-directory")
+        return stated, end
+    _, disk, at, disks = _LOCATOR64.unpack(locator)
+    if at + _END64.size != locator_at:
+        found = f"the ZIP64 record is said to lie at byte {at:,}"
+        raise DamagedCheckpoint(
+            source.path, found, expected=f"{locator_at - _END64.size:,}", code="zip-directory"
+        )
+    magic, nbytes, _, _, disk64, first_disk, here, count, size, offset = _END64.unpack(
+        source.read(at, _END64.size)
+    )
+    if magic != b"PK\x06\x06" or nbytes != _END64.size - 12:
+        raise DamagedCheckpoint(source.path, "no ZIP64 record where one is announced", code="zip-directory")
+    if (disk, disks, disk64, first_disk) != (0, 1, 0, 0) or here != count:
+        findings.append(error("zip-headers-disagree", "the ZIP64 record speaks of several disks"))
+    large = Directory(offset, size, count)
+    pairs = (
+        (stated.records, count, _SATURATED16),
+        (stated.nbytes, size, SATURATED32),
+        (stated.offset, offset, SATURATED32),
+    )
+    if any(small not in (wide, limit) for small, wide, limit in pairs):
+        findings.append(error("zip-headers-disagree", "the end record and its ZIP64 twin disagree"))
+    return large, at
+
+
+def read_directory(source: Readable, directory: Directory) -> list[Member]:
+    """Return the records that the central directory lists, in its order."""
+    if directory.records > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
+        found = f"a directory of {directory.records:,} records in {directory.nbytes:,} bytes"
+        raise LimitExceeded(source.path, found, expected=f"at most {MAX_MEMBERS:,}")
+    data = source.read(directory.offset, directory.nbytes, "zip directory")
+    members, at = [], 0
+    for index in range(directory.records):
+        if at + _CENTRAL.size > len(data) or data[at : at + 4] != b"PK\x01\x02":
+            found = f"no record {index} in the directory"
+            raise DamagedCheckpoint(
+                source.path, found, expected=f"{directory.records} records", code="zip-directory"
+            )
+        member, at = _directory_entry(source.path, data, at)
+        members.append(member)
+    if at != len(data):
+        found = f"{len(data) - at:,} bytes in the directory belong to no record"
+        raise DamagedCheckpoint(source.path, found, code="zip-directory")
+    return members
+
+
+def _directory_entry(path: str, data: bytes, at: int) -> tuple[Member, int]:
+    fields = _CENTRAL.unpack_from(data, at)
+    _, _, version, flags, method, time, date, crc, stored, size, name_len, extra_len, comment_len = fields[
+        :13
+    ]
+    disk, _, _, header = fields[13:]
+    name_at = at + _CENTRAL.size
+    extra_at = name_at + name_len
+    raw_name, extra = data[name_at:extra_at], data[extra_at : extra_at + extra_len]
+    end = extra_at + extra_len + comment_len
+    try:
+        name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437")
+    except UnicodeDecodeError as failure:
+        name = raw_name.decode("utf-8", "backslashreplace")
+        raise DamagedCheckpoint(
+            path, "a record's name is not UTF-8", where=name, code="zip-directory"
+        ) from failure
+    if end > len(data):
+        raise DamagedCheckpoint(path, "the directory ends inside a record", where=name, code="zip-directory")
+    if disk or comment_len:
+        raise DamagedCheckpoint(
+            path, "a record on another disk, or with a comment", where=name, code="zip-directory"
+        )
+    if flags & (_ENCRYPTED | _PATCHED):
+        raise DamagedCheckpoint(path, "an encrypted or patched record", where=name, code="zip-encrypted")
+    if method not in (STORED, DEFLATED):
+        raise Unsupported(path, f"zip compression method {method}", where=name)
+    size, stored, header = _zip64_numbers(path, name, extra, size, stored, header)
+    if method == STORED and size != stored:
+        found = f"a stored record of {stored:,} bytes that claims {size:,}"
+        raise DamagedCheckpoint(path, found, where=name, code="zip-directory")
+    return Member(name, raw_name, version, flags, method, (time, date), crc, stored, size, header), end
+
+
+def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
+    """Return the fields of an extra block, or None where it is no list of fields."""
+    fields, at = [], 0
+    while at + 4 <= len(extra):
+        kind, nbytes = _EXTRA.unpack_from(extra, at)
+        fields.append((kind, extra[at + 4 : at + 4 + nbytes]))
+        at += 4 + nbytes
+    return fields if at == len(extra) else None
+
+
+def _zip64_numbers(
+    path: str, name: str, extra: bytes, size: int, stored: int, header: int
+) -> tuple[int, int, int]:
+    """Return sizes and offset with the saturated ones taken from the ZIP64 field."""
+    if SATURATED32 not in (size, stored, header):
+        return size, stored, header
+    wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
+    numbers = [size, stored, header]
+    saturated = [index for index, number in enumerate(numbers) if number == SATURATED32]
+    if len(wide) < 8 * len(saturated):
+        raise DamagedCheckpoint(
+            path, "a large record without its ZIP64 field", where=name, code="zip-directory"
+        )
+    for position, index in enumerate(saturated):
+        (numbers[index],) = struct.unpack_from("<Q", wide, 8 * position)
+    return numbers[0], numbers[1], numbers[2]
+
+
+# The records, compared with it ----------------------------------------------------------------------
+
+
+def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
+    """Return the members with their payload offsets, having compared every local header."""
+    located: list[Member] = []
+    previous: Member | None = None
+    boundaries = [*(member.header for member in members), end][1:]
+    expected_start = 0
+    headers = _HeaderReader(source)
+    for index, (member, boundary) in enumerate(zip(members, boundaries, strict=True)):
+        if boundary > headers.end:
+            headers.fetch(member, boundaries, index)
+        if previous is not None:
+            expected_start = previous.end
+        if member.header < expected_start:
+            found = f"the record at byte {member.header:,} overlaps the one before it"
+            raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
+        if previous is None and member.header:
+            findings.append(error("zip-gap", f"{member.header:,} bytes lie before the first record"))
+        previous = _locate_member(headers, member, boundary, findings)
+        located.append(previous)
+    return located
+
+
+class _HeaderReader:
+    """Reads the headers of a zip's records; those of small neighbours all at once.
+
+    Attributes:
+        end: Offset behind the records that are held in memory.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self.path, self.size = source.path, source.size
+        self.end = 0
+        self._source = source
+        self._begin, self._data = 0, b""
+
+    def fetch(self, member: Member, boundaries: Sequence[int], index: int) -> None:
+        """Hold a member and those behind it, as far as they are small; its boundary is at ``index``."""
+        begin = end = member.header
+        while index < len(boundaries) and 0 <= boundaries[index] - end <= _SMALL:
+            end = boundaries[index]
+            index += 1
+            if end - begin > _READ_AHEAD - _SMALL:
+                break
+        if end == begin or end > self.size:
+            return
+        with suppress(Truncated):  # the file became shorter: whoever needs what is missing tells where
+            self._data = self._source.read(begin, end - begin, member.name)
+            self._begin, self.end = begin, end
+
+    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
+        """Return bytes as ``Readable.read`` does."""
+        start = offset - self._begin
+        if self._begin <= offset and offset + nbytes <= self.end and nbytes >= 0:
+            return self._data[start : start + nbytes]
+        return self._source.read(offset, nbytes, where)
+
+
+def _locate_member(source: _HeaderReader, member: Member, boundary: int, findings: list[Finding]) -> Member:
+    guess = min(_LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA, source.size - member.header)
+    data = source.read(member.header, max(guess, 0), member.name)
+    if len(data) < _LOCAL.size or data[:4] != LOCAL_MAGIC:
+        found = f"no record at byte {member.header:,}"
+        raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-directory")
+    fields = _LOCAL.unpack_from(data)
+    name_len, extra_len = fields[9], fields[10]
+    length = _LOCAL.size + name_len + extra_len
+    if length > len(data):
+        data = source.read(member.header, length, member.name)
+    payload = member.header + length
+    if payload + member.stored > boundary:
+        found = f"bytes {payload:,}..{payload + member.stored:,} overlap what lies at {boundary:,}"
+        raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
+    for contradiction in _header_differences(member, fields, data, name_len, length):
+        findings.append(error("zip-headers-disagree", contradiction, member.name))
+    tail = payload + member.stored
+    if boundary - tail > 24:
+        findings.append(
+            error("zip-gap", f"{boundary - tail:,} undeclared bytes follow the record", member.name)
+        )
+    elif difference := _descriptor_difference(member, source.read(tail, boundary - tail)):
+        findings.append(error("zip-headers-disagree", difference, member.name))
+    return Member(*member[:-1], payload)
+
+
+def _header_differences(
+    member: Member, local: tuple[int, ...], data: bytes, name_len: int, length: int
+) -> list[str]:
+    """Say where a local header contradicts the directory."""
+    _, version, flags, method, time, date, crc, stored, size = local[:9]
+    found = []
+    if data[_LOCAL.size : _LOCAL.size + name_len] != member.raw_name:
+        found.append("the local header has another name")
+    if (version, flags, method, (time, date)) != (
+        member.version,
+        member.flags,
+        member.method,
+        member.modified,
+    ):
+        found.append("the local header has another version, method, time or flags")
+    deferred = flags & _HAS_DESCRIPTOR
+    for what, here, there in (
+        ("checksum", crc, member.crc32),
+        ("size", stored, member.stored),
+        ("size", size, member.size),
+    ):
+        if here != there and not (deferred and here == 0) and here != SATURATED32:
+            found.append(f"the local header has another {what}: {here} instead of {there}")
+    fields = extra_fields(data[_LOCAL.size + name_len : length])
+    if fields is None:
+        found.append("the local header's extra field is no list of fields")
+    for kind, content in fields or ():
+        if kind == _PADDING_EXTRA:
+            if content.strip(b"Z"):
+                found.append("the padding before the record is not padding")
+        elif kind != ZIP64_EXTRA and kind not in _HARMLESS_EXTRAS:
+            found.append(f"the local header has an unknown extra field 0x{kind:04x}")
+    wide = [content for kind, content in fields or () if kind == ZIP64_EXTRA]
+    if (wide or SATURATED32 in (size, stored)) and not states_the_same(member, wide, size, stored):
+        found.append("the local header's ZIP64 field has other sizes")
+    return found
+
+
+def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -> bool:
+    """Tell whether a local ZIP64 field agrees with the directory.
+
+    It has the two sizes, or those that the header has no room for; miniz adds the record's offset. What was
+    not known yet is 0 there, and in the data descriptor.
+    """
+    pairs = (size, member.size), (stored, member.stored)
+    lacking = [number for here, number in pairs if here == SATURATED32]
+    if not wide or len(wide) > 1 or len(wide[0]) % 8:
+        return not wide and not lacking
+    numbers = list(struct.unpack(f"<{len(wide[0]) // 8}Q", wide[0]))
+    deferred = bool(member.flags & _HAS_DESCRIPTOR)
+    return any(
+        len(numbers) == len(expected)
+        and all(
+            here == there or (deferred and not here) for here, there in zip(numbers, expected, strict=True)
+        )
+        for sizes in (lacking, [member.size, member.stored])
+        for expected in (sizes, [*sizes, member.header])
+    )
+
+
+def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
+    """Say where the bytes behind a record contradict the directory, or None."""
+    if not member.flags & _HAS_DESCRIPTOR:
+        return f"{len(descriptor)} undeclared bytes follow the record" if descriptor else None
+    body = (
+        descriptor[4:] if descriptor[:4] == _DESCRIPTOR_MAGIC and len(descriptor) in (16, 24) else descriptor
+    )
+    if len(body) == 12:
+        stated = struct.unpack("<3I", body)
+    elif len(body) == 20:
+        stated = struct.unpack("<I2Q", body)
+    else:
+        return f"the data descriptor has {len(descriptor)} bytes instead of 16 or 24"
+    if stated != (member.crc32, member.stored, member.size):
+        return "the data descriptor has another checksum or size"
+    return None

@@ -1,0 +1,408 @@
+"""Which checkpoints are here, series by series: which is newest, which is best, and who points at them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttool.core.errors import UsageError
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress, no_progress, read_in_full
+from ckpttool.runs.members.order import Group
+from ckpttool.runs.pointers.protection import Pointers
+from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.runs.pruning.planning import PrunePlan, make_plan
+from ckpttool.runs.pruning.request import Depth, Request
+from ckpttool.runs.reasons import true_of_all
+from ckpttool.runs.retention.rules import Mode, is_carried_on
+from ckpttool.runs.scope import GroupBy, Scope
+from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.transaction.paths import Problem, shown
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+SortKey = Callable[[Entry], Any]
+"""Tells what comes first, the least; None where nobody knows."""
+
+
+_ORDERS: Mapping[str, SortKey] = {
+    "epoch": lambda entry: entry.epoch,
+    "step": lambda entry: entry.step,
+    "age": lambda entry: -entry.modified_ns,
+    "size": lambda entry: entry.nbytes,
+    "name": lambda entry: _natural(entry.path),
+}
+"""What there is besides any metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDirectory:
+    """A directory, what of it is looked at, and the policy, if there is one, that says what would stay."""
+
+    directory: str
+    scope: Scope
+    retention: Request | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryPreview:
+    """What lies in a directory: who points at it, and what a policy would do with it."""
+
+    survey: Survey
+    protections: PointerProtections
+    planned: PrunePlan | None = None
+    refused: tuple[Problem, ...] = ()
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return what could not be looked at, or would not be carried out."""
+        return [*(Problem(shown(error.path), error.reason) for error in self.survey.errors), *self.refused]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what is doubtful."""
+        planned = () if self.planned is None else self.planned.warnings
+        return list(dict.fromkeys([*self.survey.warnings, *self.protections.warnings, *planned]))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCheckpoint:
+    """A checkpoint in a list.
+
+    Attributes:
+        entry: What is known of it; its fault is what was found wrong, by whatever was read.
+        protected: What points at it, or protects it else.
+        is_newest: Whether it is the newest sound one of its series.
+        is_best: Whether it is the best sound one of its series, by the metric that was asked for; what is a
+            series of its own is the best of nothing.
+        is_read: Whether every byte of it was read.
+        kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
+    """
+
+    entry: Entry
+    protected: tuple[str, ...] = ()
+    is_newest: bool = False
+    is_best: bool = False
+    is_read: bool = False
+    kept: tuple[str, ...] | None = None
+
+    @property
+    def state(self) -> str:
+        """Return in a word what is known of it: ``readable`` was opened, ``intact`` was read in full.
+
+        An unsafe one is called so, whatever else is wrong with it.
+        """
+        if self.entry.danger is not None:
+            return "unsafe"
+        if self.entry.fault is not None:
+            return self.entry.fault.code.value
+        return "intact" if self.is_read else "readable"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSeries:
+    """One series, in the order that was asked for."""
+
+    key: str
+    checkpoints: tuple[ListedCheckpoint, ...]
+
+    @property
+    def format(self) -> str | None:
+        """Return the format of all that are of a known one, or None where there are several."""
+        formats = {one.entry.format for one in self.checkpoints} - {None}
+        return formats.pop() if len(formats) == 1 else None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all; a file that has several names among them counts once."""
+        return total_bytes(one.entry for one in self.checkpoints)
+
+    @property
+    def epochs(self) -> tuple[float, float] | None:
+        """Return the first and the last epoch that is known."""
+        return _span(one.entry.epoch for one in self.checkpoints)
+
+    @property
+    def steps(self) -> tuple[float, float] | None:
+        """Return the first and the last step that is known."""
+        return _span(one.entry.step for one in self.checkpoints)
+
+    @property
+    def newest(self) -> ListedCheckpoint | None:
+        """Return the newest sound one."""
+        return next((one for one in self.checkpoints if one.is_newest), None)
+
+    @property
+    def best(self) -> ListedCheckpoint | None:
+        """Return the best by the metric that was asked for."""
+        return next((one for one in self.checkpoints if one.is_best), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All checkpoints of a directory.
+
+    Attributes:
+        checkpoints: All of them: series by series, each from the oldest on, or in the order asked for.
+        series: The same, series by series.
+        best: The metric that says which are best.
+    """
+
+    checkpoints: tuple[ListedCheckpoint, ...]
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    series: tuple[ListedSeries, ...] = ()
+    best: str | None = None
+
+
+def list_checkpoints(
+    directory: str | os.PathLike[str],
+    *,
+    recursive: bool = True,
+    exclude: Sequence[str] = (),
+    max_depth: int | None = None,
+    series: Sequence[str] = (),
+    group_by: GroupBy | None = None,
+    metrics: Sequence[str] = (),
+    sort: str | None = None,
+    reverse: bool = False,
+    best: str | None = None,
+    mode: Mode | None = None,
+    depth: Depth = "quick",
+    retention: Request | None = None,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> Listing:
+    """Return the checkpoints of a directory tree; nothing on disk is changed.
+
+    Args:
+        directory: Where they lie.
+        recursive: Whether to descend.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        series: Globs of names that are one series each, whatever the names say.
+        group_by: What makes a series; by default directory, format and name.
+        metrics: Files of logs with what the checkpoints were measured at.
+        sort: ``epoch``, ``step``, ``age``, ``size``, ``name`` or a metric, the least first; what has none of
+            it comes last.
+        reverse: Whether the order is turned around.
+        best: A metric: the checkpoint of each series that has the best of it is told.
+        mode: Which of its values are good.
+        depth: Whether structure alone is looked at, or every byte is read.
+        retention: A policy: what it would keep and remove is told.
+        jobs: Number of threads.
+        progress: Told what is read.
+
+    Raises:
+        UsageError: No checkpoint has the metric, or a metric was given without a mode.
+        CheckpointError: The directory, or a file of metrics, can't be looked at.
+    """
+    scope = Scope(
+        recursive=recursive,
+        exclude=exclude,
+        max_depth=max_depth,
+        series=series,
+        group_by=group_by,
+        metrics=metrics,
+    )
+    preview = preview_directory(ListedDirectory(os.fspath(directory), scope, retention), progress)
+    return listing_of(
+        [preview], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
+    )
+
+
+def preview_directory(listed: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
+    """Return what lies in a directory; nothing on disk is changed."""
+    request = listed.retention
+    survey = survey_directory(listed.directory, listed.scope, enters_root=request is not None)
+    protections = Pointers(survey.root, survey.groups, recursive=listed.scope.recursive).protections()
+    if request is None:
+        return DirectoryPreview(survey, protections)
+    try:
+        return DirectoryPreview(survey, protections, make_plan(request, progress, survey))
+    except UsageError as error:
+        if request.max_delete is None:
+            raise
+        planned = make_plan(replace(request, max_delete=None), progress, survey)
+        return DirectoryPreview(survey, protections, planned, (Problem(listed.directory, str(error)),))
+
+
+def listing_of(
+    previews: Sequence[DirectoryPreview],
+    *,
+    sort: str | None = None,
+    reverse: bool = False,
+    best: str | None = None,
+    mode: Mode | None = None,
+    depth: Depth = "quick",
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> Listing:
+    """Return the list of some directories, each checkpoint once; see ``list_checkpoints``."""
+    if (best is None) != (mode is None):
+        raise UsageError("--best METRIC and --mode min|max belong together")
+    entries = [entry for preview in previews for entry in preview.survey.entries]
+    key = sort_key(sort, entries)
+    require_metric(best, entries)
+    listed, seen = list[ListedSeries](), set[str]()
+    for preview in previews:
+        kept: dict[str, tuple[str, ...]] = {}  # why a policy keeps each; nothing where it would go
+        if preview.planned is not None:
+            plan = preview.planned.plan
+            kept = {k.entry.path: k.reasons or ("left alone",) for group in plan.groups for k in group.keep}
+            kept |= {entry.path: () for entry in plan.removals}
+        for group in _unlisted(preview.survey, seen) if len(previews) > 1 else preview.survey.groups:
+            read = [
+                entry
+                if depth == "quick" or entry.fault is not None
+                else replace(entry, fault=read_in_full(entry, jobs, progress))
+                for entry in group.entries
+            ]
+            rows = _rows(read, preview, kept, best, mode, is_read=depth == "full")
+            listed.append(ListedSeries(group.key, tuple(_sort_rows(rows, key, reverse=reverse))))
+    if key is not None:
+        firsts = _sort_rows([series.checkpoints[0] for series in listed], key, reverse=reverse)
+        ranks = {row.entry.path: rank for rank, row in enumerate(firsts)}
+        listed.sort(key=lambda series: ranks[series.checkpoints[0].entry.path])
+    rows = [row for series in listed for row in series.checkpoints]
+    return Listing(
+        tuple(rows if key is None else _sort_rows(rows, key, reverse=reverse)),
+        tuple(_problems(previews, rows)),
+        tuple(true_of_all([preview.warnings for preview in previews])),
+        tuple(path for preview in previews for path in preview.survey.journals),
+        tuple(listed),
+        best,
+    )
+
+
+def _rows(
+    entries: Sequence[Entry],
+    preview: DirectoryPreview,
+    kept: Mapping[str, tuple[str, ...]],
+    best: str | None,
+    mode: Mode | None,
+    *,
+    is_read: bool,
+) -> list[ListedCheckpoint]:
+    """Return what is told of the checkpoints of one series."""
+    newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
+    best_path = _best(entries, best, mode) if len(entries) > 1 else None
+    return [
+        ListedCheckpoint(
+            entry,
+            tuple(preview.protections.reasons.get(entry.path, ())),
+            is_newest=entry.path == newest,
+            is_best=entry.path == best_path,
+            is_read=is_read,
+            kept=kept.get(entry.path),
+        )
+        for entry in entries
+    ]
+
+
+def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
+    """Return the path of the best sound one; of equals the newest, or the oldest of what is carried on."""
+    if metric is None:
+        return None
+    sign = 1 if mode == "max" else -1
+    measured = [
+        (value, entry.path)
+        for entry in entries
+        if entry.is_sound and (value := entry.metric(metric)) is not None
+    ]
+    later = -1 if is_carried_on(metric, [value for value, _ in measured], mode) else 1
+    ranked = [(sign * value, later * number, path) for number, (value, path) in enumerate(measured)]
+    return max(ranked)[2] if ranked else None
+
+
+def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
+    """Yield the series of a directory without what lies in another one, too, that came before."""
+    real = {directory: os.path.realpath(directory) for directory in {e.directory for e in survey.entries}}
+    paths = {entry.path: os.path.join(real[entry.directory], entry.name) for entry in survey.entries}
+    for group in survey.groups:
+        entries = tuple(entry for entry in group.entries if paths[entry.path] not in seen)
+        if entries:
+            yield replace(group, entries=entries)
+    seen.update(paths.values())
+
+
+def _problems(previews: Sequence[DirectoryPreview], rows: Sequence[ListedCheckpoint]) -> Iterator[Problem]:
+    """Yield what must be looked at, of each path what was told of it first."""
+    problems = [problem for preview in previews for problem in preview.problems]
+    problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
+    problems += [Problem(row.entry.path, f"unsafe: {row.entry.danger}") for row in rows if row.entry.danger]
+    yield from problems
+    paths = {problem.path for problem in problems}
+    for preview in previews:
+        if preview.planned is not None:
+            yield from (problem for problem in preview.planned.problems if problem.path not in paths)
+
+
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Return the bytes of checkpoints; a file that has several names among them counts once."""
+    files: dict[tuple[int, int], int] = {}
+    linked = 0
+    for entry in entries:
+        if entry.linked_bytes is None:
+            for file in entry.contents.files:
+                if not file.path.endswith(SIDECARS):
+                    files[file.device, file.inode] = file.size
+        else:
+            linked += entry.linked_bytes
+    return linked + sum(files.values())
+
+
+def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else None
+
+
+def _sort_rows(
+    rows: Sequence[ListedCheckpoint], key: SortKey | None, *, reverse: bool
+) -> list[ListedCheckpoint]:
+    """Return rows by a key, those without one last; without a key as they come, or turned around."""
+    if key is None:
+        return [*(reversed(rows) if reverse else rows)]
+    known = [(value, row) for row in rows if (value := key(row.entry)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [*(row for _, row in known), *(row for row in rows if key(row.entry) is None)]
+
+
+def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
+    """Return what checkpoints are sorted by, or None for the order in which they come."""
+    if sort is None or sort in _ORDERS:
+        return None if sort is None else _ORDERS[sort]
+    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
+    return lambda entry: entry.metric(sort)
+
+
+def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
+    """Require that a metric is known of some checkpoint, where there are any."""
+    if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
+        return
+    known = known_metrics(entries)
+    there = f"metrics: {', '.join(known)}" if known else "no checkpoint has any metric"
+    raise UsageError(f"{what or f'no checkpoint has a metric {name!r}'} ({others}{there})")
+
+
+def known_metrics(entries: Iterable[Entry]) -> list[str]:
+    """Return the names of all metrics that some checkpoint has, as they come; the loss is the first."""
+    names: dict[str, None] = {}
+    has_loss = False
+    for entry in entries:
+        has_loss = has_loss or entry.loss is not None
+        names |= dict.fromkeys(entry.metrics)
+    return [*dict.fromkeys([*(["loss"] if has_loss else []), *names])]
+
+
+def _natural(path: str) -> list[Any]:
+    """Return a path as people sort it: numbers in it are compared as numbers."""
+    parts: list[Any] = _DIGITS.split(path)
+    parts[1::2] = map(int, parts[1::2])
+    return parts

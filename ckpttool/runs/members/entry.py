@@ -1,0 +1,149 @@
+"""A checkpoint as one member of a series: what can be told of it without reading a value."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ckpttool.core.checkpoint import Granularity
+from ckpttool.core.naming import NameFields
+from ckpttool.formats.interface import SIDECARS, Unit
+from ckpttool.formats.step_directory import StepDirectory
+from ckpttool.ops.verdict import Safety
+from ckpttool.runs.reasons import Code, Reason
+from ckpttool.transaction.files import Contents
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A logical checkpoint that was found in a directory.
+
+    Attributes:
+        path: How the user would name it.
+        unit: What discovery found; its members go or stay together.
+        format: Name of the format; None where its content is none that is known.
+        contents: Its files, as they were when it was looked at.
+        fields: What its name says.
+        safety: What loading it with its framework could run, as far as it could be read.
+        danger: What loading it would run, where that is known to be unsafe.
+        is_complete: False where a part is missing, or it can't be opened.
+        fault: What is wrong with it, by ``DAMAGED``, ``INCOMPLETE`` or ``UNREADABLE``; None if it is sound.
+        epoch, step: From inside the checkpoint, else from its name.
+        inside: Epoch and step as the checkpoint itself has them.
+        saved_at: When it was saved, by its own account, in seconds since 1970.
+        loss: Its training loss, where that is known to be this checkpoint's.
+        metrics: What it was measured at, by its own account, its name's, or that of a log.
+        logged_as: The step under which its trainer logs what is measured there, where it counts otherwise.
+        signature: Hash of the names and shapes of its tensors; None where it isn't sound.
+        granularity: How much of a training run it holds; None where it can't be told.
+        has_weights: Whether there are weights among its tensors.
+        best_paths: What it calls the best checkpoint of its run.
+        holds_others: Whether other checkpoints lie inside its directory.
+        linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
+        holds: How much it holds, in words.
+        needs: Paths of what it needs besides files of its own.
+        series: Pattern of the paths that somebody made one series of, over directories.
+        group: Key of the series it belongs to.
+    """
+
+    path: str
+    unit: Unit = field(repr=False)
+    format: str | None
+    contents: Contents = field(repr=False)
+    fields: NameFields = field(repr=False)
+    safety: Safety = Safety.UNKNOWN
+    danger: str | None = None
+    is_complete: bool = True
+    fault: Reason | None = None
+    epoch: Number | None = None
+    step: int | None = None
+    inside: tuple[Number | None, int | None] = (None, None)
+    saved_at: float | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged_as: int | None = None
+    signature: str | None = None
+    granularity: Granularity | None = None
+    has_weights: bool = False
+    best_paths: tuple[str, ...] = ()
+    holds_others: bool = False
+    linked_bytes: int | None = None
+    holds: str = ""
+    needs: tuple[str, ...] = field(default=(), repr=False)
+    series: str | None = None
+    group: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether it opens, is complete, and nothing is wrong in its structure."""
+        return self.fault is None
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Tell whether a part is missing, as if its save had been cut short."""
+        return self.fault is not None and self.fault.code is Code.INCOMPLETE
+
+    @property
+    def directory(self) -> str:
+        """Return the directory that it lies in."""
+        return os.path.dirname(self.unit.path) or os.curdir
+
+    @property
+    def name(self) -> str:
+        """Return the last part of its path."""
+        return os.path.basename(self.unit.path)
+
+    @property
+    def is_step_directory(self) -> bool:
+        """Tell whether it is a directory for one save, of which every file stands for all of it."""
+        return isinstance(self.unit.format, StepDirectory)
+
+    @property
+    def places(self) -> Iterator[str]:
+        """Yield the paths that mean it: its own, and those in a directory for one save."""
+        yield self.path
+        for file in self.contents.files if self.is_step_directory else ():
+            yield os.path.join(self.path, os.path.relpath(file.path, self.name))
+
+    @property
+    def is_link(self) -> bool:
+        """Tell whether a part of it is a symlink: its bytes lie elsewhere."""
+        return not self.contents.symlinks.isdisjoint(self.unit.members)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its own files, without the manifests that lie beside or in it.
+
+        Of what is a symlink those count that it leads to, though none of them is ever freed.
+        """
+        return self._saved.nbytes if self.linked_bytes is None else self.linked_bytes
+
+    @property
+    def files(self) -> int:
+        """Return the number of its own files, without the manifests that lie beside or in it."""
+        return len(self._saved.files)
+
+    @property
+    def modified_ns(self) -> int:
+        """Return when its newest file was changed, in nanoseconds since 1970; manifests come later."""
+        return self._saved.modified_ns
+
+    @property
+    def _saved(self) -> Contents:
+        if len(self.contents.files) == 1:
+            return self.contents
+        saved = tuple(file for file in self.contents.files if not file.path.endswith(SIDECARS))
+        return Contents(saved or self.contents.files)
+
+    def recorded_metric(self, name: str) -> float | None:
+        """Return a metric's value as it is recorded, whatever it is; ``loss`` is one too."""
+        return self.metrics.get(name, self.loss if name == "loss" else None)
+
+    def metric(self, name: str) -> float | None:
+        """Return a metric's value where it is known and a number; ``loss`` is one too."""
+        value = self.recorded_metric(name)
+        return value if value is not None and math.isfinite(value) else None

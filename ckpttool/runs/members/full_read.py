@@ -1,0 +1,94 @@
+"""Reads a checkpoint in full: whether every byte of it is intact, and whether its values are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.tensor import Role
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.opening import open_unit
+from ckpttool.ops.verdict import OPTIONAL
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.reasons import Code, Reason, fault
+
+FULL_CHECKS = ("structure", "checksum", "values")
+"""What intact means; what loading a checkpoint could run has no say in it."""
+
+_SPECIAL = ("nan", "infinity")
+
+Advance = Callable[[int], None]
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+"""Told what is read now and how many bytes that takes; gives back what is told of each part."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullRead:
+    """What reading all of a checkpoint came to.
+
+    Attributes:
+        fault: What is wrong with it; None where it is intact, and holds no NaN.
+        is_finite: Whether its weights hold neither NaN nor infinities.
+        damage: The fault, unless it is NaN beside the weights alone: an optimizer's state, a single value.
+    """
+
+    fault: Reason | None
+    is_finite: bool
+    damage: Reason | None = None
+
+
+def no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
+    """Return a progress that nobody sees."""
+    return nullcontext(lambda nbytes: None)
+
+
+def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> Reason | None:
+    """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
+    return read_all(entry, jobs, progress).fault
+
+
+def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> FullRead:
+    """Return what reading every byte of a checkpoint comes to."""
+    from ckpttool.ops.verify import verify
+
+    # A manifest counts, too, unless the checkpoint was written again since it was made.
+    manifests = [file for file in entry.contents.files if file.path.endswith(SIDECARS)]
+    is_current = any(file.mtime_ns >= entry.modified_ns for file in manifests)
+    checks = (*FULL_CHECKS, OPTIONAL) if is_current else FULL_CHECKS
+    try:
+        with progress(entry.name, entry.nbytes) as advance:
+            verdict = verify(entry.unit, only=checks, jobs=jobs, advance=advance)
+        special = [finding for finding in verdict.findings if finding.code in _SPECIAL]
+        grave = findings_of_weights(entry, special)
+    except CheckpointError as failure:
+        unreadable = fault(Code.UNREADABLE, failure.reason)
+        return FullRead(unreadable, is_finite=False, damage=unreadable)
+    if verdict.is_valid:
+        return FullRead(None, is_finite=not grave)
+    errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
+    heavy = [finding for finding in errors if finding.code != "nan" or finding in grave]
+    damage = _damage(heavy) if heavy or not errors else None
+    return FullRead(_damage(errors), is_finite=not grave, damage=damage)
+
+
+def _damage(errors: Sequence[Finding]) -> Reason:
+    where = f"{errors[0].where}: " if errors and errors[0].where else ""
+    return fault(Code.DAMAGED, f"{where}{errors[0].message}" if errors else "")
+
+
+def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
+
+    An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
+    """
+    findings = list(findings)
+    if not findings or entry.unit.format is None:
+        return []
+    role = Role.WEIGHTS if entry.has_weights else Role.OTHER  # an average alone is weights, too
+    with open_unit(entry.unit.format, entry.unit) as checkpoint:
+        weights = [tensor for tensor in checkpoint.tensors if tensor.role is role and tensor.size > 1]
+        names = {tensor.shares_with or tensor.name for tensor in weights}  # of ties the first
+    return [finding for finding in findings if finding.where in names]

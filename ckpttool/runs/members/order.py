@@ -1,0 +1,413 @@
+"""Which checkpoints form a series, and which of them is newest.
+
+Order: epoch and step from inside the checkpoint, the numbers in its name, the time recorded inside, and the
+file's own time where all else is equal or unknown. A criterion counts only where all of a series have it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ckpttool.core.checkpoint import Granularity
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.runs import read_number_pairs, split_into_runs, take_directory_counts
+from ckpttool.runs.scope import GroupBy
+from ckpttool.transaction.paths import shown
+
+Kind = tuple[str | None, str | None]
+"""Format and signature; of these, what the checkpoints of a series share."""
+
+CONTRADICTION_SECONDS = 60
+"""Copies made in one go have times within moments of one another; a restarted run has not."""
+
+Criterion = Callable[[Entry], Any]
+
+_INSIDE: tuple[Criterion, ...] = (lambda entry: entry.inside[0], lambda entry: entry.inside[1])
+
+_NAMED: tuple[Criterion, ...] = (
+    lambda entry: entry.fields.epoch,
+    lambda entry: entry.fields.step,
+    lambda entry: entry.fields.number,
+)
+
+COUNTS: tuple[Criterion, ...] = (*_INSIDE, *_NAMED)
+"""Epoch and step inside, then epoch, step and number of the name."""
+
+CRITERIA: tuple[Criterion, ...] = (*COUNTS, lambda entry: entry.saved_at)
+"""The counts, and the time inside."""
+
+_EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
+
+AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
+"""Averages of weights are for use; a training goes on from the weights themselves."""
+
+Rank = tuple[int, bool, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A series: checkpoints of one run under one name, the oldest first."""
+
+    key: str
+    entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, ...]:
+    """Return the series among checkpoints, by their keys.
+
+    One series is: same directory, same format, same name once its fields are blanked, same tensors. What
+    isn't sound goes with the only series of its name, if there is just one.
+
+    Args:
+        entries: The checkpoints.
+        by: Besides the tensors, what alone has to be the same: ``parent`` (directory), ``prefix`` (directory,
+            and the name once its fields are blanked), ``format`` (and directory), or nothing. Only the last
+            spans directories: what lies in several may be several runs.
+    """
+    by_pattern: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
+    kinds_of_name: dict[tuple[str, str], set[Kind]] = defaultdict(set)
+    unsound: list[Entry] = []
+    paired = read_number_pairs(list(entries))
+    for entry in take_directory_counts(paired, everywhere=by == "none"):
+        if entry.is_sound:
+            kind = (entry.format if by is None else None, entry.signature)
+            by_pattern[_pattern(entry, by)].setdefault(kind, []).append(entry)
+            kinds_of_name[entry.directory, entry.fields.blank].add(kind)
+        else:
+            unsound.append(entry)
+    for entry in unsound:
+        kinds = by_pattern[_pattern(entry, by)]
+        candidates = kinds_of_name[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()
+        only = next(iter(candidates)) if len(candidates) == 1 else (entry.format, None)
+        kinds.setdefault(only, []).append(entry)
+    groups: list[Group] = []
+    for pattern, kinds in by_pattern.items():
+        for series, members in _key_kinds(pattern, list(kinds.values())):
+            runs = split_into_runs(members) if by is None else [members]
+            for run in runs:
+                begun = min(entry.fields.saved_at or "" for entry in run)
+                key = f"{series}@{begun}" if len(runs) > 1 else series
+                ordered, warnings = order_entries([replace(entry, group=key) for entry in run])
+                groups.append(Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings)))
+    return tuple(sorted(groups, key=lambda group: group.key))
+
+
+def _pattern(entry: Entry, by: GroupBy | None) -> str:
+    """Return what checkpoints of one series have in common, but for the tensors, as people read it."""
+    if by == "none":
+        return "all checkpoints"
+    if entry.series is not None:
+        return shown(entry.series)
+    if by == "parent":
+        return shown(os.path.join(entry.directory, "*"))
+    if by == "format":
+        format = f"format {entry.format}" if entry.format else "no known format"
+        return f"{shown(os.path.join(entry.directory, '*'))} ({format})"
+    return shown(os.path.join(entry.directory, entry.fields.blank))
+
+
+def _key_kinds(pattern: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
+    if len(kinds) == 1:
+        yield pattern, kinds[0]
+        return
+    formats = [{entry.format for entry in kind} for kind in kinds]
+    says_format = len(set().union(*formats)) > 1 and all(len(names) == 1 for names in formats)
+    by_words: dict[str, list[list[Entry]]] = defaultdict(list)
+    for kind in sorted(kinds, key=lambda kind: min(entry.path for entry in kind)):
+        first = kind[0]
+        holds = first.holds if first.is_sound else "damaged"
+        by_words[_join_words(first.format if says_format else None, holds)].append(kind)
+    for words, same in by_words.items():
+        for number, kind in enumerate(same, 1):
+            yield f"{pattern} ({_join_words(words, f'kind {number}' if len(same) > 1 else None)})", kind
+
+
+def _join_words(*words: str | None) -> str:
+    return ", ".join(filter(None, words))
+
+
+def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
+    """Return checkpoints from the oldest to the newest, and what is doubtful about that order."""
+    sound = [entry for entry in entries if entry.is_sound]
+    unsound = [entry for entry in entries if not entry.is_sound] if sound else []
+    known = sound or list(entries)
+    decided = decision(known)
+    warnings = list(decided.warnings)
+    ordered = sorted_by(known, decided.criteria)
+    if len(set(positions(known, decided.criteria))) < len(known):
+        warnings.append("no number tells all checkpoints apart; the files' own times decide")
+    elif sound and (contradiction := _contradiction(ordered)):
+        warnings.append(contradiction)
+    return tuple(_insert_unsound(ordered, unsound) if unsound else ordered), warnings
+
+
+def has_order(entries: Sequence[Entry]) -> bool:
+    """Tell whether there is more than files' times to order checkpoints: something that all of them have."""
+    return bool(had_by_all(entries))
+
+
+def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
+    """Return checkpoints from the oldest to the newest, by what they and their names count.
+
+    None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
+    """
+    counts = set(positions(entries, had_by_all(entries, COUNTS)))
+    if len(counts) < len(entries) or not all(entry.is_sound for entry in entries):
+        return None
+    return order_entries(entries)[0]
+
+
+def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield sound checkpoints in their order, each followed by the unsound ones whose names come after it.
+
+    Where nobody can tell, they follow the newest.
+    """
+    first: dict[Any, str] = {}
+    for entry in sound:
+        first.setdefault(_named_position(entry), entry.path)
+    known = [] if None in first else sorted(first)
+    named = {entry.path: _named_position(entry) for entry in unsound}
+    followers: dict[str | None, list[Entry]] = defaultdict(list)
+    for entry in sorted(unsound, key=lambda entry: (named[entry.path] or (), entry.modified_ns, entry.path)):
+        position = named[entry.path]
+        if position is None or None in first:
+            followers[sound[-1].path].append(entry)
+        else:
+            count = bisect_right(known, position)
+            followers[first[known[count - 1]] if count else None].append(entry)
+    yield from followers[None]
+    for entry in sound:
+        yield entry
+        yield from followers[entry.path]
+
+
+def _named_position(entry: Entry) -> tuple[Any, ...] | None:
+    """Return the position that a name gives in its series, or None where it gives none."""
+    fields = entry.fields
+    *numbers, saved_at = fields.epoch, fields.step, fields.number, fields.saved_at
+    if saved_at is None and all(number is None for number in numbers):
+        return None
+    return (*(-1 if number is None else number for number in numbers), saved_at or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What orders a series.
+
+    Attributes:
+        criteria: What decides, the first first.
+        usual: What would if nothing disagreed.
+        counts: What reads epochs and steps, where these disagree.
+        named: What the names count, where what is inside disagrees.
+        warnings: What disagrees, and what decides.
+    """
+
+    criteria: Sequence[Criterion]
+    usual: Sequence[Criterion]
+    counts: tuple[Criterion, Criterion] | None
+    named: Sequence[Criterion]
+    warnings: Sequence[str]
+
+
+def decision(entries: Sequence[Entry]) -> Decision:
+    """Return what orders checkpoints.
+
+    Times may settle what disagrees. Where they don't, epochs come before steps, and what is inside before
+    the names, unless it begins again while they go on.
+    """
+    usual = criteria = had_by_all(entries)
+    warnings = []
+    counts = _disagreeing_counts(entries)
+    if counts is not None:
+        epochs, steps = counts
+        if _times_confirm(entries, steps):
+            criteria = [steps, epochs, *(one for one in usual if one not in counts)]
+        first = "steps" if criteria[0] is steps else "epochs"
+        warnings.append(f"epochs and steps disagree about the order; {first} decide")
+    named = _contradicting_names(entries, criteria)
+    if named:
+        decides = _times_support(entries, named, criteria) or (
+            _begins_again(entries, named) and not _times_support(entries, criteria, named)
+        )
+        first = "the names decide" if decides else "what is inside decides"
+        criteria = [*named, *(one for one in criteria if one not in named)] if decides else criteria
+        warnings = [] if decides else warnings
+        warnings.append(f"the names and what is inside disagree about the order; {first}")
+    return Decision(criteria, usual, counts, named, warnings)
+
+
+def _disagreeing_counts(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
+    """Return what reads epochs and steps where these differ about the order: one of them began again."""
+    epochs, steps = (next(iter(had_by_all(entries, kind)), None) for kind in (_EPOCHS, _STEPS))
+    if epochs is None or steps is None:
+        return None
+    pairs = [(epochs(entry), steps(entry)) for entry in entries]
+    is_same = sorted(pairs) == sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    return None if is_same else (epochs, steps)
+
+
+def _times_confirm(entries: Sequence[Entry], count: Criterion) -> bool:
+    """Tell whether the files' times bear a count out: each later one was clearly written later."""
+    ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
+    times = [entry.modified_ns for entry in ordered]
+    return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
+
+
+def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Criterion]:
+    """Return the counts of the names where they tell all apart, and the order by what is inside is another.
+
+    Only in a series of one name do they count the same, and only after some words do they count saves.
+    """
+    named = had_by_all(entries, _NAMED)
+    if not named or not any(criterion in _INSIDE for criterion in criteria):
+        return []
+    has_one_name = len({entry.fields.blank for entry in entries}) == 1
+    if not has_one_name or not all(entry.fields.is_ordinal for entry in entries):
+        return []
+    rows = sorted(zip(positions(entries, named), positions(entries, criteria), strict=True))
+    tells_apart = all(one[0] < two[0] for one, two in pairwise(rows))
+    is_same = all(one[1] <= two[1] for one, two in pairwise(rows))
+    return named if tells_apart and not is_same else []
+
+
+def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
+    """Tell whether what is inside counts anew while the names go on: it repeats, or falls behind for good."""
+    inside = had_by_all(entries, _INSIDE)
+    if len(set(positions(entries, inside))) < len(entries):
+        return True
+    count = named[0]
+    same = next((kind[0] for kind in (_EPOCHS, _STEPS) if count in kind), inside[0])
+    if same not in inside:
+        return False
+    behind = [count(entry) - same(entry) for entry in sorted_by(entries, named)]
+    return behind[0] >= -1 and all(one <= two for one, two in pairwise(behind))
+
+
+def _times_support(
+    entries: Sequence[Entry], criteria: Sequence[Criterion], others: Sequence[Criterion]
+) -> bool:
+    """Tell whether the files' times bear one order out rather than another, and aren't those of a copy."""
+    times, other_times = (
+        [entry.modified_ns for entry in sorted_by(entries, one)] for one in (criteria, others)
+    )
+    latest = max(times)
+    is_last = times[-1] == latest > other_times[-1]
+    return is_last and not is_flat(entries) and _descents(times) <= _descents(other_times)
+
+
+def _descents(times: Sequence[int]) -> int:
+    return sum(later <= earlier for earlier, later in pairwise(times))
+
+
+def is_flat(entries: Sequence[Entry]) -> bool:
+    """Tell whether all files are of one moment, as a copy makes them: their times say nothing then."""
+    times = [entry.modified_ns for entry in entries]
+    return max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
+
+
+def had_by_all(entries: Sequence[Entry], criteria: Sequence[Criterion] = CRITERIA) -> list[Criterion]:
+    """Return the criteria that all checkpoints have."""
+    return [criterion for criterion in criteria if all(criterion(entry) is not None for entry in entries)]
+
+
+def positions(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[tuple[Any, ...]]:
+    """Return the positions of checkpoints by some criteria."""
+    return [tuple(criterion(entry) for criterion in criteria) for entry in entries]
+
+
+def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Entry]:
+    """Return checkpoints from the oldest to the newest by some criteria, and by their files' times."""
+
+    def position(entry: Entry) -> tuple[Any, ...]:
+        return (*(criterion(entry) for criterion in criteria), entry.modified_ns, entry.unit.path)
+
+    return sorted(entries, key=position)
+
+
+def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
+    """Yield what is newest by a count that didn't decide, and by which: epoch, step, name, what is inside."""
+    decided = decision(entries)
+    others: list[tuple[Sequence[Criterion], str]] = []
+    if decided.counts is not None:
+        others += [(decided.counts, "epoch"), (decided.counts[::-1], "step")]
+    if decided.named:
+        others += [(decided.named, "its name"), (decided.usual, "what is inside")]
+    seen = {sorted_by(entries, decided.criteria)[-1].path} if others else set()
+    for criteria, name in others:
+        newest = sorted_by(entries, criteria)[-1]
+        if newest.path not in seen:
+            seen.add(newest.path)
+            yield newest, name
+
+
+def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
+    """Return what may be the newest of a series: by its order, by time, or by another count."""
+    newest = [entries[-1]]
+    if not is_flat(entries):
+        newest.append(max(entries, key=lambda entry: entry.modified_ns))
+    sound = [entry for entry in entries if entry.is_sound]
+    newest += [entry for entry, _ in newest_otherwise(sound)] if sound else []
+    return list({entry.path: entry for entry in newest}.values())
+
+
+def written_last(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints with the last written first where their times contradict their order; else none."""
+    ordered, _ = order_entries(entries)
+    return sorted(ordered, key=lambda entry: -entry.modified_ns) if _contradiction(ordered) else []
+
+
+def _contradiction(ordered: Sequence[Entry]) -> str | None:
+    if len(ordered) < 2:
+        return None
+    last, latest = ordered[-1], max(ordered, key=lambda entry: entry.modified_ns)
+    if latest.modified_ns - last.modified_ns <= CONTRADICTION_SECONDS * 10**9:
+        return None
+    return f"{last.name} comes last, but {latest.name} was written later; was the run restarted?"
+
+
+def newest_first(
+    groups: Iterable[Group], is_meant: Callable[[Entry], bool] = lambda entry: True
+) -> Iterator[Entry]:
+    """Yield the checkpoints of all series: the most to resume from first, then the newest.
+
+    Each costs a look at the newest of all series, so whoever takes the first that will do asks for no more.
+    """
+    for tier in tiers(groups):
+        waiting = [list(filter(is_meant, group.entries)) for group in tier]
+        while waiting := [series for series in waiting if series]:
+            ordered, _ = order_entries([series[-1] for series in waiting])
+            newest = ordered[-1]
+            yield newest
+            next(series for series in waiting if series[-1] is newest).pop()
+
+
+def tiers(groups: Iterable[Group]) -> list[list[Group]]:
+    """Return series in the order in which one would resume from them; those of one tier compete."""
+    ranked: dict[Rank, list[Group]] = {}
+    for group in groups:
+        ranked.setdefault(_rank(group), []).append(group)
+    return [ranked[rank] for rank in sorted(ranked)]
+
+
+def _rank(group: Group) -> Rank:
+    """Return how little there is to resume from, whether nothing counts, and whether it is an average."""
+    sound = [entry for entry in group.entries if entry.is_sound]
+    if not sound:
+        return 4, True, True
+    newest = sound[-1]
+    number = newest.fields.number if newest.fields.is_ordinal else None
+    is_uncounted = all(value is None for value in (newest.epoch, newest.step, number))
+    if newest.has_weights:
+        level = 0 if newest.granularity is Granularity.FULL else 1
+    else:
+        level = 2 if newest.granularity is Granularity.PARTIAL else 3
+    return level, is_uncounted, bool(AVERAGED.search(newest.name))

@@ -1,0 +1,202 @@
+"""What several checkpoints say that one alone doesn't: pairs of numbers, and runs by date or setting."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ckpttool.core.naming import NameFields, pair_fields, parse_name
+from ckpttool.formats.globs import Globs, last_name
+from ckpttool.runs.members.entry import Entry
+
+_NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
+
+
+def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
+    """Return checkpoints; those whose names match a glob are of one series, whatever else their names say.
+
+    A name without a wildcard, ``model.pt``, is that of one in each of several directories beside each other.
+    """
+    applied: list[Entry] = []
+    for entry in keep_run_settings(entries):
+        glob = next((last_name(glob) for glob in globs.of(entry.path)), None)
+        if glob is not None:
+            fields = entry.fields
+            stem = os.path.splitext(entry.name)[0]
+            numbers = [number for number in _NUMBERS.findall(stem) if number.isdigit()]
+            has_position = any(value is not None for value in fields.position)
+            number = fields.number if has_position or not numbers else int(numbers[-1])
+            is_in_each = glob == entry.name
+            series = os.path.join(os.path.dirname(entry.directory), "*", glob) if is_in_each else None
+            entry = replace(entry, fields=replace(fields, blank=glob, number=number), series=series)
+        applied.append(entry)
+    return applied
+
+
+def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints; a number in their names that looks like a metric and tells runs apart stays there.
+
+    It does where each of its values has several checkpoints, and two have the same epoch and step:
+    ``llama_acc2_epoch_1.pth`` and ``llama_acc4_epoch_1.pth``. A run that has just begun may have one.
+    """
+    by_name: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if any(value is not None for value in entry.fields.position):
+            by_name[entry.directory, entry.fields.blank].append(entry)
+    settings_of_name = {name: _settings(same) for name, same in by_name.items()}
+    kept: list[Entry] = []
+    for entry in entries:
+        if settings := settings_of_name.get((entry.directory, entry.fields.blank)):
+            first, *rest = entry.fields.blank.split("*")
+            texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
+            blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
+            entry = replace(entry, fields=replace(entry.fields, blank=blank))
+        kept.append(entry)
+    return kept
+
+
+def _settings(same: Sequence[Entry]) -> Collection[int]:
+    """Return which of the fields in names of one form, neither epoch nor step, are settings.
+
+    Where no two have the same epoch and step, only what comes before these is one: a metric follows them.
+    """
+    positions = [entry.fields.position for entry in same]
+    texts = [_field_texts(entry) for entry in same]
+    if len({len(fields) for fields in texts}) > 1:
+        return ()
+    counts = [list(column) for column in zip(*positions, strict=True)]
+    columns = [[_number(text) for text in column] for column in zip(*texts, strict=True)]
+    counted = [at for at, values in enumerate(columns) if values in counts]
+    has_twins = len(set(positions)) < len(positions)
+    end = len(columns) if has_twins else min(counted, default=0)
+    return {
+        at for at in range(end) if at not in counted and _tells_runs_apart(columns[at], has_twins=has_twins)
+    }
+
+
+def _tells_runs_apart(values: Sequence[float | None], *, has_twins: bool) -> bool:
+    """Tell whether each of several values has several checkpoints, or most do where runs may have begun."""
+    counts = sorted(Counter(values).values())
+    singles = counts.count(1)
+    are_most = has_twins and 2 * singles < len(values)
+    return None not in values and len(counts) > 1 and counts[-1] > 1 and (singles <= 1 or are_most)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def _field_texts(entry: Entry) -> tuple[str, ...]:
+    """Return what a name has in place of each ``*`` of its blank."""
+    match = re.fullmatch("(.+?)".join(map(re.escape, entry.fields.blank.split("*"))), entry.name, re.DOTALL)
+    return match.groups() if match else ()
+
+
+def has_run_setting(entry: Entry) -> bool:
+    """Tell whether a setting in its name stays there, which would look like a metric without other runs."""
+    return entry.fields.blank.count("*") < parse_name(entry.name).blank.count("*")
+
+
+def has_run_setting_after_count(entry: Entry) -> bool:
+    """Tell whether that setting comes after the epoch or step: it takes two of one epoch to know it, then."""
+    return entry.fields.blank.find("*") == parse_name(entry.name).blank.find("*")
+
+
+def take_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
+    """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs."""
+    uncounted: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        is_asked_for = everywhere or entry.series is not None
+        if is_asked_for and all(value is None for value in entry.fields.position):
+            uncounted[entry.fields.blank if everywhere else entry.series or ""].append(entry)
+    counted = {
+        path: fields for same in uncounted.values() for path, fields in _directory_fields(same).items()
+    }
+    taken: list[Entry] = []
+    for entry in entries:
+        if (counts := counted.get(entry.path)) is not None:
+            fields = replace(entry.fields, epoch=counts.epoch, step=counts.step, number=counts.number)
+            entry = _replace_fields(entry, fields)
+        taken.append(entry)
+    return taken
+
+
+def _directory_fields(same: Sequence[Entry]) -> dict[str, NameFields]:
+    """Return what the only part in which directories differ says, by the checkpoint's path."""
+    parts = [entry.directory.split(os.sep) for entry in same]
+    if len({len(names) for names in parts}) != 1:
+        return {}
+    differing = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    if len(differing) != 1:
+        return {}
+    fields = [parse_name(name) for name in differing[0]]
+    # Bare numbers may be trials' numbers, unless somebody says that these are one series.
+    is_declared = all(entry.series is not None for entry in same)
+    counts = {(one.epoch, one.step, one.number if is_declared else None) for one in fields}
+    if len({one.blank for one in fields}) > 1 or (None, None, None) in counts or len(counts) < len(same):
+        return {}
+    return {entry.path: one for entry, one in zip(same, fields, strict=True)}
+
+
+def read_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints; ``checkpoint_1_100.pt`` and ``checkpoint_2_200.pt`` have an epoch and a step then.
+
+    A pair is one where both numbers grow together; otherwise the first may be a fold.
+    """
+    pairs = {entry.path: fields for entry in entries if (fields := pair_fields(entry.name)) is not None}
+    by_name: dict[tuple[str, str], list[NameFields]] = defaultdict(list)
+    for entry in entries:
+        if fields := pairs.get(entry.path):
+            by_name[entry.directory, fields.blank].append(fields)
+    growing = {name for name, same in by_name.items() if _grow_together(same)}
+    return [
+        _replace_fields(entry, fields) if fields and (entry.directory, fields.blank) in growing else entry
+        for entry, fields in ((entry, pairs.get(entry.path)) for entry in entries)
+    ]
+
+
+def _grow_together(pairs: Sequence[NameFields]) -> bool:
+    numbers = sorted((fields.epoch or 0, fields.step or 0) for fields in pairs)
+    steps = [step for _, step in numbers]
+    is_growing = len(steps) > 1 and all(one < two for one, two in pairwise(steps))
+    return is_growing and all(epoch < step for epoch, step in numbers)
+
+
+def _replace_fields(entry: Entry, fields: NameFields) -> Entry:
+    epoch, step = entry.inside
+    return replace(
+        entry,
+        fields=fields,
+        epoch=fields.epoch if epoch is None else epoch,
+        step=fields.step if step is None else step,
+    )
+
+
+def split_into_runs(entries: list[Entry]) -> list[list[Entry]]:
+    """Return the runs among checkpoints of one name: where dates go on, but epochs begin again, is another.
+
+    ``2026-01-01_e1``, ``…_e2`` and ``2026-01-02_e1`` are two runs; ``2026-01-02_e3`` would go on.
+    """
+    dated = [entry for entry in entries if entry.fields.saved_at and _position(entry) != (-1, -1)]
+    if len(dated) < len(entries):
+        return [entries]
+    ordered = sorted(dated, key=lambda entry: (entry.fields.saved_at or "", _position(entry)))
+    runs = [ordered[:1]]
+    for before, entry in pairwise(ordered):
+        is_later = entry.fields.saved_at != before.fields.saved_at
+        if is_later and _position(entry) <= _position(before):
+            runs.append([])
+        runs[-1].append(entry)
+    return runs
+
+
+def _position(entry: Entry) -> tuple[float, float]:
+    return -1 if entry.epoch is None else entry.epoch, -1 if entry.step is None else entry.step

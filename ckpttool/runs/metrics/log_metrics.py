@@ -1,0 +1,311 @@
+"""What logs say of checkpoints: matched by step, else by epoch, and never by a guess.
+
+What a log says counts more than what a checkpoint says of itself: somebody named the log. A contradiction is
+told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Literal
+
+from ckpttool.core.errors import NotFound, Unsupported, UsageError, from_os_error
+from ckpttool.core.report import counted
+from ckpttool.formats.traits import traits_of
+from ckpttool.io.source import open_regular
+from ckpttool.io.tfrecord import is_record_head
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.runs import read_number_pairs
+from ckpttool.runs.metrics.agreement import agree
+from ckpttool.runs.metrics.events import event_files, is_event_file, read_events
+from ckpttool.runs.metrics.log import Log, Number, Range
+from ckpttool.runs.metrics.text_logs import read_csv, read_json_lines, read_json_list, read_state
+
+TRAINER_STATE = "trainer_state.json"
+
+_AS_COUNTED = re.compile(r"(?P<name>.+):(?P<count>step|epoch)(?P<shift>[-+][0-9]{1,9})?", re.DOTALL)
+
+_BUFFER = 1 << 20
+_FIRST_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LogArgument:
+    """A log as it was named: ``metrics.csv``, or ``metrics.csv:epoch+1``.
+
+    Attributes:
+        text: All of it.
+        name: The file or directory.
+        count: What is matched; None where it is what there is.
+        shift: How much greater the checkpoints' number is than the log's.
+    """
+
+    text: str
+    name: str
+    count: Literal["step", "epoch"] | None = None
+    shift: int = 0
+
+    @staticmethod
+    def parse(text: str) -> LogArgument:
+        """Return what a name says; a file that is called so is meant as it is."""
+        match = None if os.path.lexists(text) else _AS_COUNTED.fullmatch(text)
+        if match is None:
+            return LogArgument(text, text)
+        count: Literal["step", "epoch"] = "step" if match["count"] == "step" else "epoch"
+        return LogArgument(text, match["name"], count, int(match["shift"] or 0))
+
+    def numbers(self, entries: Sequence[Entry]) -> frozenset[Number]:
+        """Return all steps and epochs of a log that could be those of checkpoints."""
+        numbers = (
+            number
+            for entry in entries
+            for number in (entry.step, entry.logged_as, entry.epoch, entry.fields.number)
+        )
+        return frozenset(number - self.shift for number in numbers if number is not None)
+
+
+def add_log_metrics(
+    entries: Sequence[Entry], files: Sequence[str], root: str
+) -> tuple[list[Entry], list[str]]:
+    """Return checkpoints with what logs say of them, and what is doubtful about it.
+
+    Args:
+        entries: The checkpoints.
+        files: The logs; of two that know a metric the later counts. A relative name that isn't there is
+            looked for in each directory of checkpoints, in the one above it, and in the root.
+        root: The directory that all was found in.
+
+    Raises:
+        UsageError: Nobody can tell which epochs of a log are which, and it has no other that is known.
+        NotFound: A log is nowhere.
+        CheckpointError: A log is damaged, or can't be read.
+    """
+    measured, warnings = read_number_pairs(entries), list[str]()
+    for given in map(LogArgument.parse, files) if measured else ():
+        undecided: str | None = None
+        has_any = False
+        for path, indexes in _locate_logs(given, measured, root, warnings).items():
+            covered = [measured[index] for index in indexes]
+            log = read_log(path, given.numbers(covered))
+            values = list(_match(given, log, covered))
+            doubts = [*log.warnings, *_doubts(given, log, covered, values)]
+            warnings += doubts
+            has_any = has_any or any(values)
+            if not any(values) and _other_base(given, log, covered):
+                undecided = undecided or doubts[-1]
+            for index, new in zip(indexes, values, strict=True):
+                measured[index] = replace(measured[index], metrics={**measured[index].metrics, **new})
+        if undecided is not None and not has_any:
+            raise UsageError(undecided)
+    return measured, warnings
+
+
+def read_log(path: str, numbers: frozenset[Number]) -> Log:
+    """Return what a log has of some steps and epochs."""
+    log = Log(_short_path(path), numbers)
+    if not os.path.isdir(path):
+        with _open_log(path) as file:
+            _read_file(file, log)
+        return log
+    files = event_files(path)
+    if not files:
+        raise Unsupported(path, "a directory without event files", expected="events.out.tfevents…, or a file")
+    for event_file, prefix in files:
+        with _open_log(event_file) as file:
+            read_events(file, event_file, log, prefix)
+    return log
+
+
+def _read_file(file: BinaryIO, log: Log) -> None:
+    """Read a file by what it begins with, whatever it is called."""
+    start = file.peek(_FIRST_BYTES) if hasattr(file, "peek") else b""
+    name = os.path.basename(log.path)
+    if is_event_file(name) or is_record_head(start[:_FIRST_BYTES]):
+        read_events(file, log.path, log)
+    elif name == TRAINER_STATE:
+        read_state(file, log)
+    elif start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        read_json_lines(file, log)
+    elif start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        read_json_list(file, log)
+    else:
+        read_csv(file, log)
+
+
+def _open_log(path: str) -> BinaryIO:
+    try:
+        return open_regular(path, _BUFFER)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError as error:
+        raise NotFound(path, f"no path: {error}") from error
+
+
+# Where the logs lie --------------------------------------------------------------------------------
+
+
+def _locate_logs(
+    given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
+) -> dict[str, list[int]]:
+    """Return the logs that a name stands for, each with the checkpoints that it is for."""
+    if os.path.isabs(given.name) or os.path.lexists(given.name):
+        return {given.name: list(range(len(entries)))}
+    directories = {entry.directory for entry in entries}
+    paths = {directory: _log_beside(directory, given.name, root) for directory in directories}
+    missing = sorted(directory for directory, path in paths.items() if path is None)
+    if len(missing) == len(paths):
+        problem = "no such file or directory, neither here nor beside the checkpoints nor above them"
+        raise NotFound(given.name, problem)
+    if missing:
+        others = len(missing) - 1
+        more = " and 1 other directory" if others == 1 else f" and {others:,} other directories"
+        names = f"{missing[0]}{more if others else ''}"
+        warnings.append(f"{given.name}: there is none beside the checkpoints in {names}")
+    logs: dict[str, list[int]] = {}
+    for index, entry in enumerate(entries):
+        if (path := paths[entry.directory]) is not None:
+            logs.setdefault(path, []).append(index)
+    return logs
+
+
+def _log_beside(directory: str, name: str, root: str) -> str | None:
+    for parent in (directory, os.path.join(directory, os.pardir), root):
+        path = os.path.join(parent, name)
+        if os.path.lexists(path):
+            return _short_path(path)
+    return None
+
+
+def _short_path(path: str) -> str:
+    """Return a path without detours, where that is the same file."""
+    short = os.path.normpath(path)
+    try:
+        return short if os.path.samefile(short, path) else path
+    except (OSError, ValueError):
+        return path
+
+
+# What belongs to what ------------------------------------------------------------------------------
+
+
+def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
+    """Yield what a log says of each checkpoint.
+
+    A log of Lightning's, which has epochs beside its steps, counts as Lightning's loggers do; one that fits
+    none of its checkpoints that way is somebody's own.
+    """
+    is_odd = given.count is not None or _other_base(given, log, entries)
+    as_logged = given.count is None and log.counts_both
+    if as_logged and not any(one.logged_as in log.by_step for one in entries if one.logged_as is not None):
+        as_logged = False
+    for entry in entries:
+        if given.count is not None:
+            yield _match_as_given(given, log, entry)
+            continue
+        step = entry.logged_as if as_logged and entry.logged_as is not None else entry.step
+        values: dict[str, float] = {}
+        if step is not None:
+            values |= log.by_step.get(step, {})
+        elif entry.epoch is not None and not is_odd:
+            values |= log.in_epoch.get(entry.epoch, {})
+        if entry.epoch is not None and not is_odd:
+            values |= log.by_epoch.get(entry.epoch, {})
+        yield values
+
+
+def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, float]:
+    """Return what a log says of a checkpoint where it was told what to match, and by how much to shift it."""
+    number = entry.step if given.count == "step" else entry.epoch
+    if number is None and entry.fields.position.count(None) == 3:
+        number = entry.fields.number  # its name has neither, but a number
+    if number is None:
+        return {}
+    number -= given.shift
+    if given.count == "step" or log.epochs.least is None:
+        return log.by_step.get(number, {})
+    return {**log.in_epoch.get(number, {}), **log.by_epoch.get(number, {})}
+
+
+def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
+    """Tell whether epochs of a log and of checkpoints seem to be counted from different numbers."""
+    epochs = Range.of(entry.epoch for entry in entries)
+    if given.count is not None or log.epochs.least is None or epochs.least is None:
+        return False
+    if log.epochs.most is None or epochs.most is None:
+        return False
+    is_keras = any(
+        traits_of(one.format or "").counts_epochs_from_one and one.inside[0] is None
+        for one in entries
+        if one.epoch is not None
+    )
+    if log.epochs.least == 0 and epochs.least > 0:
+        return is_keras or epochs.most > log.epochs.most
+    return log.epochs.least == 1 and epochs.least == 0
+
+
+# What is doubtful ----------------------------------------------------------------------------------
+
+
+def _doubts(
+    given: LogArgument, log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
+) -> Iterator[str]:
+    if not any(values):
+        yield _no_match(given, log, entries)
+        return
+    directories = {entry.directory for entry, measured in zip(entries, values, strict=True) if measured}
+    if len(directories) > 1:
+        yield f"{log.path}: one log for the checkpoints of {len(directories):,} directories"
+    if (log.by_epoch or not log.counts_both) and _other_base(given, log, entries):
+        has, have = log.epochs, Range.of(entry.epoch for entry in entries)
+        yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_base_hint(given, log)}"
+    yield from _contradictions(log, entries, values)
+
+
+def _base_hint(given: LogArgument, log: Log) -> str:
+    """Return what somebody can say where epochs of a log and of checkpoints begin differently."""
+    hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
+    problem = "it can't be told which epochs are the same"
+    return f"{problem} (say {hint}, or {given.name}:epoch where equal numbers are)"
+
+
+def _no_match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> str:
+    if log.steps.least is None and log.epochs.least is None:
+        return f"{log.path}: nothing is in it yet"
+    steps, epochs = Range.of(entry.step for entry in entries), Range.of(entry.epoch for entry in entries)
+    both = f"{log.path}: it has {_counts(log.steps, log.epochs)}, the checkpoints {_counts(steps, epochs)}"
+    if _other_base(given, log, entries):
+        return f"{both}; {_base_hint(given, log)}"
+    none = "it has no number at any of them" if log.has_bare else "none of them is in it"
+    if log.epochs.least is None and steps.least is None and epochs.least is not None:
+        return f"{both}; {none} (if its steps are epochs, say {given.name}:epoch)"
+    return f"{both}; {none}"
+
+
+def _counts(steps: Range, epochs: Range) -> str:
+    known = [
+        f"{name}s {numbers}"
+        for name, numbers in (("step", steps), ("epoch", epochs))
+        if numbers.least is not None
+    ]
+    return " and ".join(known) or "neither steps nor epochs"
+
+
+def _contradictions(
+    log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
+) -> Iterator[str]:
+    """Yield for each metric how many checkpoints say something else of themselves than a log does."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for entry, measured in zip(entries, values, strict=True):
+        for name, value in measured.items():
+            recorded = entry.recorded_metric(name)
+            if recorded is not None and not agree(recorded, value):
+                counts[name] += 1
+                first.setdefault(name, f"{entry.name} says {recorded:.6g}, the log {value:.6g}")
+    for name, count in counts.items():
+        whose = f"{name} of {counted(count, 'checkpoint')}"
+        yield f"{log.path}: {whose} is another in the log, which counts: {first[name]}"

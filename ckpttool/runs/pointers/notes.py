@@ -1,0 +1,241 @@
+"""What small texts say of checkpoints: ``best.txt``, ``best.json``, a list of the three best.
+
+Whatever such a file is called and however it is written, what stands in it and is a checkpoint's name or path
+is meant.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.io.source import open_regular
+from ckpttool.ops.manifest import SHARED
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pointers.readers import MAX_POINTER, PINS
+from ckpttool.runs.pointers.targets import CheckpointIndex, exists
+
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+_LOGS = (".log", ".out", ".err", ".csv", ".tsv", ".jsonl", ".ndjson")
+"""Endings of what tells of every checkpoint that was written, so that it points at none."""
+
+
+_LISTS = frozenset({tf_state.NAME, PINS, *SHARED, "trainer_state.json"})
+"""What names many, or is read in a way of its own."""
+
+
+SUMS = re.compile(
+    r"(?:.*[._-])?(?:md5|sha(?:1|224|256|384|512)?|b2|check)?sums?(?:\.txt)?"
+    r"|.*\.(?:md5|sha(?:1|224|256|384|512)|b2)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What lists of digests are called, whoever wrote them."""
+
+
+_QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
+
+
+_WORD = re.compile(r"[^\s\"'`,;|<>(){}\[\]]+")
+
+
+_AFTER = re.compile(r"[:=]")
+
+
+_END = ".!?:,;"
+
+
+_QUOTES = "\"'`"
+
+
+_EMPHASIS = "*_~"
+
+
+_SLASHES = re.compile(r"[/\\]+")
+
+
+_MOST_PARTS = 64
+"""Names in a path; a longer one is none."""
+
+
+class Mentions:
+    """Finds the checkpoints that a text names: at the paths in it, or else of the same name.
+
+    A path is tried relative to the text's directory and to those above it, and as it is. What lies there and
+    is no checkpoint that was looked at is meant by it; only where nothing does, its last parts are tried.
+    """
+
+    def __init__(self, index: CheckpointIndex) -> None:
+        self._index = index
+        self._real: dict[str, str] = {}
+        self._stems: dict[str, list[Entry]] = defaultdict(list)
+        self._names: dict[str, list[Entry]] = defaultdict(list)
+        for path, entry in index.by_path.items():
+            directory, name = os.path.split(path)
+            stem = _stem(name)
+            self._names[name].append(entry)
+            if stem is not None and name == entry.name:
+                self._stems[os.path.join(directory, stem)].append(entry)
+                self._names[stem].append(entry)
+
+    def of(self, text: str, directory: str, note: str) -> Iterator[Entry]:
+        """Yield the checkpoints that a text in a directory names.
+
+        ``note`` is the name of its file: one that is called like a checkpoint belongs to that, and tells of
+        it.
+        """
+        alone = set(note_lines(text))
+        for word in dict.fromkeys(note_words(text)):
+            is_alone = word in alone and (_has_letter(word) or word == text.strip())
+            yield from self.look_up(word, directory, note, is_alone=is_alone)[1]
+
+    def look_up(
+        self, word: str, directory: str, note: str, *, is_alone: bool = False
+    ) -> tuple[str, Sequence[Entry]]:
+        """Return the name in a word that is a checkpoint's, or its stem, and the checkpoints that it means.
+
+        The word, which may be a path, stands in a text as ``of`` has it. Where it stands alone it is meant
+        though it doesn't look like a name.
+        """
+        parts = [part for part in _SLASHES.split(word) if part not in ("", os.curdir)]
+        known = next((part for part in reversed(parts) if part in self._names), None)
+        if known is None or len(parts) > _MOST_PARTS or _describes(note, known):
+            return "", ()
+        # ``final`` and ``100`` are no names wherever they stand.
+        looks_like_name = _has_letter(word) and ("." in word or _has_digit(word))
+        if len(parts) == 1 and not is_alone and not looks_like_name:
+            return "", ()
+        return known, self._entries_meant(parts, known, directory, word.startswith(("/", "\\")))
+
+    def _entries_meant(
+        self, parts: Sequence[str], known: str, directory: str, is_absolute: bool
+    ) -> Sequence[Entry]:
+        bases = list(_upwards(os.path.abspath(directory)))
+        for base in [os.sep] if is_absolute else bases:
+            if entries := self._entries_at(base, parts):
+                return entries
+            if exists(os.path.join(base, *parts)):
+                # Something else lies there: what encloses it is meant, unless the base lies in that, too.
+                entry = self._index.find(os.path.join(base, *parts))
+                if entry is None or os.path.join(self._real_path(base), "").startswith(_path_prefix(entry)):
+                    return []
+                return [entry]
+        for start in range(len(parts)):
+            for base in bases:
+                if entries := self._entries_at(base, parts[start:]):
+                    return entries
+        below = os.path.join(self._real_path(directory), "")
+        return [entry for entry in self._names[known] if _path_prefix(entry).startswith(below)]
+
+    def _entries_at(self, base: str, parts: Sequence[str]) -> list[Entry]:
+        """Return the checkpoints at a path, with or without a suffix."""
+        path = os.path.join(self._real_path(os.path.join(base, *parts[:-1])), parts[-1])
+        entry = self._index.by_path.get(path)
+        return list(self._stems.get(path, ())) if entry is None else [entry]
+
+    def _real_path(self, path: str) -> str:
+        if path not in self._real:
+            try:
+                self._real[path] = os.path.realpath(path)
+            except ValueError:  # a NUL in it
+                self._real[path] = path
+        return self._real[path]
+
+
+def _upwards(directory: str) -> Iterator[str]:
+    while True:
+        yield directory
+        above = os.path.dirname(directory)
+        if above == directory:
+            return
+        directory = above
+
+
+def _path_prefix(entry: Entry) -> str:
+    """Return what the real paths of all in a checkpoint begin with."""
+    return os.path.join(os.path.realpath(entry.directory), entry.name, "")
+
+
+def _stem(name: str) -> str | None:
+    """Return a name without its suffix, where a number in it says that it is one."""
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix and _has_digit(stem) else None
+
+
+def _describes(name: str, known: str) -> bool:
+    """Tell whether a file is called like a checkpoint, as ``epoch_3.json`` that tells of ``epoch_3.pt``."""
+    stem = _stem(known) or known
+    return _has_digit(stem) and name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
+
+
+def _has_letter(text: str) -> bool:
+    return any(char.isalpha() for char in text)
+
+
+def _has_digit(text: str) -> bool:
+    return any(char.isdigit() for char in text)
+
+
+def is_note(name: str) -> bool:
+    """Tell whether a file of this name may be a note: no list of all, no log, no digests."""
+    is_list = name in _LISTS or name.lower().endswith((*_LOGS, *SIDECARS))
+    return not is_list and SUMS.fullmatch(name) is None
+
+
+def read_note(file: os.DirEntry[str]) -> str | None:
+    """Return what a small text file says, or None where it is something else."""
+    try:
+        if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
+            return None
+        with open_regular(file.path) as opened:
+            data = opened.read(MAX_POINTER)
+    except OSError:  # it has just gone, or is not for us
+        return None
+    return decode_note(data)
+
+
+def decode_note(data: bytes) -> str | None:
+    """Return the text of a note, or None where it is too long for one, or none at all."""
+    coding = next((coding for mark, coding in _MARKS.items() if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(coding)
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text or len(data) > MAX_POINTER else text
+
+
+def note_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, and what stands in them behind a colon or an equals sign; without quotes."""
+    for line in text.splitlines():
+        bare = line.strip()
+        for value in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
+            if value.strip(_QUOTES):
+                yield value.rstrip(",").strip(_QUOTES)
+            if plain := _without_emphasis(value):
+                yield plain
+
+
+def note_words(text: str) -> Iterator[str]:
+    """Yield what a text could name: its lines, what is quoted, and its words."""
+    yield from note_lines(text)
+    yield from (one or other for one, other in _QUOTED.findall(text))
+    for word in _WORD.findall(text):
+        yield word
+        yield word.rstrip(_END)
+        yield from _AFTER.split(word)[1:]
+        yield _without_emphasis(word)
+
+
+def _without_emphasis(text: str) -> str:
+    """Return what Markdown shows of ``**name**`` or ``_name_``, of which the ends may be words apart."""
+    return text.rstrip(_END).strip(_EMPHASIS).strip(_QUOTES).rstrip(_END)

@@ -1,0 +1,357 @@
+"""Lists of pins: what stands in one, which of them speak of a directory, and what they protect there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.core.naming import parse_name
+from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.io.atomic import write_atomically
+from ckpttool.io.source import NotRegular, open_regular
+from ckpttool.io.toml import change_strings, parse_toml
+from ckpttool.runs.pointers.readers import MAX_STATE, PINS
+from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
+from ckpttool.transaction.paths import is_within, shown
+from ckpttool.transaction.state_dir import state_dir_of, user_name
+
+if TYPE_CHECKING:
+    from ckpttool.runs.members.order import Group
+    from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
+
+
+KEY = "pinned"
+
+
+_WILD = re.compile(r"[*?]|\[.+\]")
+
+
+class _NoText(ValueError):
+    """A file that can't be a list of pins, whatever is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One line of a list of pins: the file, what stands there, and the path that it means."""
+
+    file: str
+    name: str
+    path: str
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether what it means is there."""
+        return os.path.exists(self.path) or os.path.exists(f"{self.path}{INDEX}")
+
+
+def pins_in(file: str, text: str) -> Iterator[Pin]:
+    """Yield the pins in a file."""
+    directory = os.path.dirname(file)
+    try:
+        names = pinned_names(text)
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+    for name in names:
+        yield Pin(file, name, shown(os.path.normpath(os.path.join(directory, name))))
+
+
+def pinned_names(text: str) -> list[str]:
+    """Return what is pinned, as it stands in a file.
+
+    Raises:
+        ValueError: It is no TOML, or no list of names; or such a list stands where nobody would look for it.
+    """
+    tables = parse_toml(text)
+    if (place := _misplaced_key(tables)) is not None:
+        raise ValueError(f"{place} means nothing; {KEY} is what pins, above all tables")
+    names = tables.get(KEY, [])
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f"{KEY} is no list of names")
+    return names
+
+
+def _misplaced_key(tables: Mapping[str, object]) -> str | None:
+    """Return a key that was meant to pin: misspelt, or below a table."""
+    for key in tables:
+        if key != KEY and (key.lower().startswith("pin") or get_close_matches(key.lower(), [KEY], 1, 0.8)):
+            return key
+    tasks = [(key, value) for key, value in tables.items() if isinstance(value, dict)]
+    while tasks:
+        path, table = tasks.pop()
+        if KEY in table:
+            return f"{path}.{KEY}"
+        tasks += [(f"{path}.{key}", value) for key, value in table.items() if isinstance(value, dict)]
+    return None
+
+
+def _unreadable(file: str, error: Exception) -> DamagedCheckpoint:
+    expected = None if isinstance(error, _NoText) else 'pinned = ["name", …]'
+    return DamagedCheckpoint(shown(file), f"the pins can't be read: {error}", expected=expected)
+
+
+def read_list(file: str) -> str:
+    """Return a list of pins as it stands on the disk, line endings included; nothing where there is none."""
+    try:
+        return _list_text(file)
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+
+
+def _list_text(file: str) -> str:
+    """Return what a file says.
+
+    Raises:
+        ValueError: It is no text, or can't be a list; the text says why.
+        CheckpointError: It can't be read.
+    """
+    try:
+        with open_regular(file) as opened:
+            content = opened.read(MAX_STATE + 1)
+    except FileNotFoundError as error:
+        if os.path.islink(file):
+            raise from_os_error(error, file) from error
+        return ""
+    except NotRegular as error:
+        raise _NoText("it is no regular file") from error
+    except OSError as error:
+        raise from_os_error(error, file) from error
+    if len(content) > MAX_STATE:
+        raise _NoText("no list of names is so long")
+    return content.decode()
+
+
+def changed_text(
+    file: str, text: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
+) -> str:
+    """Return the text of a file with other pins in it."""
+    try:
+        return change_strings(text, KEY, renamed=renamed, added=added)
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+
+
+def write_list(file: str, text: str) -> None:
+    """Write a list of pins; one that says nothing any more goes."""
+    try:
+        _require_trusted_link(file)
+        target = os.path.realpath(file)
+        if "".join(text.split()) == f"{KEY}=[]":
+            os.unlink(target)
+        else:
+            write_atomically(target, text.encode())
+    except OSError as error:
+        raise AccessDenied(shown(file), f"{from_os_error(error, file).reason}; no pin was changed") from error
+
+
+def _require_trusted_link(file: str) -> None:
+    """Require of a link that this user made it, or whoever could write himself what it leads to."""
+    if not os.path.islink(file) or not hasattr(os, "geteuid"):
+        return
+    maker = os.lstat(file).st_uid
+    trusted = {os.geteuid(), *((os.stat(file).st_uid,) if os.path.exists(file) else ())}
+    if maker not in trusted:
+        reason = f"a symlink that another user made, {user_name(maker)}; no pin was changed"
+        raise AccessDenied(shown(file), reason, expected="remove it, or name the pins where it leads")
+
+
+def list_for(directory: str) -> str:
+    """Return the file that what lies in a directory is pinned in."""
+    home = state_dir_of(directory)
+    return os.path.join(home.path if home.suffix else directory, PINS)
+
+
+def lists_for(directory: str) -> list[str]:
+    """Return the lists that may pin what lies in a directory, from the nearest on.
+
+    The search ends after the home directory, and where the file system ends.
+    """
+    real = os.path.realpath(directory)
+    lists = [os.path.join(directory, PINS)] if os.path.lexists(os.path.join(real, PINS)) else []
+    for above in _directories_above(real):
+        if os.path.lexists(os.path.join(above, PINS)):
+            # As one would write it beside the directory, if that leads there.
+            near = os.path.normpath(os.path.join(directory, os.path.relpath(above, real)))
+            lists.append(os.path.join(near if os.path.realpath(near) == above else above, PINS))
+    return lists
+
+
+def _directories_above(directory: str) -> Iterator[str]:
+    home = os.path.realpath(os.path.expanduser("~"))
+    parent = os.path.dirname(directory)
+    while directory not in (home, parent) and _device(directory) in (_device(parent), None):
+        yield parent
+        directory, parent = parent, os.path.dirname(parent)
+
+
+def _device(directory: str) -> int | None:
+    try:
+        return os.stat(directory).st_dev
+    except OSError:  # it is not there, or may not be looked at
+        return None
+
+
+def pins_above(directory: str) -> Iterator[Pin]:
+    """Yield the pins of what lies in a directory or below that stand in lists above it."""
+    real = os.path.realpath(directory)
+    for file in lists_for(directory):
+        above = os.path.dirname(file)
+        if os.path.realpath(above) == real:
+            continue
+        for pinned in pins_in(file, read_list(file)):
+            path = os.path.realpath(_pin_path(pinned))
+            if is_within(path, real) and path != real:
+                shown_path = shown(os.path.join(directory, os.path.relpath(path, real)))
+                yield Pin(file, pinned.name, shown_path)
+
+
+def _pin_path(pinned: Pin) -> str:
+    return os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name))
+
+
+def pin_fault(pinned: Pin) -> str | None:
+    """Return why an entry of a list pins nothing, though what it names is there; None where it pins that."""
+    if (fault := _name_fault(pinned)) is not None:
+        return fault
+    try:
+        resolve_checkpoint(_pin_path(pinned))
+    except CheckpointError as error:
+        return f"which is no checkpoint: {error.found}"
+    return None
+
+
+def _name_fault(pinned: Pin) -> str | None:
+    if not pinned.name.strip() or "\0" in pinned.name:
+        return "which is no name"
+    directory = os.path.realpath(os.path.dirname(pinned.file))
+    path = _pin_path(pinned)
+    above, name = os.path.split(path)
+    # The name itself may be a symlink to elsewhere: it is what is pinned.
+    real = os.path.realpath(path) if name == os.pardir else os.path.join(os.path.realpath(above), name)
+    if not is_within(os.path.normpath(real), directory):
+        return "which lies elsewhere: a list speaks of what is below it"
+    return None
+
+
+def absence_message(pinned: Pin) -> str:
+    """Return what to say of a pin of what isn't there."""
+    hint = ": pins are names, and no globs" if _WILD.search(pinned.name) else ""
+    return f"isn't there{hint} (ckpttool unpin takes that back)"
+
+
+def follow_pins(
+    pointed: PointerProtections, root: str, groups: Sequence[Group], index: CheckpointIndex
+) -> None:
+    """Protect what is pinned; where a list can't be understood, leave alone all that it speaks of."""
+    reach = _Reach(groups)
+    files: dict[str, str] = {}
+    for file in _lists_for_all(root, reach.directories):
+        files.setdefault(os.path.join(os.path.realpath(os.path.dirname(file)), PINS), file)
+    for file in files.values():
+        try:
+            names = pinned_names(_list_text(file))
+        except (CheckpointError, ValueError) as error:
+            why = error.found if isinstance(error, CheckpointError) else str(error)
+            _leave_alone(pointed, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
+            continue
+        for name in names:
+            _follow_pin(pointed, Pin(file, name, name), index, reach)
+
+
+def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
+    """Yield the lists that speak of directories: of those below the root nobody looks above it again."""
+    yield from lists_for(root)
+    seen = {root}
+    for directory in sorted(directories):
+        if not is_within(directory, root):
+            yield from lists_for(directory)
+            continue
+        while directory not in seen:
+            seen.add(directory)
+            if os.path.lexists(file := os.path.join(directory, PINS)):
+                yield file
+            directory = os.path.dirname(directory) or os.curdir
+
+
+def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, reach: _Reach) -> None:
+    directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
+    if (fault := _name_fault(pinned)) is not None:
+        _leave_alone(pointed, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+        return
+    beside, name = os.path.split(path)
+    entry = index.by_path.get(os.path.join(os.path.realpath(beside), name))
+    entry = entry or index.by_path.get(os.path.realpath(path))
+    if entry is None and os.path.exists(path):
+        entry = index.find(path)
+    if entry is not None:
+        pointed.protect(entry, KEY, pinned.file)
+    elif not Pin(pinned.file, pinned.name, path).is_there:
+        dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
+        if os.path.isdir(beside or os.curdir):
+            _leave_alone(pointed, reach.beside(path), pinned.file, dangling)
+        elif _WILD.search(pinned.name):
+            _leave_alone(pointed, reach.like(path, directory), pinned.file, dangling)
+        else:
+            _protect_namesakes(pointed, pinned, index, dangling)
+    else:
+        groups = reach.below(path if os.path.isdir(path) else beside)
+        fault = pin_fault(pinned) if groups else None
+        if fault is not None:
+            _leave_alone(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+
+
+def _protect_namesakes(
+    pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str
+) -> None:
+    """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
+    directory, name = os.path.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
+    for path in index.paths.get(name, ()):
+        if is_within(path, directory):
+            pointed.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)
+    pointed.warnings.append(f"{shown(pinned.file)}: {dangling}; all below it that is called {name} stays")
+
+
+def _leave_alone(pointed: PointerProtections, groups: Iterable[Group], file: str, why: str) -> None:
+    for group in groups:
+        pointed.skipped[group.key] = f"{shown(file)}: {why}"
+
+
+class _Reach:
+    """Finds the series that a list, or an entry in it, can mean."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self.directories = {entry.directory for group in groups for entry in group.entries}
+        self._real = {directory: os.path.realpath(directory) for directory in self.directories}
+
+    def below(self, directory: str) -> list[Group]:
+        """Return the series in a directory, and below it."""
+        real = os.path.realpath(directory)
+        return [
+            group
+            for group in self._groups
+            if any(is_within(path, real) for path in self._real_directories(group))
+        ]
+
+    def beside(self, path: str) -> list[Group]:
+        """Return the series beside a path: those that its name would belong to, or else all."""
+        real = os.path.realpath(os.path.dirname(path))
+        beside = [group for group in self._groups if real in self._real_directories(group)]
+        return _groups_of_name(beside, path) or beside
+
+    def like(self, path: str, directory: str) -> list[Group]:
+        """Return the series below a directory that a name would belong to, or else all there."""
+        below = self.below(directory)
+        return _groups_of_name(below, path) or below
+
+    def _real_directories(self, group: Group) -> Collection[str]:
+        return {self._real[entry.directory] for entry in group.entries}
+
+
+def _groups_of_name(groups: Iterable[Group], path: str) -> list[Group]:
+    blank = parse_name(os.path.basename(path)).blank
+    return [group for group in groups if any(entry.fields.blank == blank for entry in group.entries)]

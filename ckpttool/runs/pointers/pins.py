@@ -1,0 +1,260 @@
+"""Pins: checkpoints that no policy removes, noted in a small file beside them.
+
+The file is ``.ckpttool.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid
+root, and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory around,
+with their name in front.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.io.directories import walk
+from ckpttool.io.toml import change_strings, quote
+from ckpttool.runs.pointers.pin_lists import (
+    KEY,
+    Pin,
+    changed_text,
+    list_for,
+    lists_for,
+    pinned_names,
+    pins_above,
+    pins_in,
+    read_list,
+    write_list,
+)
+from ckpttool.runs.pointers.readers import PINS
+from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
+from ckpttool.transaction.lock import BUSY, lock_directory
+from ckpttool.transaction.paths import bare, shown
+from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.recovery import recover_directory
+
+PATIENCE = 10.0
+"""Seconds for which a lock is tried: another pin takes moments."""
+_PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """What a pin, or the end of one, came to.
+
+    Attributes:
+        changed: Paths that are pinned now and were not, or the other way round.
+        unchanged: Paths that were so before.
+        pins: All pins in the files that were looked at, as they are now.
+        recovered: What became of what an interrupted command had left there, each in a sentence.
+    """
+
+    changed: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    pins: tuple[Pin, ...]
+    recovered: tuple[str, ...] = ()
+
+
+def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
+    """Pin checkpoints; all are looked at before the first is.
+
+    Raises:
+        CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
+    """
+    given = [os.fspath(path) for path in paths]
+    recovered = tuple(_recover(given))
+    places = [resolve_checkpoint(path) for path in given]
+    for place in places:
+        try:
+            quote(place.name)
+        except ValueError as error:
+            raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
+    files: dict[str, list[CheckpointPlace]] = defaultdict(list)
+    for place in places:
+        files[list_for(place.directory)].append(place)
+    changed: list[str] = []
+    for file, named in files.items():
+        with _lock_all(file, named):
+            text = read_list(file)
+            known = list(pins_in(file, text))
+            new = [place for place in named if not any(_is_pin_of(place, pinned) for pinned in known)]
+            new = [place for place in new if not _lists_pinning(place)]
+            new = list({place.path: place for place in new}.values())
+            if new:
+                write_list(file, changed_text(file, text, added=[_name_in(file, place) for place in new]))
+            changed += [place.path for place in new]
+    return replace(_pinning(files, places, changed), recovered=recovered)
+
+
+def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
+    """Take pins back, those of checkpoints that have gone included.
+
+    Raises:
+        CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
+    """
+    given = [os.fspath(path) for path in paths]
+    recovered = tuple(_recover(given))
+    places = [_resolve_or_pinned(path) for path in given]
+    files: dict[str, list[CheckpointPlace]] = defaultdict(list)
+    for place in places:
+        for file in _lists_pinning(place):
+            files[file].append(place)
+    changed: list[str] = []
+    for file, named in files.items():
+        with _lock_all(file, named):
+            text = read_list(file)
+            ending = [
+                (place.path, pinned.name)
+                for pinned in pins_in(file, text)
+                for place in named
+                if _is_pin_of(place, pinned)
+            ]
+            if ending:
+                write_list(file, changed_text(file, text, renamed={name: None for _, name in ending}))
+            changed += [path for path, _ in ending]
+    return replace(_pinning(files, places, changed), recovered=recovered)
+
+
+def _raise_error(error: CheckpointError) -> None:
+    raise error
+
+
+def pins_below(
+    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = _raise_error
+) -> tuple[Pin, ...]:
+    """Return all pins of what lies in a directory tree; no link is followed.
+
+    Args:
+        directory: The directory.
+        on_error: Told of lists and directories that can't be read; without it they are raised.
+
+    Raises:
+        CheckpointError: The directory can't be read.
+    """
+    root = bare(os.fspath(directory))
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        raise from_os_error(error, root) from error
+    pins: list[Pin] = []
+
+    def add(read: Callable[[], Iterable[Pin]]) -> None:
+        try:
+            pins.extend(read())
+        except CheckpointError as error:
+            on_error(error)
+
+    def tell(error: OSError) -> None:
+        on_error(from_os_error(error, shown(os.fspath(error.filename or root))))
+
+    add(lambda: list(pins_above(root)))
+    for parent, names, _ in walk(root, tell):
+        names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        file = os.path.join(parent, PINS)
+        if os.path.lexists(file):
+            add(partial(_pins_in_list, file))
+    return tuple(pins)
+
+
+def _pins_in_list(file: str) -> list[Pin]:
+    return list(pins_in(file, read_list(file)))
+
+
+def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
+    """Return a list of pins in which what has got another name is pinned under that."""
+    new: dict[str, str | None] = {}
+    for name in pinned_names(text):
+        path = os.path.normpath(name)
+        if path not in renamed:
+            path = path.removesuffix(INDEX)
+        if path in renamed:
+            new[name] = renamed[path]
+    return change_strings(text, KEY, renamed=new) if new else text
+
+
+def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
+    """Return what holds the locks of all directories that a list of pins is about."""
+    directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
+    with ExitStack() as stack:
+        for directory in sorted({os.path.realpath(one): one for one in directories}.values()):
+            if os.path.isdir(directory):
+                _lock(stack, directory)
+        return stack.pop_all()
+
+
+def _recover(paths: Iterable[str]) -> Iterator[str]:
+    """Settle what an interrupted command has left where some paths lie; a pin is for what is there then."""
+    for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
+        if not pending_journals(directory):
+            continue
+        with ExitStack() as stack:
+            _lock(stack, directory)
+            recovery = recover_directory(directory)
+        yield from (
+            f"{path}: an interrupted prune had begun to remove it; that is finished"
+            for path in recovery.finished
+        )
+        yield from (
+            f"{path}: an interrupted prune had begun to remove it; it is back now"
+            for path in recovery.put_back
+        )
+        yield from recovery.moved
+        yield from (f"{path}: {why}" for path, why in recovery.failed.items())
+
+
+def _lock(stack: ExitStack, directory: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            stack.enter_context(lock_directory(directory))
+        except CheckpointError as error:
+            if error.code != BUSY:
+                raise AccessDenied(shown(directory), f"{error.reason}; no pin was changed") from error
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _name_in(file: str, place: CheckpointPlace) -> str:
+    """Return what is written of a checkpoint: its name, and in front of it what leads there from the file."""
+    start = os.path.realpath(os.path.dirname(file) or os.curdir)
+    relative = os.path.relpath(os.path.realpath(place.directory), start)
+    return place.name if relative == os.curdir else f"{relative}/{place.name}".replace(os.sep, "/")
+
+
+def _is_pin_of(place: CheckpointPlace, pinned: Pin) -> bool:
+    """Tell whether a pin means a checkpoint, by whatever name of it."""
+    directory, name = os.path.split(os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
+    is_beside = os.path.realpath(directory) == os.path.realpath(place.directory)
+    return is_beside and (name in place.names or name.removesuffix(INDEX) == place.name)
+
+
+def _resolve_or_pinned(path: str) -> CheckpointPlace:
+    """Return the checkpoint that a path names, or where it was, as long as it is pinned."""
+    try:
+        return resolve_checkpoint(path)
+    except CheckpointError:
+        gone = place_of(bare(path))
+        if _lists_pinning(gone):
+            return gone
+        raise
+
+
+def _lists_pinning(place: CheckpointPlace) -> list[str]:
+    """Return the lists that pin a checkpoint: the one beside it, and those above."""
+    lists = {file: _pins_in_list(file) for file in lists_for(place.directory)}
+    return [file for file, pins in lists.items() if any(_is_pin_of(place, pinned) for pinned in pins)]
+
+
+def _pinning(files: Iterable[str], places: Sequence[CheckpointPlace], changed: Sequence[str]) -> Pinning:
+    unchanged = dict.fromkeys(one.path for one in places if one.path not in changed)
+    pins = [pinned for file in files for pinned in pins_in(file, read_list(file))]
+    return Pinning(tuple(dict.fromkeys(changed)), tuple(unchanged), tuple(pins))

@@ -1,0 +1,305 @@
+"""Which checkpoints pointers protect, and which series stay whole because their pointer leads nowhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import chain
+
+from ckpttool.core.errors import from_os_error
+from ckpttool.core.naming import is_named_best, parse_name
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.needs import all_places, named_above, places_on_the_way
+from ckpttool.runs.members.order import Group
+from ckpttool.runs.pointers.notes import Mentions, is_note, read_note
+from ckpttool.runs.pointers.pin_lists import follow_pins
+from ckpttool.runs.pointers.readers import (
+    BEST_INSIDE,
+    READERS,
+    TRAINER_BEST,
+    Names,
+    Pointer,
+    from_newest,
+    names_in,
+    temporary_for,
+)
+from ckpttool.runs.pointers.targets import (
+    CheckpointIndex,
+    PointerProtections,
+    exists,
+    lies_nearby,
+    renamed_targets,
+    targets_elsewhere,
+    targets_in_run,
+    was_here,
+)
+from ckpttool.runs.reasons import Code, Reason
+from ckpttool.transaction.paths import shown
+
+NAMED_BEST = Reason(Code.NAMED_BEST)
+BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
+
+_NEVER_ENTERED = frozenset({".git"})
+_STALE_SECONDS = 3600
+"""No checkpoint takes an hour to write; what is older was probably left behind."""
+
+
+class SeriesIndex:
+    """Finds the series that a name can mean."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.by_directory: dict[str, dict[str, Group]] = defaultdict(dict)
+        self.by_blank: dict[tuple[str, str], dict[str, Group]] = defaultdict(dict)
+        for group in groups:
+            for entry in group.entries:
+                self.by_directory[entry.directory][group.key] = group
+                self.by_blank[entry.directory, entry.fields.blank][group.key] = group
+
+    def candidates(self, pointer: Pointer, directory: str) -> Collection[Group]:
+        """Return the series that a pointer can mean: those of its target's name, or else all beside it."""
+        beside = self.by_directory.get(directory, {}).values()
+        if pointer.target is not None:
+            return self.by_name(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
+        formats = pointer.formats
+        return [
+            group
+            for group in beside
+            if formats is None or any(entry.format in formats for entry in group.entries)
+        ]
+
+    def by_name(self, directory: str, name: str) -> Collection[Group]:
+        """Return the series in a directory that a name would belong to."""
+        groups = self.by_blank.get((directory, parse_name(name).blank))
+        if groups is None:
+            groups = {}
+            for (parent, blank), candidates in self.by_blank.items():
+                if parent == directory and fnmatchcase(name, blank):
+                    groups |= candidates
+        return groups.values()
+
+
+class Pointers:
+    """All pointers in and around a directory, each followed once.
+
+    Only what the newest checkpoint of a series says of the best depends on what is known of the checkpoints:
+    one that is damaged speaks for none.
+    """
+
+    def __init__(self, root: str, groups: Sequence[Group], *, recursive: bool = False) -> None:
+        """Follow them; with ``recursive`` notes are looked for in all directories below, too."""
+        entries = [entry for group in groups for entry in group.entries]
+        series = SeriesIndex(groups)
+        self._groups = groups
+        self._index = index = CheckpointIndex(entries)
+        self._before = before = PointerProtections()
+        self._after = after = PointerProtections()
+        for directory in sorted({root, *series.by_directory}):
+            names = names_in(directory)
+            for read in READERS:
+                for pointer in read(directory, names):
+                    _follow_pointer(before, pointer, index, series.candidates(pointer, directory))
+            _protect_being_written(before, names, index, directory)
+        _follow_notes(before, root, index, recursive=recursive)
+        follow_pins(before, root, groups, index)
+        _follow_symlinks(after, root, index, series)
+        _follow_needs(after, root, index, entries)
+        for entry in entries:
+            if is_named_best(entry.name):
+                after.protect(entry, NAMED_BEST)
+
+    def protections(self, faults: Collection[str] = ()) -> PointerProtections:
+        """Return what they say of the series, in which the checkpoints of some paths turned out faulty."""
+        pointed = PointerProtections()
+        pointed.update(self._before)
+        for group in self._groups:
+            for pointer in from_newest(group, faults):
+                _follow_pointer(pointed, pointer, self._index, [group] if len(group.entries) > 1 else [])
+        pointed.update(self._after)
+        return pointed
+
+
+def _follow_pointer(
+    pointed: PointerProtections, pointer: Pointer, index: CheckpointIndex, candidates: Collection[Group]
+) -> None:
+    """Protect what a pointer names; where nobody can tell what that is, leave the series alone."""
+    if pointer.target is None:
+        for group in candidates:
+            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
+        return
+    inside = [pointer.holder] if os.path.isdir(pointer.holder) else []
+    directories = [pointer.directory, *inside]
+    paths = [os.path.join(pointer.directory, pointer.target), pointer.target]
+    is_there = any(map(exists, paths))
+    targets = targets_in_run(pointer.target, directories, index)
+    targets = targets or renamed_targets(pointer.target, directories, index)
+    if not targets and not is_there:
+        targets = targets_elsewhere(pointer.target, directories, index)
+    targets += [entry for path in paths if exists(path) and (entry := index.find(path)) is not None]
+    for entry in targets:
+        pointed.protect(entry, pointer.reason, pointer.holder)
+    if targets or is_there or lies_nearby(pointer.target, directories):
+        return
+    dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which isn't there"
+    if pointer.reason == BEST_INSIDE:
+        dangling += " (a symlink of that name to the best says which it is)"
+    if pointer.reason == TRAINER_BEST and was_here(pointer.target, directories):
+        pointed.warnings.append(f"{dangling} any more; the Trainer goes on without it")
+        return
+    for group in candidates:
+        pointed.skipped[group.key] = dangling
+
+
+def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex, *, recursive: bool) -> None:
+    """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
+    mentions = Mentions(index)
+    around = ((directory, names_in(directory)) for directory in (os.path.join(root, os.pardir), root))
+    for directory, names in chain(around, directories_below(root, index) if recursive else ()):
+        for name, file in names.items():
+            if (directory, name) in index.by_name or not is_note(name):
+                continue
+            text = read_note(file)
+            for entry in mentions.of(text, directory, name) if text is not None else ():
+                pointed.protect(entry, name, file.path)
+
+
+def directories_below(directory: str, index: CheckpointIndex) -> Iterator[tuple[str, Names]]:
+    """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
+    pending = [directory]
+    while pending:
+        parent = pending.pop()
+        names = names_in(parent)
+        if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
+            yield parent, names
+        below = []
+        for name, entry in sorted(names.items()):
+            is_open = (parent, name) not in index.by_name or index.holds_others(entry.path)
+            if is_open and entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+                below.append(entry.path)
+        pending += reversed(below)
+
+
+def _protect_being_written(
+    pointed: PointerProtections, names: Names, index: CheckpointIndex, directory: str
+) -> None:
+    """Protect what a writer is at work on: its temporary file lies beside, or is the checkpoint itself."""
+    written = {name: final for name in names if (final := temporary_for(name)) is not None}
+    if not written:
+        return
+    stems = defaultdict(list)
+    for name in names:
+        stems[os.path.splitext(name)[0]].append(name)
+    for name, final in written.items():
+        for known in (name, final, *stems[final]):
+            entry = index.by_name.get((directory, known))
+            if entry is not None:
+                pointed.protect(entry, _being_written(names[name]))
+
+
+def _being_written(temporary: os.DirEntry[str]) -> str:
+    """Return the reason, with the age of what a writer that was killed may have left behind."""
+    try:
+        seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
+    except OSError:  # it has just gone
+        seconds = 0
+    if seconds < _STALE_SECONDS:
+        return BEING_WRITTEN
+    hours = int(seconds // 3600)
+    age = f"{hours // 24} d" if hours >= 48 else f"{hours} h"
+    return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
+
+
+def _follow_symlinks(
+    pointed: PointerProtections, root: str, index: CheckpointIndex, series: SeriesIndex
+) -> None:
+    """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
+    above = os.path.join(root, os.pardir)
+    beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
+    for link in [*beside, *links_below(root)]:
+        _, *places = places_on_the_way(link)
+        entries = [entry for place in places if (entry := index.enclosing(place)) is not None]
+        for entry in entries:
+            if not _lies_in(link, entry):
+                pointed.protect(entry, f"symlink {os.path.basename(link)}", link)
+        if not entries and not exists(link):
+            _follow_dangling(pointed, link, index, series)
+
+
+def _follow_dangling(
+    pointed: PointerProtections, link: str, index: CheckpointIndex, series: SeriesIndex
+) -> None:
+    try:
+        target = os.readlink(link)
+    except OSError:  # it has just gone
+        return
+    name = os.path.basename(target)
+    directory = os.path.dirname(link)
+    if (directory, name) in index.by_name:
+        pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
+        return
+    for group in series.by_name(directory, name):
+        pointed.skipped[group.key] = f"{shown(link)}: leads to {target}, which isn't there"
+
+
+def _lies_in(link: str, entry: Entry) -> bool:
+    """Tell whether a symlink is itself a part of the checkpoint that it leads to."""
+    directory = os.path.realpath(os.path.dirname(link))
+    members = [os.path.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
+    return any(directory == path or directory.startswith(path + os.sep) for path in members)
+
+
+def links_below(directory: str) -> Iterator[str]:
+    """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
+    pending = [directory]
+    while pending:
+        below = []
+        for name, entry in sorted(names_in(pending.pop()).items()):
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+                below.append(entry.path)
+        pending += reversed(below)
+
+
+def _follow_needs(
+    pointed: PointerProtections, root: str, index: CheckpointIndex, entries: Sequence[Entry]
+) -> None:
+    """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
+    deeper: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        for place in all_places(entry.needs):
+            other = index.enclosing(place)
+            if other is not None and other is not entry:
+                pointed.protect(other, _part_of(entry.name))
+        for name in entry.unit.shared:
+            if os.sep in name:
+                deeper[os.path.realpath(os.path.join(entry.directory, name))].append(entry)
+    for sharers in deeper.values():
+        if len(sharers) == 1:
+            pointed.protect(sharers[0], "has parts elsewhere")
+    for place, holder in named_above(root).items():
+        other = index.enclosing(place)
+        if other is not None:
+            pointed.protect(other, _part_of(os.path.basename(holder)), holder)
+
+
+def _part_of(name: str) -> Reason:
+    return Reason(Code.PART_OF, f"{Code.PART_OF.value} {name}")
+
+
+def unseen_above(root: str) -> Iterator[str]:
+    """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
+    above = os.path.dirname(os.path.realpath(root))
+    try:
+        with os.scandir(above):
+            return
+    except OSError as error:
+        reason = from_os_error(error, above).reason
+        yield f"{shown(root)}: texts above it that name a checkpoint can't be looked for: {reason}: {above}"
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED

@@ -1,0 +1,216 @@
+"""Which checkpoint a pointer means now: in its own run, renamed since, or moved elsewhere with its run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.runs.members.entry import Entry
+from ckpttool.transaction.history import identities, read_record, state_dirs
+from ckpttool.transaction.journal import Move
+from ckpttool.transaction.paths import shown
+
+_MOST_LEVELS = 4
+"""How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
+
+
+_SLASHES = re.compile(r"[/\\]+")
+
+
+class CheckpointIndex:
+    """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        directories = {entry.directory for entry in entries}
+        real = {directory: os.path.realpath(directory) for directory in directories}
+        self.by_path: dict[str, Entry] = {}
+        self.by_name: dict[tuple[str, str], Entry] = {}
+        self.paths: dict[str, list[str]] = defaultdict(list)
+        for entry in entries:
+            for name in {entry.name, *entry.unit.members}:
+                path = os.path.join(real[entry.directory], name)
+                self.by_path[path] = entry
+                self.by_name[entry.directory, name] = entry
+                self.paths[name].append(path)
+
+    def find(self, path: str) -> Entry | None:
+        """Return the checkpoint at a path, or around it."""
+        return self.enclosing(os.path.realpath(path))
+
+    def enclosing(self, path: str) -> Entry | None:
+        """Return the checkpoint at a path in a directory without symlinks, or around it."""
+        while path not in self.by_path:
+            above = os.path.dirname(path)
+            if above == path:
+                return None
+            path = above
+        return self.by_path[path]
+
+    def holds_others(self, path: str) -> bool:
+        """Tell whether other checkpoints lie inside one that is a directory."""
+        return self.by_name[os.path.dirname(path), os.path.basename(path)].holds_others
+
+
+def targets_in_run(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
+    """Return the checkpoints of a pointer's target's name in the directories of its own run.
+
+    The target may be a file in one that is a directory.
+    """
+    parts = path_parts(target)
+    for level in range(min(len(parts), _MOST_LEVELS)):
+        name, below = parts[-1 - level], parts[len(parts) - level :]
+        named = [index.by_name.get((directory, name)) for directory in directories]
+        entries = [
+            entry
+            for entry in named
+            if entry is not None and (not below or os.path.lexists(os.path.join(entry.unit.path, *below)))
+        ]
+        if entries:
+            return entries
+    return []
+
+
+def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
+    """Return the checkpoints that were called as a pointer's target is, before ``rename`` renamed them.
+
+    One that was changed since, or another one that has its name now, is none of them.
+    """
+    renamed: dict[str, Entry] = {}
+    for directory in directories:
+        names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
+        for move in _rename_moves(directory):
+            new = {now for now, old in move.members if old in names}
+            if os.path.basename(move.path) in names:
+                new |= {now for now, _ in move.members}
+            names |= new
+            moved = {(file.size, file.mtime_ns) for file in move.contents.files}  # copies have other inodes
+            for name in new:
+                entry = index.by_name.get((directory, name))
+                if entry is not None and moved <= {(f.size, f.mtime_ns) for f in entry.contents.files}:
+                    renamed[entry.path] = entry
+    return list(renamed.values())
+
+
+def _rename_moves(directory: str) -> Iterator[Move]:
+    """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
+    try:
+        known = {identity: home for home in state_dirs(directory) for identity in identities(home)}
+        records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
+    except (CheckpointError, OSError):
+        return
+    for record in records:
+        if record is not None and record.kind == "rename":
+            for step in record.steps:
+                yield from step.undoing.moves
+
+
+def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
+    """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
+
+    Another run's checkpoint of the same name is none of them: what lies elsewhere has to have more of the
+    path's last names in common with it than the run's own directory has. A bare name is below it.
+    """
+    parts = path_parts(target)
+    paths = index.paths.get(parts[-1], ()) if parts else ()
+    if len(parts) == 1:
+        below = os.path.join(os.path.realpath(directories[0]), "")
+        return [index.by_path[path] for path in paths if path.startswith(below)]
+    common = {path: _common_tail(parts, path) for path in paths}
+    most = max(common.values(), default=0)
+    if not common or most <= _common_tail_of_run(parts, directories):
+        return []
+    return [index.by_path[path] for path, count in common.items() if count == most]
+
+
+def lies_nearby(target: str, directories: Sequence[str]) -> bool:
+    """Tell whether what a pointer means lies where nobody looked, as in the rest of a run that was moved."""
+    parts = path_parts(target)
+    if not parts:
+        return False
+    if any(exists(os.path.join(directory, parts[-1])) for directory in directories):
+        return True
+    count = _common_tail_of_run(parts, directories) + 1
+    if count > len(parts):
+        return False
+    above = os.path.realpath(directories[0])
+    for _ in range(count):
+        above = os.path.dirname(above)
+        if exists(os.path.join(above, *parts[-count:])):
+            return True
+    return False
+
+
+def was_here(target: str, directories: Sequence[str]) -> bool:
+    """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
+    real = list(map(os.path.realpath, directories))
+    above = os.path.dirname(target.rstrip("/"))
+    if os.path.realpath(above) in real:
+        return True
+    parts = path_parts(above)
+    if not parts or os.path.isabs(target):
+        return False
+    return any(_common_tail(parts, directory) == len(parts) for directory in real)
+
+
+def path_parts(path: str) -> list[str]:
+    """Return the names in a path, whoever's slashes it has."""
+    return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]
+
+
+def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str]) -> int:
+    """Return how many of a path's last names are those of a place in its own run."""
+    return max(_common_tail(parts, os.path.join(os.path.realpath(one), parts[-1])) for one in directories)
+
+
+def _common_tail(parts: Sequence[str], path: str) -> int:
+    """Return how many of the last names of two paths are the same."""
+    pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
+    return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
+
+
+def exists(path: str) -> bool:
+    """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
+    try:
+        return os.path.exists(path) or os.path.exists(f"{path}{INDEX}")
+    except ValueError:  # a NUL in it
+        return False
+
+
+@dataclass(slots=True)
+class PointerProtections:
+    """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
+
+    Attributes:
+        reasons: Why checkpoints stay, by their paths.
+        skipped: Why series are left alone, by their keys.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+        warnings: What pointers name that is gone, where nobody has to wait for it.
+    """
+
+    reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    skipped: dict[str, str] = field(default_factory=dict)
+    holders: dict[tuple[str, str], str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
+        """Add a reason to those for which a checkpoint stays."""
+        self._add(entry.path, reason, None if holder is None else shown(holder))
+
+    def update(self, other: PointerProtections) -> None:
+        """Add what other pointers say."""
+        for path, reasons in other.reasons.items():
+            for reason in reasons:
+                self._add(path, reason, other.holders.get((path, reason)))
+        self.skipped |= other.skipped
+        self.warnings += other.warnings
+
+    def _add(self, path: str, reason: str, holder: str | None) -> None:
+        if reason not in self.reasons[path]:
+            self.reasons[path].append(reason)
+            if holder is not None:
+                self.holders[path, reason] = holder

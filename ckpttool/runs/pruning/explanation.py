@@ -1,0 +1,108 @@
+"""Why one checkpoint stays or goes: what each rule says of it, its place, and what protects it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckpttool.core.errors import UsageError
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import Group
+from ckpttool.runs.pruning.planning import PrunePlan
+from ckpttool.runs.retention.plan import GroupPlan, fault_of, history_of
+from ckpttool.runs.retention.rules import RULES, History, Policy, metric_lack, ordinal, rank_by_metric
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a checkpoint stays or goes.
+
+    Attributes:
+        entry: The checkpoint.
+        stays: Whether it stays.
+        reasons: All that speaks for it, though it may go all the same.
+        against: What every rule says that doesn't keep it.
+        place: Its place in its series: ``7th newest of 12``, and its rank by the policy's metric.
+        key: The key of its series.
+        asked: The path that was asked for, where it is a part of the checkpoint, or a link to it.
+    """
+
+    entry: Entry
+    stays: bool
+    reasons: tuple[str, ...]
+    against: tuple[str, ...]
+    place: tuple[str, ...] = ()
+    key: str = ""
+    asked: str | None = None
+
+
+def explain(planned: PrunePlan, path: str) -> Explanation:
+    """Return why a checkpoint stays or goes."""
+    group, group_plan, entry = _find(planned, path)
+    kept = next((kept for kept in group_plan.keep if kept.entry is entry), None)
+    history = history_of(group, planned.protections, planned.now)
+    reasons: list[str] = []
+    if group_plan.skipped is not None:
+        reasons.append(f"its series is left alone: {group_plan.skipped}")
+    for reason in kept.reasons if kept is not None else ():
+        holder = planned.protections.holders.get((entry.path, reason))
+        reasons.append(reason if holder is None else f"{reason} ({holder})")
+    return Explanation(
+        entry,
+        stays=kept is not None,
+        reasons=tuple(reasons),
+        against=tuple(_against(planned, group_plan, entry, history)),
+        place=tuple(_place(group_plan.policy, entry, history)),
+        key=group.key,
+        asked=None if os.path.normpath(path) == os.path.normpath(entry.path) else path,
+    )
+
+
+def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
+    """Return the checkpoint at a path, or the innermost one that it is a part of."""
+    known: dict[str, tuple[Group, GroupPlan, Entry]] = {}
+    for group, group_plan in zip(planned.groups, planned.plan.groups, strict=True):
+        for entry in (*(kept.entry for kept in group_plan.keep), *group_plan.remove):
+            for name in {entry.name, *entry.unit.members}:
+                known[os.path.realpath(os.path.join(entry.directory, name))] = group, group_plan, entry
+    real = os.path.realpath(path)
+    while real not in known:
+        above = os.path.dirname(real)
+        if above == real:
+            raise UsageError(f"{path} is none of the checkpoints that were looked at")
+        real = above
+    return known[real]
+
+
+def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
+    if planned.plan.removes_failed and group_plan.failed is not None:
+        yield f"its series failed: {group_plan.failed}"
+        return
+    fault = fault_of(entry, planned.protections)
+    if fault is not None:
+        yield f"no rule counts it: {fault}"
+        if entry in group_plan.remove:
+            yield "--incomplete remove: the newest intact one is newer"
+        return
+    policy = group_plan.policy
+    if policy is None:
+        return
+    for name, rule in RULES.items():
+        if name in policy.rules and rule.keep is not None and rule.against is not None:
+            kept_by_rule = {kept.path for kept, _ in rule.keep(policy, history)}
+            if entry.path not in kept_by_rule:
+                yield rule.against(policy, history, entry)
+    if entry.path in group_plan.unfitting:
+        yield group_plan.unfitting[entry.path]
+
+
+def _place(policy: Policy | None, entry: Entry, history: History) -> Iterator[str]:
+    if entry not in history.intact:
+        return
+    place, count = history.intact.index(entry) + 1, len(history.intact)
+    yield "the only intact one" if count == 1 else f"{ordinal(place, 'newest')} of {count:,}"
+    if policy is not None and policy.metric is not None and metric_lack(entry, policy.metric) is None:
+        order = rank_by_metric(policy, history)
+        rank = ordinal(order.index(entry) + 1, "best")
+        yield f"{rank} of {len(order):,} by {policy.metric} ({entry.recorded_metric(policy.metric):.6g})"

@@ -1,0 +1,292 @@
+"""Plans what to prune in a directory: looks, follows pointers, applies the policy, and reads what stays.
+
+Each step goes by what the ones before it saw: only what stays is read again, and just before something goes
+``prune`` looks at the disk once more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from shlex import quote
+
+from ckpttool.core import name_patterns as patterns
+from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.core.naming import parse_name
+from ckpttool.core.report import counted
+from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
+from ckpttool.formats.globs import Globs
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress, no_progress, read_all
+from ckpttool.runs.members.order import Group, order_entries
+from ckpttool.runs.members.series_doubts import copy_warnings
+from ckpttool.runs.pointers.protection import Pointers, unseen_above
+from ckpttool.runs.pointers.readers import names_in
+from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.runs.pruning.protections import own_reasons, protections_of
+from ckpttool.runs.pruning.request import Request, delete_limit
+from ckpttool.runs.reasons import Code, Reason, code_of
+from ckpttool.runs.retention.companions import metric_followers, reasons_to_stay, saved_together
+from ckpttool.runs.retention.failed_runs import Failures, failures
+from ckpttool.runs.retention.missing_metrics import lack_warnings, unmatched_names
+from ckpttool.runs.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
+from ckpttool.runs.retention.policies import Policies
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.scope import Scope
+from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.transaction.paths import Problem, require_directory, shown
+from ckpttool.transaction.state_dir import enclosing_serial
+
+_FEWEST_NUMBERS = 2
+"""Names with a single number that doesn't count saves are a series in doubt, with a warning of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """A plan, with what was found on the way.
+
+    Attributes:
+        plan: What stays and what goes.
+        problems: What must be looked at.
+        warnings: What is doubtful.
+        journals: What an interrupted prune left.
+        groups: The series that were planned.
+        protections: What was stronger than every rule.
+        now: When that was, in seconds since 1970.
+    """
+
+    plan: RetentionPlan
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    protections: Protections = field(default_factory=Protections)
+    now: float | None = None
+
+
+def make_plan(request: Request, progress: Progress = no_progress, known: Survey | None = None) -> PrunePlan:
+    """Return what a policy does to a directory; nothing on disk is changed.
+
+    Args:
+        request: What is to be thinned out, and how.
+        progress: Is told what is read.
+        known: What lies in the directory, if somebody has looked already.
+    """
+    policies = request.all_policies
+    survey = survey_series(require_directory(request.directory), request, known)
+    groups, now = survey.groups, time.time()
+    pointers = Pointers(survey.root, groups, recursive=request.recursive)
+    own = own_reasons(survey, request, request.min_age)
+    failed = _failed_runs(request, groups, pointers, now, progress)
+    followers = metric_followers([(group, policies.of(group)) for group in groups])
+    together = saved_together(groups)
+    faults, checked = dict(failed.faults), set(failed.finite.values())
+    # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
+    while True:
+        pointed = pointers.protections(faults)
+        protections = replace(
+            protections_of(groups, pointed, own, faults, series=request.series, policies=policies),
+            failed=failed.reasons,
+            finite=failed.finite,
+            removes_failed=request.failed == "remove",
+            followers=followers,
+            together=together,
+            root=survey.root,
+        )
+        retention, protections = _plan_with_companions(survey, policies, protections, now)
+        unread = _unread_survivors(retention, {*checked, *faults}) if request.depth == "full" else []
+        checked.update(entry.path for entry in unread)
+        damages = ((entry.path, read_all(entry, request.jobs, progress).damage) for entry in unread)
+        damaged = {path: damage for path, damage in damages if damage is not None}
+        if not damaged:
+            break
+        faults |= damaged
+    _require_allowed(retention, len(survey.entries), request.max_delete)
+    chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
+    warnings = tuple(_warnings(survey, request, chosen, protections, pointed, now))
+    problems = (*_problems(survey, retention, faults), *_lookalikes(chosen, protections, now))
+    if request.depth == "full":
+        retention = _mark_unread_newest(retention, {*checked, *faults})
+    return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
+
+
+def survey_series(root: str, request: Request, known: Survey | None = None) -> Survey:
+    """Return what lies in a directory, without the checkpoint that the directory may be itself."""
+    if (serial := enclosing_serial(root)) is not None:
+        raise UsageError(f"{root} is a part of the checkpoint {serial}")
+    survey = known or survey_directory(root, request, enters_root=True)
+    if not any(entry.unit.path == root for entry in survey.entries):
+        return survey
+    if len(survey.entries) == 1:
+        raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
+    return replace(
+        survey, groups=tuple(group for group in survey.groups if group.entries[0].unit.path != root)
+    )
+
+
+def _failed_runs(
+    request: Request, groups: Sequence[Group], pointers: Pointers, now: float, progress: Progress
+) -> Failures:
+    """Return which series failed, for who asks for it: the newest of each is read."""
+    if request.failed is None:
+        return Failures()
+    busy = {
+        path
+        for path, reasons in pointers.protections().reasons.items()
+        if any(code_of(reason) is Code.BEING_WRITTEN for reason in reasons)
+    }
+    goes = request.failed == "remove"
+    return failures(groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
+
+
+def _plan_with_companions(
+    survey: Survey, policies: Policies, protections: Protections, now: float
+) -> tuple[RetentionPlan, Protections]:
+    """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
+    while True:
+        try:
+            retention = plan(survey.groups, policies, protections, now=now)
+        except UsageError as error:
+            raise UsageError("; ".join([str(error), *survey.remarks])) from error
+        companions = reasons_to_stay(retention, protections.faults)
+        if not companions:
+            return retention, protections
+        reasons = {path: [*protections.reasons.get(path, ()), *more] for path, more in companions.items()}
+        protections = replace(protections, reasons={**protections.reasons, **reasons})
+
+
+def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
+    """Return what stays of series of which something goes, and seems sound, but was not read."""
+    return [
+        kept.entry
+        for group in retention.groups
+        if group.remove
+        for kept in group.keep
+        if kept.entry.is_sound and kept.entry.path not in read
+    ]
+
+
+def _require_allowed(retention: RetentionPlan, total: int, limit: str | None) -> None:
+    removed = len(retention.removals)
+    if limit is not None and not delete_limit(limit).allows(removed, total):
+        would_go = f"{removed:,} of {counted(total, 'checkpoint')} would go"
+        raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
+
+
+def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> RetentionPlan:
+    """Return a plan that says so of each newest checkpoint that was not read."""
+    groups: list[GroupPlan] = []
+    for group in retention.groups:
+        keep = list(group.keep)
+        for number, kept in enumerate(keep):
+            if kept.entry.path not in read:
+                reasons = (NEWEST_UNREAD if code_of(one) is Code.NEWEST else one for one in kept.reasons)
+                keep[number] = replace(kept, reasons=tuple(reasons))
+        groups.append(replace(group, keep=tuple(keep)))
+    return replace(retention, groups=tuple(groups))
+
+
+# What is doubtful, or must be looked at ------------------------------------------------------------
+
+
+def _warnings(
+    survey: Survey,
+    request: Request,
+    chosen: Sequence[tuple[Group, Policy | None]],
+    protections: Protections,
+    pointed: PointerProtections,
+    now: float,
+) -> Iterator[str]:
+    yield from survey.warnings
+    yield from lack_warnings(chosen, now, protections.followers)
+    for rule in request.all_policies.unmatched(survey.groups):
+        yield Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
+    yield from unmatched_names(chosen, survey.root)
+    yield from pointed.warnings
+    yield from unseen_above(survey.root)
+    yield from copy_warnings(survey.groups)
+    yield from _nested_run_warnings(survey, request)
+
+
+def _problems(survey: Survey, retention: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Problem]:
+    for error in survey.errors:
+        yield Problem(shown(error.path), error.reason)
+    for excess in retention.excess:
+        if excess.is_inevitable:
+            yield Problem(shown(survey.root), str(excess))
+    for group in retention.groups:
+        if group.excess is not None and group.excess.is_inevitable:
+            yield Problem(group.key, str(group.excess))
+        if group.skipped not in (None, NO_RULE):
+            yield Problem(group.key, f"left alone: {group.skipped}")
+        for entry in (kept.entry for kept in group.keep):
+            fault = entry.fault or faults.get(entry.path)
+            # Its writer may have removed it meanwhile.
+            names = (os.path.join(entry.directory, name) for name in entry.unit.members)
+            if fault and any(map(os.path.lexists, names)):
+                yield Problem(entry.path, f"{fault}; it is kept")
+
+
+def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
+    """Yield a warning of each directory called as those of a series, that is none as others lie in it."""
+    known = {os.path.normpath(entry.unit.path) for entry in survey.entries}
+    blanks = {
+        name: parse_name(name).blank
+        for name, found in sorted(names_in(survey.root).items() if known else ())
+        if found.is_dir(follow_symlinks=False)
+        and not name.startswith(OWN_PREFIX)
+        and os.path.normpath(found.path) not in known
+    }
+    # Few directories are called so, and only what may be theirs is asked whether it is one, too.
+    alike = [entry for entry in survey.entries if entry.fields.blank in blanks.values()]
+    series = {entry.fields.blank for entry in alike if os.path.isdir(entry.unit.path)}
+    walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
+    for path in (os.path.join(survey.root, name) for name, blank in blanks.items() if blank in series):
+        if is_excluded(path, walk):
+            continue
+        try:
+            count = sum(os.path.isdir(unit.path) for unit in discover(path, walk))
+        except CheckpointError:  # the survey says so
+            continue
+        if count:
+            inside = f"it holds {counted(count, 'other checkpoint')}"
+            yield f"{shown(path)}: not one of its series: {inside}, so it is taken for a run of its own"
+
+
+def _lookalikes(
+    chosen: Sequence[tuple[Group, Policy | None]], protections: Protections, now: float
+) -> Iterator[Problem]:
+    """Yield single checkpoints that look like a series: a policy would remove some if they were one."""
+    alike: dict[tuple[str, str, str | None, str | None], list[tuple[Entry, Policy]]] = defaultdict(list)
+    for group, policy in chosen:
+        entry = group.entries[0]
+        is_alone = len(group.entries) == 1 and entry.is_sound and group.key not in protections.skipped
+        if policy is not None and is_alone:
+            pattern = _name_pattern(entry.name)
+            if pattern.count("*") >= _FEWEST_NUMBERS:
+                alike[entry.directory, pattern, entry.format, entry.signature].append((entry, policy))
+    for (directory, pattern, *_), singles in alike.items():
+        entries = order_entries([entry for entry, _ in singles])[0]
+        if len(entries) == 1:
+            continue
+        try:
+            removals = plan([Group(pattern, entries)], singles[0][1], protections, now=now).removals
+        except UsageError:  # its rules can't rank these
+            continue
+        if removals:
+            why = f"{counted(len(entries), 'checkpoint')} could be one series, and nothing says so"
+            message = f"left alone: {why} (--series {quote(pattern)} does)"
+            yield Problem(shown(os.path.join(directory, pattern)), message)
+
+
+def _name_pattern(name: str) -> str:
+    """Return a name with a ``*`` for each number but those that tell siblings apart: folds, seeds, ranks."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if patterns.SIBLING.search(name[: match.start()]) else "*"
+
+    return re.sub(r"[0-9]+(?:\.[0-9]+)?", blank, name)

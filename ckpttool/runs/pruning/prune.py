@@ -1,0 +1,299 @@
+"""Thins out a directory of checkpoints: the one place that deletes what users made."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from ckpttool.core.errors import AccessDenied, CheckpointError
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.manifest import SHARED
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress, no_progress
+from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
+from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
+from ckpttool.runs.pruning.request import Request
+from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
+from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
+from ckpttool.transaction.paths import Problem, require_directory
+from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.pointer_files import state_without
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.removal import RemovalOutcome, remove
+from ckpttool.transaction.state_dir import state_dir_of_stage
+from ckpttool.transaction.trash import put_aside
+
+Confirm = Callable[[PrunePlan], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was done, or would be.
+
+    Attributes:
+        plan: What stays and what went; of a dry run, what would go.
+        freed_bytes: Of all that went, or would go; what lies in the trash still takes its place.
+        dry_run: Whether nothing was changed.
+        declined: Whether somebody was asked, and said no.
+        failed: Why some of what was to go is still there, or has not gone altogether, by path.
+        problems: What must be looked at.
+        warnings: What is doubtful about the order of a series.
+        journals: What still waits to be settled.
+        finished, put_back: What an interrupted prune had begun, and what became of it now.
+        trash: Identity under which what went lies in the trash; None where it is removed.
+        trashed_bytes: How much that is.
+    """
+
+    plan: RetentionPlan
+    freed_bytes: int
+    dry_run: bool = False
+    declined: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+    trash: str | None = None
+    trashed_bytes: int = 0
+
+
+def prune(
+    request: Request,
+    *,
+    dry_run: bool = False,
+    confirm: Confirm = lambda planned: True,
+    progress: Progress = no_progress,
+    trash: bool | str = False,
+) -> Pruned:
+    """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
+
+    What an interrupted command left is settled first. Survivors are verified before anything goes.
+
+    Args:
+        request: What is to be thinned out, and how.
+        dry_run: Whether to change nothing.
+        confirm: Is asked before anything goes.
+        progress: Is told what is read.
+        trash: Whether what goes is kept in the trash, from where ``undo`` takes it back; or the identity of
+            the command, where several prunes are one. Where whole runs go that failed, it always is.
+
+    Raises:
+        UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
+        CheckpointError: The directory can't be looked at, locked or changed; nothing was removed.
+    """
+    if dry_run:
+        planned = make_plan(request, progress)
+        return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
+    root = require_directory(request.directory)
+    trash = trash or request.failed == "remove"
+    with ExitStack() as stack:
+        locks = _Locks(stack)
+        refusal = locks.refusal(root)
+        recoveries = [_recover(root, refusal)]
+        survey = survey_series(root, request)
+        owners = dict.fromkeys(
+            state_dir_of_stage(os.path.dirname(journal)).directory for journal in survey.journals
+        )
+        below = [path for path in owners if os.path.isdir(path) and not os.path.samefile(path, root)]
+        if below:  # what was interrupted there is part of what is planned with
+            recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
+            survey = survey_series(root, request)
+        planned = make_plan(request, progress, survey)
+        result = _result(planned)
+        if planned.plan.removals and refusal is not None:
+            raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
+        if planned.plan.removals and not confirm(planned):
+            result = replace(result, declined=True)
+        elif planned.plan.removals:
+            result = _carry_out(locks, root, planned, new_identity() if trash is True else trash or None)
+        clear_stale(locks.not_held({entry.directory for group in planned.groups for entry in group.entries}))
+    problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
+    return replace(
+        result,
+        problems=(*problems, *result.problems),
+        finished=tuple(path for recovery in recoveries for path in recovery.finished),
+        put_back=tuple(path for recovery in recoveries for path in recovery.put_back),
+        warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings),
+    )
+
+
+class _Locks:
+    """The directories that are held until all is done."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._held: set[str] = set()
+
+    def hold(self, directory: str) -> None:
+        """Lock a directory, unless it is held already."""
+        if directory not in self._held:
+            self._stack.enter_context(lock_directory(directory))
+            self._held.add(directory)
+
+    def not_held(self, directories: Iterable[str]) -> list[str]:
+        """Return those of some directories that are not held."""
+        held = {os.path.realpath(directory) for directory in self._held}
+        return [directory for directory in directories if os.path.realpath(directory) not in held]
+
+    def refusal(self, directory: str) -> AccessDenied | None:
+        """Lock a directory; return why it can't be changed, which matters only if something is to go."""
+        try:
+            self.hold(directory)
+        except AccessDenied as refusal:
+            if refusal.code == BUSY:
+                raise
+            return refusal
+        return None
+
+
+def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:
+    """Return what became of interrupted removals in a directory that is held."""
+    if refusal is None:
+        return recover_directory(directory)
+    if pending_journals(directory):
+        raise AccessDenied(directory, f"what was interrupted can't be settled: {refusal.reason}") from refusal
+    return Recovery()
+
+
+def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | None) -> Pruned:
+    """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
+    total = RemovalOutcome()
+    going = _going_by_directory(planned.plan.groups)
+    staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
+    # The places of what those that stay need besides their own, with who needs it.
+    needed = {
+        **named_above(root),
+        **{place: entry.path for entry in staying for place in all_places(entry.needs)},
+    }
+    for directory, parts in going.items():
+        try:
+            locks.hold(directory)
+            removals = _removals(directory, parts, needed, total)
+            if identity is None:
+                rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
+                outcome = remove(directory, Removals(tuple(removals), () if rewrite is None else (rewrite,)))
+            else:
+                outcome = put_aside(directory, removals, identity)
+        except CheckpointError as failure:
+            if len(going) == 1:
+                raise
+            failed = {entry.path: failure.reason for _, entries in parts for entry in entries}
+            outcome = RemovalOutcome(failed=failed)
+        total.removed += outcome.removed
+        total.failed |= outcome.failed
+        total.stranded |= outcome.stranded
+        total.freed += outcome.freed
+    lacking = "not removed" if identity is None else "not moved to the trash"
+    stayed = {path: f"{lacking}: {why}" for path, why in total.failed.items() if path not in total.stranded}
+    groups: list[GroupPlan] = []
+    for group in planned.plan.groups:
+        kept = [KeptEntry(one, (stayed[one.path],)) for one in group.remove if one.path in stayed]
+        removed = tuple(one for one in group.remove if one.path not in stayed)
+        groups.append(replace(group, keep=(*group.keep, *kept), remove=removed))
+    freed = total.freed if identity is None else 0
+    problems = [Problem(path, stayed.get(path, why)) for path, why in total.failed.items()]
+    return replace(
+        _result(planned, freed=freed),
+        plan=replace(planned.plan, groups=tuple(groups)),
+        failed=total.failed,
+        trash=identity,
+        trashed_bytes=total.freed - freed,
+        problems=(*planned.problems, *problems),
+    )
+
+
+def _going_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
+    """Return what goes by the directory that it lies in, with the series that it is of; the oldest first."""
+    going: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
+    for group in groups:
+        for entry in reversed(group.remove):
+            parts = going[entry.directory]
+            if not parts or parts[-1][0] is not group:
+                parts.append((group, []))
+            parts[-1][1].append(entry)
+    return going
+
+
+def _removals(
+    directory: str,
+    parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
+    needed: Mapping[str, str],
+    total: RemovalOutcome,
+) -> list[Removal]:
+    """Return what is to be removed; a series whose survivors have changed is left alone.
+
+    Whatever the plan says, nothing goes of which something that stays needs a file.
+    """
+    removals: list[Removal] = []
+    going = [entry.path for _, entries in parts for entry in entries]
+    real = os.path.realpath(directory)
+    needed = {**named_beside(directory, real, going), **needed}
+    for group, entries in parts:
+        survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]
+        changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
+        for entry in entries:
+            user = who_needs(real, entry.contents, needed)
+            if changed is not None:
+                total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
+            elif user is not None:
+                total.failed[entry.path] = f"{os.path.basename(user)}, which stays, needs a part of it"
+            else:
+                beside = [kept for kept in survivors if kept.directory == entry.directory]
+                removals.append(_removal(entry, beside))
+    return removals
+
+
+def _is_unchanged(entry: Entry) -> bool:
+    try:
+        return contents(entry.directory, entry.unit.members).is_same_as(entry.contents)
+    except OSError:  # it has vanished, or can't be looked at any more
+        return False
+
+
+def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
+    # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
+    parts = entry.unit.parts
+    # A damaged index that names itself is its own shard, too: each name goes once.
+    members = sorted(
+        set(entry.unit.members),
+        key=lambda name: (name not in parts, name != entry.name, "index" not in name, name),
+    )
+    place = {name: number for number, name in enumerate(members)}
+    files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])
+    names = tuple(name for survivor in survivors for name in survivor.unit.members)
+    return Removal(entry.path, tuple(members), Contents(tuple(files), entry.contents.directories), names)
+
+
+def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pruned:
+    return Pruned(
+        plan=planned.plan,
+        freed_bytes=freed,
+        dry_run=dry_run,
+        problems=planned.problems,
+        warnings=planned.warnings,
+        journals=planned.journals,
+    )
+
+
+def foreign_files(entry: Entry) -> tuple[str, ...]:
+    """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
+
+    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name
+    nobody can tell.
+    """
+    written = None if entry.unit.format is None else entry.unit.format.written
+    if written is None:
+        return ()
+    inside = [file.path.partition(os.sep)[2].partition(os.sep) for file in entry.contents.files]
+    names = dict.fromkeys(name + slash for name, slash, _ in inside if name)
+    return tuple(
+        name
+        for name in sorted(names)
+        if not (written.fullmatch(name) or name.endswith(SIDECARS) or name in SHARED)
+    )

@@ -1,0 +1,106 @@
+"""What is asked of ``prune``: where, which policy, and how much may go at most."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from ckpttool.core.amounts import seconds
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import EXECUTION_PANEL, RULE_PANEL, option
+from ckpttool.runs.retention.policies import Policies
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.scope import Scope
+
+Depth = Literal["quick", "full"]
+Failed = Literal["list", "remove"]
+
+_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLimit:
+    """How much one prune may remove: a number of checkpoints, or a share of them in percent."""
+
+    count: int | None = None
+    percent: Decimal | None = None
+
+    def allows(self, removed: int, total: int) -> bool:
+        """Tell whether so many of all checkpoints may go."""
+        if self.count is not None:
+            return removed <= self.count
+        return self.percent is None or removed * 100 <= self.percent * total
+
+
+def delete_limit(text: str) -> DeleteLimit:
+    """Return the limit that ``10`` or ``20%`` means."""
+    match = _LIMIT.fullmatch(text.strip())
+    if match is None or (match[1] is not None and Decimal(match[1]) > 100):
+        raise UsageError(f"--max-delete {text}: no limit (such as 10 or 20%)")
+    percent, count = match.groups()
+    return DeleteLimit(None if count is None else int(count), None if percent is None else Decimal(percent))
+
+
+def _checked_limit(text: str) -> str:
+    delete_limit(text)
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Scope):
+    """What is to be thinned out, and how: besides what is looked at, which is a ``Scope``.
+
+    Attributes:
+        directory: Where the checkpoints lie.
+        policy: Which of them are wanted.
+        policies: Policies by path, instead of the one policy.
+        jobs: Number of threads.
+
+    Raises:
+        UsageError: There is nothing to go by, or ``max_delete`` is no limit.
+    """
+
+    directory: str
+    policy: Policy | None = None
+    policies: Policies | None = None
+    depth: Depth = option(
+        "--verify",
+        help="First verify what is kept: every byte, or only the structure. [default: full]",
+        panel=EXECUTION_PANEL,
+        default="full",
+    )
+    min_age: int = option(
+        "--min-age",
+        metavar="TIME",
+        help="Keep checkpoints changed less than TIME (2h) ago.",
+        parse=seconds,
+        panel=EXECUTION_PANEL,
+        default=0,
+    )
+    max_delete: str | None = option(
+        "--max-delete",
+        metavar="N|PCT",
+        help="Change nothing if more than N checkpoints, or 20%, would be removed.",
+        parse=_checked_limit,
+        panel=EXECUTION_PANEL,
+    )
+    failed: Failed | None = option(
+        "--failed",
+        help="Find failed runs: list them, or move all but their good checkpoints to the trash.",
+        panel=RULE_PANEL,
+    )
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_delete is not None:
+            delete_limit(self.max_delete)
+        policies = self.all_policies
+        if policies.default is None and not policies.rules and self.failed is None:
+            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+
+    @property
+    def all_policies(self) -> Policies:
+        """Return the policies, of which there may be one alone, or none."""
+        return self.policies or Policies(self.policy)

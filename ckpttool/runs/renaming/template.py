@@ -1,0 +1,288 @@
+"""Templates of names: ``{run}-e{epoch:04d}-s{step:08d}-{val_loss:.4f}``.
+
+Fields are ``run``, ``name``, ``format``, ``epoch``, ``step``, ``number``, ``date``, ``time``, and metrics by
+their names. A field takes a format of Python's that fits it; ``date`` and ``time`` take one of ``strftime``.
+``{field?}`` leaves out what a checkpoint lacks, with the separator and the key before it. ``{{`` and ``}}``
+are braces.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.naming import parse_name
+from ckpttool.runs.members.entry import Entry
+
+Value = str | int | float | datetime
+
+TEXTS = ("run", "name", "format")
+
+COUNTS = ("epoch", "step", "number")
+
+TIMES = {"date": "%Y%m%d", "time": "%H%M%S"}
+"""Fields of a moment, and what they are written as where no format stands."""
+
+FIELDS = (*TEXTS, *COUNTS, *TIMES)
+"""All fields that are no metric."""
+
+MAX_TEMPLATE = 4096
+"""Characters; what is written with it has to fit into a name of 255 bytes."""
+
+_SEPARATORS = "-_.=:, +@~"
+
+_SPEC = re.compile(
+    r"(?:[^{}/\\\0]?[<>=^])?[-+ ]?z?#?0?[0-9]{0,3}[,_]?(?:\.[0-9]{1,2})?[bdoxXeEfFgGs%]?", re.ASCII
+)
+
+_DIRECTIVE = re.compile(r"%([YymdHMSfjGVuUWaAbBpI%])")
+
+_SAMPLES: dict[str, Value] = {
+    **dict.fromkeys(TEXTS, "x"),
+    **dict.fromkeys(COUNTS, 1),
+    **dict.fromkeys(TIMES, datetime(2026, 1, 2, 3, 4, 5)),
+}
+"""What a field's format is tried with; metrics with a fraction."""
+
+_SUFFIX = re.compile(
+    r"\.(?:weights\.h5|(?:pth|pt|ckpt|bin|pkl|pickle|h5|hdf5|keras|npz|npy|safetensors)?\.?tar(?:\.gz)?|pt2|h5|hdf5|[a-z]{1,12})$",
+    re.ASCII | re.IGNORECASE,
+)
+"""What tells a file's kind to people and programs; of several endings all that belong together."""
+
+_DIRECTORY_SUFFIX = re.compile(
+    r"\.(?:ckpt|pth|pt|dcp|distcp|bin|keras|tf|orbax|safetensors|model|savedmodel)$", re.ASCII | re.IGNORECASE
+)
+
+_RUN_SEPARATORS = "-_=.:, ([+@~"
+
+_KEY = re.compile(
+    r"(?:^|[-_=.:, (\[+@~])(?:(?:global|train|total|n)[-_]?)?"
+    r"(?:epochs?|ep|e|steps?|s|iterations?|iters?|itr|it|updates?)$",
+    re.ASCII | re.IGNORECASE,
+)
+
+_UNIX_EPOCH = datetime(1970, 1, 1)
+
+_LONGEST = 100_000 * 366 * 86_400  # seconds; no calendar of Python's goes further
+
+
+class FieldError(ValueError):
+    """A checkpoint lacks a field, or has one that its format doesn't fit; the text says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateField:
+    """A place in a template that something of the checkpoint is written to.
+
+    Attributes:
+        name: Of the field.
+        spec: Its format; none is the usual one.
+        is_optional: Whether it may be left out.
+        before: The text between the field before and this one.
+    """
+
+    name: str
+    spec: str = ""
+    is_optional: bool = False
+    before: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Return the field as it stands in the template."""
+        return f"{{{self.name}{'?' * self.is_optional}{':' * bool(self.spec)}{self.spec}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template that was parsed: its fields, and the text behind the last of them."""
+
+    text: str
+    fields: tuple[TemplateField, ...]
+    end: str
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of its fields."""
+        return frozenset(field.name for field in self.fields)
+
+
+def parse_template(text: str) -> Template:
+    """Return a template."""
+    if len(text) > MAX_TEMPLATE:
+        raise UsageError(f"a template of {len(text):,} characters (at most {MAX_TEMPLATE:,})")
+    fields: list[TemplateField] = []
+    literal = ""
+    for start, kind, content in _pieces(text):
+        if kind == "text":
+            literal += content
+        else:
+            fields.append(_field(text, start, content, literal))
+            literal = ""
+    if not fields:
+        raise UsageError(f"template {text!r}: it has no field, and would give all the same name")
+    for part in (*(field.before for field in fields), literal):
+        if "/" in part or "\\" in part:
+            raise UsageError(
+                f"template {text!r}: names alone are changed; nothing is moved to another directory"
+            )
+        if not part.isprintable():
+            raise UsageError(f"template {text!r}: it has a character that doesn't show")
+    return Template(text, tuple(fields), literal)
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the place, the kind and the content of each piece of a template: texts, and fields."""
+    start = 0
+    while start < len(text):
+        if text[start : start + 2] in ("{{", "}}"):
+            yield start, "text", text[start]
+            start += 2
+        elif text[start] == "{":
+            end = text.find("}", start)
+            if end < 0:
+                raise UsageError(f"template {text!r}: the brace at character {start + 1} is never closed")
+            yield start, "field", text[start + 1 : end]
+            start = end + 1
+        elif text[start] == "}":
+            raise UsageError(
+                f"template {text!r}: the brace at character {start + 1} closes nothing (}}}} is a brace)"
+            )
+        else:
+            yield start, "text", text[start]
+            start += 1
+
+
+def _field(text: str, start: int, content: str, before: str) -> TemplateField:
+    name, _, spec = content.partition(":")
+    is_optional = name.endswith("?")
+    field = TemplateField(name.removesuffix("?"), spec, is_optional, before)
+    if not field.name or not field.name.isprintable() or field.name != field.name.strip() or "{" in content:
+        raise UsageError(
+            f"template {text!r}: no field at character {start + 1} ({', '.join(FIELDS)}, or a metric)"
+        )
+    try:
+        _format_value(field, _SAMPLES.get(field.name, 0.5))
+    except FieldError as failure:
+        raise UsageError(f"template {text!r}: {failure}") from failure
+    return field
+
+
+def render(template: Template, values: Mapping[str, Value]) -> str:
+    """Return the name that a template gives to a checkpoint."""
+    name, is_cut = "", False
+    for field in template.fields:
+        value = values.get(field.name)
+        if value is None and not field.is_optional:
+            raise FieldError(f"no {field.name} ({{{field.name}?}} leaves it out)")
+        before = field.before.lstrip(_SEPARATORS) if is_cut and not name else field.before
+        if value is None:
+            name += _without_key(before, field.name)
+            is_cut = True
+        else:
+            name += before + _format_value(field, value)
+    return name + (template.end.lstrip(_SEPARATORS) if is_cut and not name else template.end)
+
+
+def _without_key(literal: str, field: str) -> str:
+    """Return the text before a field that is left out, without the separator and the key that lead to it.
+
+    The key is the field's name, its beginning, a word of it, or a letter or two: ``-e``, ``_val_loss=``.
+    Before a sign (``=``, ``_``) it is a whole word.
+    """
+    bare = literal.rstrip(_SEPARATORS)
+    is_signed = bare != literal
+    separators = re.escape(_SEPARATORS)
+    keys = {field, *filter(None, re.split(rf"[{separators}/]", field))}
+    keys |= {f"{field}s"} if is_signed else {field[:end] for end in range(1, len(field))}
+    for key in sorted(keys, key=len, reverse=True):
+        match = re.search(rf"(?:^|[{separators}]+){re.escape(key)}$", bare, re.IGNORECASE)
+        if match is not None:
+            return bare[: match.start()]
+    letters = None if is_signed else re.search(rf"(?:^|[{separators}]+)[A-Za-z]{{1,2}}$", bare)
+    return bare[: letters.start()] if letters else bare
+
+
+def values_of(entry: Entry, stem: str) -> dict[str, Value]:
+    """Return what is known of a checkpoint, by field; what it lacks isn't in it."""
+    values: dict[str, Value | None] = {
+        name: value
+        for name, value in ({"loss": entry.loss} | dict(entry.metrics)).items()
+        if value is not None and math.isfinite(value)
+    }
+    epoch = entry.epoch
+    if isinstance(epoch, float) and epoch.is_integer():  # a trainer writes whole epochs as 3.0, too
+        epoch = int(epoch)
+    values |= {"run": run_of(stem, entry.directory), "name": stem, "format": entry.format}
+    values |= {"epoch": epoch, "step": entry.step, "number": entry.fields.number}
+    values |= _saved_moments(entry)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def run_of(stem: str, directory: str) -> str:
+    """Return what a name says of the run: the part before its first field, else the directory's name."""
+    fields = parse_name(stem)
+    if fields.blank == stem:
+        return stem or os.path.basename(os.path.abspath(directory))
+    run, before = os.path.commonprefix([stem, fields.blank]), None  # noqa: RUF071, of characters
+    while run != before:  # ``run-epoch_`` ends in a separator and in what names the field
+        before, bare = run, run.rstrip(_RUN_SEPARATORS)
+        metric = next((name for name in fields.metrics if bare.endswith(name)), None)
+        run = bare.removesuffix(metric) if metric else _KEY.sub("", bare)
+    return run or os.path.basename(os.path.abspath(directory))
+
+
+def _saved_moments(entry: Entry) -> dict[str, Value | None]:
+    """Return date and time in UTC: as it is recorded inside, else in the name, else of its newest file."""
+    written = utc_time(entry.modified_ns / 10**9)
+    if entry.saved_at is None:
+        return {"date": written, "time": written}
+    saved = utc_time(entry.saved_at)
+    named = entry.fields.saved_at
+    if (
+        named is not None
+        and "T" not in named
+        and saved is not None
+        and f"{saved:%Y-%m-%dT%X}" == f"{named}T00:00:00"
+    ):
+        # The name has a date alone; the file knows the time where it is of that day.
+        is_same = written is not None and written.date() == saved.date()
+        return {"date": saved, "time": written if is_same else None}
+    return {"date": saved, "time": saved}
+
+
+def utc_time(seconds: float) -> datetime | None:
+    """Return a time in UTC; None for one beyond what calendars hold."""
+    if not math.isfinite(seconds) or abs(seconds) > _LONGEST:
+        return None
+    try:
+        return (_UNIX_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=timezone.utc)
+    except OverflowError:
+        return None
+
+
+def stem_of(name: str, *, is_directory: bool) -> str:
+    """Return a name without the suffix that says of what kind it is."""
+    match = (_DIRECTORY_SUFFIX if is_directory else _SUFFIX).search(name)
+    return name[: match.start()] if match and match.start() else name
+
+
+def _format_value(field: TemplateField, value: Value) -> str:
+    """Return a field's value in its format."""
+    if isinstance(value, datetime):
+        spec = field.spec or TIMES[field.name]
+        literal = _DIRECTIVE.sub("", spec)
+        if "%" in literal or "/" in literal or "\\" in literal or not spec.isprintable() or literal == spec:
+            raise FieldError(f"{field.shown}: no format of a time: {spec!r} (such as {TIMES[field.name]})")
+        return _DIRECTIVE.sub(lambda match: value.strftime(match[0]), spec)
+    if _SPEC.fullmatch(field.spec) is None:
+        raise FieldError(f"{field.shown}: no format: {field.spec!r}")
+    try:
+        return format(value, field.spec)
+    except (ValueError, OverflowError) as failure:
+        raise FieldError(f"{field.shown}: its format doesn't fit {value!r}") from failure

@@ -1,0 +1,499 @@
+"""Chooses the checkpoint to resume from: the newest that is intact, or the best by a metric."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from ckpttool.core.checkpoint import Granularity
+from ckpttool.core.errors import AccessDenied, NotACheckpoint, NotFound, UsageError, from_os_error
+from ckpttool.core.report import counted
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress, read_all
+from ckpttool.runs.members.full_read import no_progress as unwatched
+from ckpttool.runs.members.order import newest_first, tiers
+from ckpttool.runs.pointers.protection import BEING_WRITTEN
+from ckpttool.runs.pointers.readers import temporary_for
+from ckpttool.runs.pruning.request import Depth
+from ckpttool.runs.reasons import Code, Reason, code_of, fault
+from ckpttool.runs.resuming.writers import (
+    GONE_SECONDS,
+    MOMENTS,
+    SYSTEM,
+    Tell,
+    UnfinishedSave,
+    WaitClock,
+    Watch,
+    temporary_files,
+    written_inside,
+)
+from ckpttool.runs.retention.rules import Mode, is_carried_on
+from ckpttool.runs.scope import Scope
+from ckpttool.runs.surveying.survey import Survey, nothing_in, survey_directory
+from ckpttool.transaction.files import Contents
+from ckpttool.transaction.paths import Problem, bare, shown
+
+NO_STEP = "no step is known of it"
+WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
+"""What is wrong with a checkpoint that its writer may still mend."""
+
+_MAX_RIVALS = 3
+"""More names than that nobody reads in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
+
+    ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
+    """
+
+    entry: Entry | None
+    reason: str | None = None
+    passed_over: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    waited: float = 0.0
+    waited_for: tuple[str, ...] = ()
+    best: str | None = None
+
+    @property
+    def path(self) -> str | None:
+        """Return the path of the checkpoint, or None where there is none."""
+        return None if self.entry is None else self.entry.path
+
+    @property
+    def value(self) -> float | None:
+        """Return what the checkpoint was measured at, or None where nobody asked for it."""
+        return None if self.entry is None or self.best is None else comparable_value(self.entry, self.best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestQuery(Scope):
+    """Which checkpoint is wanted; ``latest`` says what each means."""
+
+    best: str | None
+    mode: Mode | None
+    before: int | None
+    allow_unsafe: bool = False
+
+
+def latest(
+    directory: str | os.PathLike[str],
+    *,
+    recursive: bool = False,
+    exclude: Sequence[str] = (),
+    max_depth: int | None = None,
+    depth: Depth = "full",
+    best: str | None = None,
+    mode: Mode | None = None,
+    metrics: Sequence[str] = (),
+    before: int | None = None,
+    allow_unsafe: bool = False,
+    wait: float = 0,
+    tell: Tell = lambda text: None,
+    clock: WaitClock = SYSTEM,
+    jobs: int | None = None,
+    progress: Progress = unwatched,
+) -> Latest:
+    """Return the newest intact checkpoint of a directory; with ``best`` that of the best metric.
+
+    Args:
+        directory: Where they lie; it may be missing, as before a run's first job.
+        recursive: Whether to descend.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        depth: Whether intact means every byte, of which the answer is read in full and no other, or the
+            structure.
+        best: Name of a metric.
+        mode: Which of its values are good.
+        metrics: Logs that know more metrics.
+        before: The step before which it has to be saved.
+        allow_unsafe: Whether one may be chosen that runs code when it is loaded, or calls what could.
+        wait: For how many seconds to wait for a writer that is at one that would come first.
+        tell: Told what is waited for.
+        clock: What the time is.
+        jobs: Number of threads.
+        progress: Is told what is read.
+
+    Raises:
+        UsageError: A metric without a mode, or a mode without a metric.
+        CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
+            is intact and unsafe.
+    """
+    if (best is None) != (mode is None):
+        raise UsageError("--best METRIC and --mode min|max belong together")
+    query = LatestQuery(
+        recursive=recursive,
+        exclude=exclude,
+        max_depth=max_depth,
+        best=best,
+        mode=mode,
+        metrics=metrics,
+        before=before,
+        allow_unsafe=allow_unsafe,
+    )
+    watch = Watch(wait, tell, clock)
+    reader = _FullReader(jobs, progress) if depth == "full" else None
+    refused: frozenset[str] = frozenset()
+    while True:
+        search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
+        surveyed = search.survey()
+        # Reading takes long: as long as somebody writes what would come first, it would be in vain.
+        look = search.look(surveyed, reads=not wait)
+        if wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):
+            continue
+        if wait and reader is not None:
+            look = search.look(surveyed, reads=True)
+            if watch.wait(look.unsettled):
+                continue
+        changing = {save.path for save in watch.changed_meanwhile([*look.unsettled, *look.quiet])} - refused
+        if changing:
+            refused |= changing
+            continue
+        if look.latest.entry is None and look.unreadable:
+            raise _unreadable_error(os.fspath(directory), look.unreadable)
+        if look.latest.entry is None and look.unsafe:
+            raise _none_safe_error(os.fspath(directory), look.unsafe)
+        waited_for = tuple(save.path for save in watch.waited_for)
+        return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=best)
+
+
+class _FullReader:
+    """Reads checkpoints in full, each once as long as it stays what it was."""
+
+    def __init__(self, jobs: int | None, progress: Progress) -> None:
+        self._jobs = jobs
+        self._progress = progress
+        self._faults: dict[tuple[str, Contents], Reason | None] = {}
+
+    def fault(self, entry: Entry, *, reads: bool) -> Reason | None:
+        """Return what is wrong with a checkpoint; without ``reads``, as far as it was read already.
+
+        NaN beside its weights, in an optimizer's state or a single value, spoils none, as in ``prune``.
+        """
+        key = entry.path, entry.contents
+        if key not in self._faults and reads:
+            self._faults[key] = read_all(entry, self._jobs, self._progress).damage
+        return self._faults.get(key)
+
+
+@dataclass(frozen=True, slots=True)
+class _LookAnswer:
+    """What one look at a directory came to.
+
+    Attributes:
+        latest: The answer.
+        unsettled: What may become a better one.
+        quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
+        unreadable: What nobody could look at, and why.
+        unsafe: What would have been chosen, were it not unsafe.
+    """
+
+    latest: Latest
+    unsettled: Sequence[UnfinishedSave] = ()
+    quiet: Sequence[UnfinishedSave] = ()
+    unreadable: Sequence[tuple[str, str]] = ()
+    unsafe: Sequence[Entry] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One look at a directory: what is there at a time, and which of it is wanted."""
+
+    directory: str | os.PathLike[str]
+    query: LatestQuery
+    now: float
+    refused: frozenset[str]
+    writing: frozenset[str] = frozenset()
+    reader: _FullReader | None = None
+
+    def survey(self) -> Survey | NotFound:
+        """Return what is there, or that the directory isn't."""
+        try:
+            return survey_directory(self.directory, self.query)
+        except NotFound as error:
+            if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
+                raise
+            # One that was never made is no error: but no link on the way may lead nowhere.
+            path = bare(os.fspath(self.directory))
+            while path and not os.path.lexists(path):
+                path = os.path.dirname(path)
+            if path and not os.path.exists(path):
+                raise from_os_error(FileNotFoundError(), path) from error
+            return error
+
+    def look(self, surveyed: Survey | NotFound, *, reads: bool) -> _LookAnswer:
+        """Return the answer, and what may become a better one."""
+        if isinstance(surveyed, NotFound):
+            return _LookAnswer(Latest(None, f"{surveyed.path}: {surveyed.reason}"))
+        query = self.query
+        chosen, passed = self._choice(surveyed, reads=reads)
+        known = {entry.path for entry, _ in passed}
+        unsound = [
+            (entry, entry.fault)
+            for entry in _without_sound(surveyed)
+            if entry.path not in known and entry.fault
+        ]
+        unsettled = list(self._unsettled_better(surveyed, chosen, passed, unsound))
+        if chosen is not None:
+            passed += unsound
+            lacking = _newer_but_lacking(surveyed, chosen, query.before) if query.best is None else ()
+            passed += [(entry, why) for entry, why in lacking if entry.path not in known]
+        return _LookAnswer(
+            self._answer(surveyed, chosen, passed),
+            [save for save in unsettled if self._is_recent(save)],
+            [save for save in unsettled if not self._is_recent(save)],
+            _unreadable_paths(surveyed, passed),
+            [entry for entry, why in passed if code_of(why) is Code.UNSAFE],
+        )
+
+    def _choice(self, surveyed: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
+        """Return the first that nothing is wrong with, and what came before it, with its fault."""
+        passed = [(entry, NO_STEP) for entry in reversed(surveyed.entries) if self._lacks_step(entry)]
+        for entry in self._candidates(surveyed):
+            fault = self._fault(entry)
+            if fault is None and self.reader is not None:
+                fault = self.reader.fault(entry, reads=reads)
+            if fault is None:
+                return entry, passed
+            passed.append((entry, fault))
+        return None, passed
+
+    def _candidates(self, surveyed: Survey) -> Iterator[Entry]:
+        """Yield checkpoints, the most wanted first; a run's own directory stands back behind those in it."""
+        best = self.query.best
+        if best is None:
+            yield from newest_first(surveyed.groups, self._may_be_chosen)
+            return
+        sign = 1 if self.query.mode == "min" else -1
+        by_value: dict[float, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for entry in filter(self._may_be_chosen, surveyed.entries):
+            if (value := comparable_value(entry, best)) is not None:
+                by_value[sign * value if math.isfinite(value) else math.inf][entry.group].append(entry)
+        carried_on: set[str] = set()
+        for group in surveyed.groups:
+            values = (comparable_value(entry, best) for entry in filter(self._may_be_chosen, group.entries))
+            if is_carried_on(best, [value for value in values if value is not None], self.query.mode):
+                carried_on.add(group.key)
+        for _, series in sorted(by_value.items()):
+            yield from _newest_of(surveyed, series, carried_on)
+
+    def _may_be_chosen(self, entry: Entry) -> bool:
+        return self._is_before(entry.step) and not entry.holds_others and not self._lacks_step(entry)
+
+    def _is_before(self, step: int | None) -> bool:
+        """Tell whether a step comes before the one that is wanted, or may."""
+        return self.query.before is None or step is None or step < self.query.before
+
+    def _lacks_step(self, entry: Entry) -> bool:
+        """Tell whether nobody knows if a checkpoint was saved before the step that is wanted."""
+        return self.query.before is not None and entry.step is None and entry.is_sound
+
+    def _fault(self, entry: Entry) -> Reason | None:
+        if entry.fault is not None:
+            return entry.fault
+        if temporary_for(entry.name) is not None:
+            return BEING_WRITTEN
+        if entry.path in self.refused:
+            return Reason(Code.BEING_WRITTEN, "being written: it changed while it was waited for")
+        fault = written_inside(entry, self.now)
+        if fault is None and not self.query.allow_unsafe:
+            return _unsafe(entry)
+        return fault
+
+    def _unsettled_better(
+        self,
+        surveyed: Survey,
+        chosen: Entry | None,
+        passed: Sequence[tuple[Entry, str]],
+        unsound: Sequence[tuple[Entry, str]],
+    ) -> Iterator[UnfinishedSave]:
+        """Yield what a writer may still be at that would come before the one that was chosen."""
+        paths = set()
+        no_value = [(entry, entry.fault) for entry in surveyed.entries if self.query.best and entry.fault]
+        for entry, why in (*passed, *unsound, *no_value):
+            is_waited_for = code_of(why) in WORTH_WAITING
+            if is_waited_for and entry.path not in paths and self._is_before(entry.step):
+                paths.add(entry.path)
+                yield _unsettled_entry(entry, why)
+        if chosen is not None and (
+            self._age(chosen.modified_ns) < GONE_SECONDS or chosen.path in self.writing
+        ):
+            yield _unsettled_entry(chosen, "it was changed a moment ago", is_whole=True)
+        for file in temporary_files(surveyed, self.query.exclude):
+            if file.path not in paths and self._is_before(file.fields.step):
+                directory, name = os.path.split(file.path)
+                yield UnfinishedSave(
+                    file.path,
+                    "being written",
+                    directory or os.curdir,
+                    (name,),
+                    file.contents.files,
+                    modified_ns=file.modified_ns,
+                )
+
+    def _is_recent(self, save: UnfinishedSave) -> bool:
+        return self._age(save.modified_ns) < (2 * MOMENTS if save.is_whole else GONE_SECONDS)
+
+    def _age(self, modified_ns: int) -> float:
+        return self.now - modified_ns / 1e9
+
+    def _answer(self, surveyed: Survey, chosen: Entry | None, passed: Sequence[tuple[Entry, str]]) -> Latest:
+        query = self.query
+        errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
+        problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
+        if chosen is None:
+            why = _reason_for_none(surveyed, recursive=query.recursive, best=query.best, before=query.before)
+            return Latest(None, why, problems, surveyed.remarks, surveyed.journals)
+        danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
+        doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in passed})
+        warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
+        return Latest(chosen, None, problems, warnings, surveyed.journals)
+
+
+def _unsafe(entry: Entry) -> Reason | None:
+    """Return why nobody resumes from a checkpoint unasked; the user's own classes make none unsafe."""
+    return fault(Code.UNSAFE, entry.danger) if entry.danger else None
+
+
+def _newest_of(
+    surveyed: Survey, series: Mapping[str, Sequence[Entry]], carried_on: Collection[str]
+) -> Iterator[Entry]:
+    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest."""
+    turns = {
+        key: iter(entries if key in carried_on else reversed(entries)) for key, entries in series.items()
+    }
+    if len(turns) == 1:
+        yield from chain.from_iterable(turns.values())
+        return
+    paths = {entry.path for entries in series.values() for entry in entries}
+    for entry in newest_first(surveyed.groups, lambda entry: entry.path in paths):
+        yield next(turns[entry.group])
+
+
+def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> UnfinishedSave:
+    return UnfinishedSave(
+        entry.path,
+        why,
+        entry.directory,
+        entry.unit.members,
+        entry.contents.files,
+        is_whole,
+        entry.modified_ns,
+    )
+
+
+def _without_sound(surveyed: Survey) -> Iterator[Entry]:
+    """Yield series of which nothing is sound, from the newest on: nobody can tell that they are older."""
+    for group in surveyed.groups:
+        if not any(entry.is_sound for entry in group.entries):
+            yield from reversed(group.entries)
+
+
+def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:
+    """Yield what is intact and newer than a choice, and what it lacks: a training can't go on from it."""
+    lacking: list[tuple[Entry, str]] = []
+    for entry in surveyed.entries:
+        is_wanted = before is None or entry.step is None or entry.step < before
+        if entry.step is not None and chosen.step is not None:
+            is_newer = entry.step > chosen.step
+        else:
+            is_newer = entry.epoch is not None and chosen.epoch is not None and entry.epoch > chosen.epoch
+        if not is_wanted or not is_newer or not entry.is_sound or entry.holds_others:
+            continue
+        if not entry.has_weights:
+            if chosen.has_weights:
+                lacking.append((entry, "it is newer, but without weights"))
+        elif chosen.granularity is Granularity.FULL and entry.granularity is not Granularity.FULL:
+            lacking.append((entry, "it is newer, but weights alone, without an optimizer's state"))
+
+    def age(one: tuple[Entry, str]) -> tuple[float, float, int]:
+        entry, _ = one
+        return entry.epoch or 0, entry.step or 0, entry.modified_ns
+
+    yield from sorted(lacking, key=age, reverse=True)
+
+
+def _unreadable_paths(surveyed: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
+    """Return what nobody could look at, and why: that there is none can't be said then."""
+    errors = [error for error in surveyed.errors if not isinstance(error, NotFound | NotACheckpoint)]
+    faults: dict[str, str] = {entry.path: entry.fault for entry in surveyed.entries if entry.fault}
+    faults |= {entry.path: why for entry, why in passed}
+    unread = [(path, why) for path, why in faults.items() if code_of(why) is Code.UNREADABLE]
+    return (*((shown(error.path), error.reason) for error in errors), *unread)
+
+
+def _unreadable_error(root: str, paths: Sequence[tuple[str, str]]) -> AccessDenied:
+    """Return the error that says that nobody can tell whether there is one."""
+    path, why = paths[0]
+    others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+    problem = "no checkpoint to resume from was found, and not all could be looked at"
+    return AccessDenied(shown(root), f"{problem}: {path}: {why}{others}")
+
+
+def _none_safe_error(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
+    """Return the error that says that only unsafe ones are there: nobody is to begin anew for that."""
+    others = f"; so are {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
+    problem = f"no checkpoint is safe to resume from: {unsafe[0].path}: unsafe: {unsafe[0].danger}{others}"
+    return AccessDenied(shown(root), problem, expected="--allow-unsafe takes it all the same")
+
+
+def _reason_for_none(surveyed: Survey, *, recursive: bool, best: str | None, before: int | None) -> str:
+    """Return why there is no answer."""
+    root, count = surveyed.root, len(surveyed.entries)
+    if not count:
+        return f"{root}: {nothing_in(root, recursive=recursive)}"
+    sound = [entry for entry in surveyed.entries if entry.is_sound]
+    if best is not None and sound and all(comparable_value(entry, best) is None for entry in sound):
+        names = sorted({name for entry in sound for name in entry.metrics})
+        if "loss" not in names and any(entry.loss is not None for entry in sound):
+            names.append("loss")
+        there = f" (there is {', '.join(names)})" if names else ""
+        return f"{root}: no checkpoint with a metric {best!r}{there}"
+    if before is not None and sound:
+        return f"{root}: no intact checkpoint before step {before}"
+    if count == 1:
+        return f"{root}: its only checkpoint is not intact"
+    return f"{root}: none of {count:,} checkpoints is intact"
+
+
+def _choice_warnings(
+    surveyed: Survey, chosen: Entry, best: str | None, passed: Collection[str]
+) -> tuple[str, ...]:
+    """Return what is doubtful about a choice: the order of its series, and other series as good."""
+    warnings = [
+        warning for group in surveyed.groups if group.key == chosen.group for warning in group.warnings
+    ]
+    for tier in tiers(surveyed.groups):
+        rivals = sorted(
+            group.key
+            for group in tier
+            if any(
+                entry.is_sound and not entry.holds_others and entry.path not in passed
+                for entry in group.entries
+            )
+        )
+        if best is None and len(rivals) > 1 and chosen.group in rivals:
+            others = [key for key in rivals if key != chosen.group]
+            names = ", ".join(others[:_MAX_RIVALS]) + (", …" if len(others) > _MAX_RIVALS else "")
+            warnings.append(f"{len(rivals)} series compete; {chosen.group} was chosen over {names}")
+    return tuple(warnings)
+
+
+def _unmeasured_warnings(surveyed: Survey, best: str | None) -> Iterator[str]:
+    """Yield how many lack the metric."""
+    sound = [entry for entry in surveyed.entries if entry.is_sound and not entry.holds_others]
+    count = sum(best is not None and comparable_value(entry, best) is None for entry in sound)
+    if count:
+        yield f"{surveyed.root}: {count:,} of {counted(len(sound), 'checkpoint')} without a metric {best!r}"
+
+
+def comparable_value(entry: Entry, metric: str) -> float | None:
+    """Return a metric's value where it is known and a number, infinite ones included."""
+    value = entry.recorded_metric(metric)
+    return None if value is None or math.isnan(value) else value

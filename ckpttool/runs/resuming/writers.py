@@ -1,0 +1,271 @@
+"""Finds what a writer is still at, by its temporary names and by changes, and waits for it to finish."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.naming import NameFields, parse_name
+from ckpttool.formats import suffix_format
+from ckpttool.formats.discovery import OWN_PREFIX, unit_at
+from ckpttool.formats.globs import Globs
+from ckpttool.formats.tensorflow.prefix import DATA, INDEX
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.look import look_at
+from ckpttool.runs.pointers.readers import names_in, temporary_for
+from ckpttool.runs.reasons import Code, Reason
+from ckpttool.runs.surveying.survey import Survey
+from ckpttool.transaction.files import Contents, Fingerprint, contents
+from ckpttool.transaction.paths import shown
+
+POLL_SECONDS = 0.25
+"""How often the names, sizes and times of what is being written are looked at."""
+
+MOMENTS = 1.0
+"""Seconds without a change after which a file that is whole is taken for finished."""
+
+MOMENTS_BETWEEN = 2.0
+"""The same of a directory: a writer pauses between two files."""
+
+GONE_SECONDS = 600
+"""A writer that is alive changes something within ten minutes; later nobody waits for it."""
+
+State = tuple[Fingerprint, ...] | None
+"""The files of something; None where it isn't there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemporaryFile:
+    """A writer's temporary file or directory: where it is, and what its name says of what it will be."""
+
+    path: str
+    fields: NameFields
+    contents: Contents
+    modified_ns: int
+
+
+def written_inside(entry: Entry, now: float) -> Reason | None:
+    """Return what tells that a writer is still at a directory that can be read already, or None."""
+    for file in entry.contents.files:
+        name = os.path.basename(file.path)
+        is_inside = os.sep in file.path and temporary_for(name) is not None
+        if is_inside and now - file.mtime_ns / 1e9 < GONE_SECONDS:
+            return Reason(Code.BEING_WRITTEN, f"being written: {name} lies in it")
+    return None
+
+
+def temporary_files(surveyed: Survey, exclude: Sequence[str]) -> Iterator[TemporaryFile]:
+    """Yield what writers have begun in the directories that were looked at, under names of their own."""
+    root = surveyed.root
+    if any(entry.unit.path == root and not entry.holds_others for entry in surveyed.entries):
+        return
+    blanks = {entry.fields.blank for entry in surveyed.entries}
+    globs = Globs(exclude, root)
+    for directory in sorted({root, *(entry.directory for entry in surveyed.entries)}):
+        for name, file in names_in(directory).items():
+            final = temporary_for(name)
+            if final is None or any(globs.of(os.path.join(directory, one)) for one in (name, final)):
+                continue
+            fields = parse_name(final)
+            is_directory = file.is_dir(follow_symlinks=False)
+            is_of_series = fields.blank in blanks or suffix_format(final) is not None
+            is_part = final.endswith(INDEX) or DATA.fullmatch(final) is not None
+            if not is_directory and not is_of_series and not is_part:
+                continue
+            path = os.path.join(directory, name)
+            try:
+                inside, modified_ns = contents(directory, [name]), os.lstat(path).st_mtime_ns
+            except OSError:  # it has just gone
+                continue
+            yield TemporaryFile(shown(path), fields, inside, max(modified_ns, inside.modified_ns))
+
+
+class WaitClock(Protocol):
+    """What the time is, and how it passes."""
+
+    def time(self) -> float:
+        """Return the seconds since 1970, as files have them."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+
+
+class _SystemClock:
+    """The computer's own."""
+
+    def time(self) -> float:
+        """Return the seconds since 1970."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+
+SYSTEM = _SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedSave:
+    """Something that may not be finished.
+
+    Attributes:
+        path: Where it is.
+        why: What tells so.
+        directory: The directory that it lies in.
+        members: Its names there.
+        seen: Its files, as they were when that was told.
+        is_whole: Whether it can be read as it is, and was only changed a moment ago.
+        modified_ns: When its newest file was changed, in nanoseconds since 1970, by its server's clock.
+    """
+
+    path: str
+    why: str
+    directory: str
+    members: tuple[str, ...]
+    seen: State
+    is_whole: bool = False
+    modified_ns: int = 0
+
+    @property
+    def moments(self) -> float:
+        """Return for how many seconds it must not change."""
+        return MOMENTS_BETWEEN if os.path.isdir(self.path) else MOMENTS
+
+
+Tell = Callable[[str], None]
+
+
+class Watch:
+    """Waits for writers, and knows what it has seen of them.
+
+    Args:
+        seconds: How long it waits in all.
+        tell: Told what it waits for, once of each.
+        clock: What the time is.
+    """
+
+    def __init__(self, seconds: float, tell: Tell, clock: WaitClock) -> None:
+        self.clock = clock
+        self._seconds = seconds
+        self._tell = tell
+        self._begun = clock.monotonic()
+        self._announced: set[str] = set()
+        self._since: dict[str, tuple[State, float]] = {}
+        self._changed: set[str] = set()
+        self.writing: set[str] = set()
+        self._has_glimpsed = False
+        self.waited_for: list[UnfinishedSave] = []
+        self.waited = 0.0
+
+    @property
+    def remaining(self) -> float:
+        """Return the seconds that are left."""
+        return self._seconds - (self.clock.monotonic() - self._begun)
+
+    def wait(self, unsettled: Sequence[UnfinishedSave]) -> bool:
+        """Wait until something of it has been finished, and all is to be looked at again.
+
+        Returns:
+            False where nothing is unsettled, or no time is left.
+        """
+        pending = [save for save in unsettled if not self._is_quiet(save)]
+        if not pending or self.remaining <= 0:
+            return False
+        seconds = max(self.remaining, 0) if self._announced else self._seconds
+        for save in pending:
+            if save.path not in self._announced:
+                self._announced.add(save.path)
+                self.waited_for.append(save)
+                self._tell(f"waiting up to {seconds:.0f} s for {save.path}: {save.why}")
+        started = self.clock.monotonic()
+        seen = {save.path: save.seen for save in pending}
+        names = _names_around(pending)
+        # Each is looked at in every round, whatever another came to.
+        while self.remaining > 0 and not any([self._has_finished(save, seen) for save in pending]):
+            self.clock.sleep(min(POLL_SECONDS, self.remaining))
+            if _names_around(pending) != names:
+                break
+        self.waited += self.clock.monotonic() - started
+        return True
+
+    def growing(self, quiet: Sequence[UnfinishedSave]) -> list[UnfinishedSave]:
+        """Return what changes though its time says that nobody is at it: a server's clock may be behind.
+
+        The first time it takes a moment; whoever is known to write then is waited for like all others.
+        """
+        is_first, self._has_glimpsed = not self._has_glimpsed, True
+        if quiet and is_first and self.remaining > 0:
+            before = {save.path: save.seen for save in quiet}
+            self.clock.sleep(min(MOMENTS, self.remaining))
+            self.writing.update(save.path for save in quiet if _state(save) != before[save.path])
+        return [
+            replace(save, why=f"{save.why}, and it changes") for save in quiet if save.path in self.writing
+        ]
+
+    def changed_meanwhile(self, unsettled: Iterable[UnfinishedSave]) -> list[UnfinishedSave]:
+        """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""
+        return [
+            save
+            for save in unsettled
+            if save.is_whole and save.path in self._changed and not self._is_quiet(save)
+        ]
+
+    def _has_finished(self, save: UnfinishedSave, seen: dict[str, State]) -> bool:
+        """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""
+        if save.is_whole:
+            return self._is_quiet(save)
+        before, seen[save.path] = seen[save.path], _state(save)
+        now = seen[save.path]
+        return now != before and (now is None or _is_sound(save.path))
+
+    def _is_quiet(self, save: UnfinishedSave) -> bool:
+        """Look at what is whole, and tell whether it has been as it is for a moment."""
+        if not save.is_whole:
+            return False
+        now = self.clock.monotonic()
+        state = _state(save)
+        before, since = self._since.get(save.path, (save.seen, self.clock.monotonic()))
+        if state != before:
+            self._changed.add(save.path)
+            since = self.clock.monotonic()
+        self._since[save.path] = state, since
+        return now - since >= save.moments
+
+
+def _state(save: UnfinishedSave) -> State:
+    try:
+        return contents(save.directory, save.members).files
+    except OSError:  # a part of it has gone
+        return None
+
+
+def _names_around(unsettled: Iterable[UnfinishedSave]) -> frozenset[str]:
+    """Return what lies beside it: whatever comes or goes there may be what we wait for."""
+    paths: set[str] = set()
+    for directory in {save.directory for save in unsettled}:
+        try:
+            paths.update(os.path.join(directory, name) for name in os.listdir(directory))
+        except OSError:  # it has gone
+            continue
+    return frozenset(path for path in paths if not os.path.basename(path).startswith(OWN_PREFIX))
+
+
+def _is_sound(path: str) -> bool:
+    try:
+        unit = unit_at(path)
+        entry = None if unit is None else look_at(unit)
+    except CheckpointError:  # it is being replaced
+        return False
+    return entry is not None and entry.is_sound

@@ -1,0 +1,319 @@
+"""The plan that a policy makes of a series: what stays, why, and what goes.
+
+Pure: no file is touched here. What any rule keeps stays; what is protected stays whatever the rules say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from ckpttool.core.amounts import size
+from ckpttool.core.errors import UsageError
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import Group, newest_otherwise, order_entries
+from ckpttool.runs.reasons import Code, Reason
+from ckpttool.runs.retention.limits import Excess, LimitedSeries, excess, removals_for_limits, total_limit
+from ckpttool.runs.retention.missing_metrics import require_metrics
+from ckpttool.runs.retention.policies import Policies
+from ckpttool.runs.retention.rules import RULES, History, Policy
+
+NO_RULE = "no rule of the configuration is for it"
+NEWEST = Reason(Code.NEWEST)
+NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not read)")
+FINITE = "newest of a failed run that is intact and finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Protections:
+    """What is stronger than every rule.
+
+    Attributes:
+        reasons: Why a checkpoint stays, by its path.
+        skipped: Why a whole series is left alone, by its key.
+        doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
+        faults: What reading checkpoints in full found wrong, by their paths.
+        failed: Why a whole series failed, by its key.
+        removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
+        finite: The newest of such a series that is intact and finite, by its key: it stays, too.
+        followers: Paths of those for which the metric of what belongs with them counts.
+        together: What is equal for checkpoints of several series that were saved together, by path.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+        root: The directory that all lies in.
+    """
+
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    removes_failed: bool = False
+    finite: Mapping[str, str] = field(default_factory=dict)
+    followers: Collection[str] = frozenset()
+    together: Mapping[str, Hashable] = field(default_factory=dict)
+    holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    root: str = os.curdir
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEntry:
+    """A checkpoint that stays, and every reason for it."""
+
+    entry: Entry
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What becomes of one series, the newest first.
+
+    Attributes:
+        key: The key of the series.
+        keep: What stays.
+        remove: What goes.
+        skipped: Why it is left alone.
+        policy: What it was planned by; None where there is no rule for it.
+        failed: Why it is a failed run, where these are looked for.
+        excess: By how much it takes more than its limit of size.
+        unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
+    """
+
+    key: str
+    keep: tuple[KeptEntry, ...]
+    remove: tuple[Entry, ...] = ()
+    skipped: str | None = None
+    policy: Policy | None = None
+    failed: str | None = None
+    excess: Excess | None = None
+    unfitting: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """What becomes of all series.
+
+    Attributes:
+        policies: What it was made by.
+        groups: What becomes of each.
+        removes_failed: Whether those that failed go.
+        excess: By how much they take more than the limit of all of them together.
+    """
+
+    policies: Policies
+    groups: tuple[GroupPlan, ...]
+    removes_failed: bool = False
+    excess: tuple[Excess, ...] = ()
+
+    @property
+    def policy(self) -> Policy | None:
+        """Return the policy of what no path's rule is for; None where there is none."""
+        return self.policies.default
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Return the rules of that policy."""
+        return {} if self.policy is None else self.policy.rules
+
+    @property
+    def removals(self) -> tuple[Entry, ...]:
+        """Return all that goes."""
+        return tuple(entry for group in self.groups for entry in group.remove)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Return the bytes that are freed: those of files none of whose names stays."""
+        return freed_bytes(self.removals)
+
+
+def plan(
+    groups: Sequence[Group], policy: Policy | Policies, protections: Protections, *, now: float | None = None
+) -> RetentionPlan:
+    """Return what stays and what goes."""
+    policies = policy if isinstance(policy, Policies) else Policies(policy)
+    chosen = [(group, policies.of(group)) for group in groups]
+    require_metrics(chosen)
+    drafts = [_draft(group, chosen_policy, protections, now) for group, chosen_policy in chosen]
+    too_large = removals_for_limits([draft.limited for draft in drafts], protections.together)
+    planned = tuple(
+        _group_plan(group, draft, too_large, protections) for group, draft in zip(groups, drafts, strict=True)
+    )
+    kept = [kept.entry for group_plan in planned for kept in group_plan.keep]
+    required = [
+        kept.entry
+        for group_plan, draft in zip(planned, drafts, strict=True)
+        for kept in group_plan.keep
+        if group_plan.skipped or draft.reasons[kept.entry.path] or kept.entry.path in draft.limited.undated
+    ]
+    limit = total_limit(draft.limited.policy for draft in drafts)
+    over = excess("max_total_size", limit, kept, required)
+    return RetentionPlan(policies, planned, protections.removes_failed, () if over is None else (over,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What becomes of a series but for its limits of size.
+
+    Attributes:
+        reasons: Why each checkpoint stays, by its path; one without a reason goes.
+        limited: What is left of it for the limits to keep.
+    """
+
+    reasons: Mapping[str, Sequence[str]]
+    limited: LimitedSeries
+
+    def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
+        """Return why each checkpoint stays, by its path, where some don't fit."""
+        reasons = {path: list(reasons) for path, reasons in self.reasons.items()}
+        policy = self.limited.policy
+        if policy is None or not policy.has_limit:
+            return reasons
+        for entry in self.limited.staying:
+            if entry.path in too_large or entry.path in self.limited.held:
+                continue
+            fits = [] if policy.max_size is None else [f"fits {size(policy.max_size)}"]
+            if policy.max_total_size is not None:
+                # Nobody knows that something is old if it has no date: it stays, and says so.
+                undated = self.limited.undated.get(entry.path)
+                fits.append(undated or f"fits {size(policy.max_total_size)} in all")
+            reasons[entry.path] = _unique(reasons[entry.path], fits)
+        return reasons
+
+
+def _draft(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> _Draft:
+    """Return what a policy says of a series; where a failed one goes, there may be none."""
+    goes_whole = protections.removes_failed and group.key in protections.failed
+    if policy is None and not goes_whole:
+        reasons = {entry.path: [NO_RULE] for entry in group.entries}
+        return _Draft(reasons, LimitedSeries(None, group.entries, reasons.keys()))
+    newest_first = group.entries[::-1]
+    faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
+    history = history_of(group, protections, now)
+    intact = history.intact
+    if goes_whole:
+        finite = protections.finite.get(group.key)
+        always = {} if finite is None else {finite: [FINITE]}
+    else:
+        always = newest_of(newest_first, history)
+    ruled = {} if policy is None else _rule_reasons(policy, history)
+    protected = {path for path in faults if protections.reasons.get(path)}
+    kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
+    if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
+        # Those that come before the newest intact one, in order and in time, nobody will finish.
+        for entry in newest_first[newest_first.index(intact[0]) + 1 :]:
+            is_outdated = entry.is_incomplete and entry.modified_ns <= intact[0].modified_ns
+            if is_outdated and entry.path not in protected:
+                del kept_faults[entry.path]
+    reasons = {
+        entry.path: _unique(
+            always.get(entry.path, ()),
+            ruled.get(entry.path, ()),
+            protections.reasons.get(entry.path, ()),
+            kept_faults.get(entry.path, ()),
+        )
+        for entry in newest_first
+    }
+    has_limit = policy is not None and policy.has_limit
+    follows = any(path in protections.followers for path in faults)
+    if intact and not (ruled or goes_whole or follows or has_limit) and not all(reasons.values()):
+        raise UsageError(f"{group.key}: the policy would keep nothing of it")
+    held = {*always, *kept_faults, *protected}
+    return _Draft(reasons, _limited_series(group, policy, history, reasons, held))
+
+
+def history_of(group: Group, protections: Protections, now: float | None) -> History:
+    """Return what the rules see of a series: its intact checkpoints, in their order.
+
+    Without what a read found damaged, the others may have more in common, and so another order.
+    """
+    sound = [entry for entry in group.entries if entry.is_sound]
+    intact = [entry for entry in sound if entry.path not in protections.faults]
+    ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
+    return History(ordered[::-1], now, protections.followers, protections.root)
+
+
+def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
+    """Return what stays for being the newest, by path: in order, in time, or by another count."""
+    if not history.intact:
+        incomplete = [entry for entry in newest_first if entry.is_incomplete]
+        return {entry.path: ["none is intact"] for entry in incomplete[:1]}
+    reasons: dict[str, list[str]] = defaultdict(list)
+    newest = history.intact[0]
+    reasons[newest.path].append(NEWEST)
+    if newest.danger is not None:
+        for entry in [entry for entry in history.intact if entry.danger is None][:1]:
+            reasons[entry.path].append("newest that is not unsafe")
+    for entry in history.written_last[:1]:
+        reasons[entry.path].append("written last")
+    for entry, count in newest_otherwise(history.intact):
+        reasons[entry.path].append(f"newest by {count}")
+    return reasons
+
+
+def _rule_reasons(policy: Policy, history: History) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    given = policy.rules
+    for name, rule in RULES.items():
+        for entry, reason in rule.keep(policy, history) if name in given and rule.keep else ():
+            reasons[entry.path].append(reason)
+    return reasons
+
+
+def _limited_series(
+    group: Group,
+    policy: Policy | None,
+    history: History,
+    reasons: Mapping[str, Sequence[str]],
+    held: Collection[str],
+) -> LimitedSeries:
+    """Return what limits of size see of a series; one without any brings what stays of it."""
+    if policy is None or not policy.has_limit:
+        return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
+    may_stay = {*held, *(entry.path for entry in history.intact)}
+    undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
+    return LimitedSeries(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
+
+
+def _group_plan(
+    group: Group, draft: _Draft, too_large: Mapping[str, str], protections: Protections
+) -> GroupPlan:
+    policy, failed = draft.limited.policy, protections.failed.get(group.key)
+    reasons = draft.reasons_with_limits(too_large)
+    newest_first = group.entries[::-1]
+    remove = tuple(entry for entry in newest_first if not reasons[entry.path])
+    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
+    if skipped is None and policy is None and not remove:
+        skipped = NO_RULE
+    if skipped is not None:
+        remove = ()
+    stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
+    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
+    if skipped is not None or policy is None:
+        return GroupPlan(group.key, keep, remove, skipped, policy, failed)
+    required = [entry for entry in stays if draft.reasons[entry.path]]
+    over = excess("max_size", policy.max_size, stays, required)
+    unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
+    return GroupPlan(group.key, keep, remove, None, policy, failed, over, unfitting)
+
+
+def fault_of(entry: Entry, protections: Protections) -> str | None:
+    """Return what is wrong with a checkpoint, as far as it is known."""
+    return entry.fault or protections.faults.get(entry.path)
+
+
+def freed_bytes(entries: Sequence[Entry]) -> int:
+    """Return the bytes of all files whose every name is among those of some checkpoints."""
+    names: dict[tuple[int, int], int] = defaultdict(int)
+    files = {}
+    for entry in entries:
+        for file in entry.contents.files:
+            names[file.device, file.inode] += 1
+            files[file.device, file.inode] = file
+    return sum(file.size for key, file in files.items() if names[key] >= file.links)
+
+
+def _unique(*reasons: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(chain(*reasons)))

@@ -1,0 +1,106 @@
+"""Which policy each series has, by its path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ckpttool.core.errors import UsageError
+from ckpttool.runs.retention.rules import Policy
+
+if TYPE_CHECKING:
+    from ckpttool.runs.members.order import Group
+
+
+@dataclass(frozen=True, slots=True)
+class PathRule:
+    """A policy for the series whose paths match a glob.
+
+    Attributes:
+        glob: Of ``<directory>/<name with * for its fields>``, relative to the configuration's directory.
+        policy: The policy.
+        origin: Where it stands, for messages.
+    """
+
+    glob: str
+    policy: Policy
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.policy.max_total_size is not None:
+            raise UsageError("--max-total-size is of all series, and no rule for some of them")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Which policy each series has: that of the last rule that matches its path, or else the default.
+
+    Attributes:
+        default: For series that no rule matches; None leaves them alone.
+        rules: In the order of the configuration.
+        directory: What the globs of the rules are relative to.
+    """
+
+    default: Policy | None = None
+    rules: tuple[PathRule, ...] = ()
+    directory: str = os.curdir
+
+    def of(self, group: Group) -> Policy | None:
+        """Return the policy of a series; None where it is left alone.
+
+        Raises:
+            UsageError: It spans several directories or names, and these have different policies.
+        """
+        if not self.rules:
+            return self.default
+        rules = {
+            path: next((rule for rule in reversed(self.rules) if matches(rule.glob, path)), None)
+            for path in self._paths(group)
+        }
+        (first, rule), *others = rules.items()
+        for path, other in others:
+            if other != rule:
+                both = f"{first} ({_origin(rule)}) and {path} ({_origin(other)})"
+                raise UsageError(f"{group.key} is one series with two policies: {both}")
+        return self.default if rule is None else rule.policy
+
+    def unmatched(self, groups: tuple[Group, ...]) -> list[PathRule]:
+        """Return the rules that match no series."""
+        paths = {path for group in groups for path in self._paths(group)} if self.rules else ()
+        return [rule for rule in self.rules if not any(matches(rule.glob, path) for path in paths)]
+
+    def _paths(self, group: Group) -> list[str]:
+        base = os.path.realpath(self.directory)
+        names = dict.fromkeys((entry.directory, entry.fields.blank) for entry in group.entries)
+        real = {directory: os.path.realpath(directory) for directory, _ in names}
+        paths = (os.path.relpath(os.path.join(real[directory], blank), base) for directory, blank in names)
+        return [path.replace(os.sep, "/") for path in paths]
+
+
+def _origin(rule: PathRule | None) -> str:
+    return "no rule" if rule is None else rule.origin or rule.glob
+
+
+def matches(glob: str, path: str) -> bool:
+    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories."""
+    parts = glob.split("/")
+    names = path.split("/")
+    if os.pardir in names:
+        return False
+    reached = _skip_wildcards({0}, parts)
+    for name in names:
+        stays = {at for at in reached if at < len(parts) and parts[at] == "**"}
+        moves = {at + 1 for at in reached - stays if at < len(parts) and fnmatchcase(name, parts[at])}
+        reached = _skip_wildcards(stays | moves, parts)
+    return len(parts) in reached
+
+
+def _skip_wildcards(reached: set[int], parts: Sequence[str]) -> set[int]:
+    """Return the places in a glob that are reached if each ``**`` may also stand for nothing."""
+    for at, part in enumerate(parts):
+        if at in reached and part == "**":
+            reached = reached | {at + 1}
+    return reached

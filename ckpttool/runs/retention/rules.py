@@ -1,0 +1,436 @@
+"""The rules of a policy: which of the intact checkpoints of a series each of them keeps, and why.
+
+``Policy`` is the table, a row a rule. Rules know nothing of each other: what any of them keeps stays.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import cached_property, lru_cache, partial
+from itertools import chain, islice, pairwise
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, get_args
+
+from ckpttool.core.amounts import duration, nbytes, within
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import RULE_PANEL, Option
+from ckpttool.formats.globs import Globs
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import written_last
+from ckpttool.runs.retention.dates import PERIODS, date_doubts, save_time
+
+_BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
+"""Words in the name of a metric of which only the best value so far is kept."""
+
+Mode = Literal["min", "max"]
+"""Which values of a metric are good."""
+
+Incomplete = Literal["keep", "remove"]
+
+KeptWithReasons = Iterator[tuple[Entry, str]]
+"""Checkpoints to keep, each with the reason in a few words."""
+
+
+class Dated(NamedTuple):
+    """A checkpoint with its time: in seconds since 1970, and in the local zone."""
+
+    seconds: float
+    when: datetime
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class History:
+    """What the rules see of a series.
+
+    Attributes:
+        intact: Its intact checkpoints, the newest first.
+        now: In seconds since 1970: what is dated later has no date. None believes every date.
+        followers: Paths of those for which the metric of what belongs with them counts.
+        root: The directory that globs with a slash are relative to.
+    """
+
+    intact: Sequence[Entry]
+    now: float | None = None
+    followers: Collection[str] = ()
+    root: str = os.curdir
+
+    @cached_property
+    def written_last(self) -> Sequence[Entry]:
+        """Return them with the last written first, where times contradict their order; else none."""
+        return written_last(self.intact[::-1])
+
+    @cached_property
+    def _doubts(self) -> Mapping[str, str]:
+        return date_doubts(self.intact, self.now)
+
+    @cached_property
+    def dated(self) -> Sequence[Dated]:
+        """Return those with a date that can be believed, the newest first."""
+        times = [(save_time(entry), entry) for entry in self.intact if entry.path not in self._doubts]
+        return [Dated(seconds, datetime.fromtimestamp(seconds), entry) for seconds, entry in times]
+
+    @cached_property
+    def by_time(self) -> Sequence[Dated]:
+        """Return those with a date, the last saved first; of equals the newer."""
+        return sorted(self.dated, key=attrgetter("seconds"), reverse=True)
+
+    @property
+    def undated(self) -> KeptWithReasons:
+        """Yield what has no date that can be believed: nobody knows that it is old."""
+        doubts = ((entry, self._doubts.get(entry.path)) for entry in self.intact)
+        return ((entry, doubt) for entry, doubt in doubts if doubt is not None)
+
+
+def _keep_last(policy: Policy, history: History) -> KeptWithReasons:
+    """Keep the newest, and as many of what a restarted run wrote last, though its epochs come before."""
+    count = policy.keep_last or 0
+    for entry in history.intact[:count]:
+        yield entry, f"last {count}"
+    for entry in history.written_last[:count]:
+        yield entry, f"last {count} by time"
+
+
+def _not_last(policy: Policy, history: History, entry: Entry) -> str:
+    place = history.intact.index(entry) + 1
+    return f"{ordinal(place, 'newest')}, not one of the last {policy.keep_last:,}"
+
+
+def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
+    """Keep the best, and what nobody can compare; what follows another stays where that stays."""
+    metric, count = policy.metric or "", policy.keep_best
+    for entry in rank_by_metric(policy, history)[:count]:
+        yield entry, f"best {count} by {metric} ({entry.recorded_metric(metric):.6g})"
+    for entry in history.intact:
+        unmeasured = metric_lack(entry, metric)
+        if unmeasured is not None and not (
+            entry.path in history.followers and entry.recorded_metric(metric) is None
+        ):
+            yield entry, unmeasured
+
+
+def _not_best(policy: Policy, history: History, entry: Entry) -> str:
+    if metric_lack(entry, policy.metric or "") is not None:
+        return f"no {policy.metric} of its own: it goes by that of what belongs with it"
+    place = rank_by_metric(policy, history).index(entry) + 1
+    value = entry.recorded_metric(policy.metric or "")
+    rank = f"{ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
+    return f"{rank}, not one of the best {policy.keep_best:,}"
+
+
+def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
+    """Return what has a metric, the best first, and what is infinite last.
+
+    Of equals the newer comes first, unless the metric is carried on.
+    """
+    metric = policy.metric or ""
+    sign = -1 if policy.mode == "max" else 1
+    measured = [
+        (entry, value)
+        for entry in history.intact
+        if (value := entry.recorded_metric(metric)) is not None and not math.isnan(value)
+    ]
+    if is_carried_on(metric, [value for _, value in reversed(measured)], policy.mode):
+        measured.reverse()
+
+    def rank(one: tuple[Entry, float]) -> tuple[bool, float]:
+        _, value = one
+        return math.isinf(value), sign * value if math.isfinite(value) else 0
+
+    return [entry for entry, _ in sorted(measured, key=rank)]
+
+
+def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bool:
+    """Tell whether later checkpoints repeat a metric, as they do ``best_loss``: of equals the oldest has it.
+
+    So it is with what is named so, and with what never gets worse and repeats its best value.
+    """
+    if metric.startswith("best"):
+        return True
+    sign = -1 if mode == "max" else 1
+    known = [sign * value if math.isfinite(value) else math.inf for value in values]
+    if any(one < two for one, two in pairwise(known)):
+        return False
+    return known[-2:-1] == known[-1:] or _BEST_SO_FAR.search(metric) is not None
+
+
+def metric_lack(entry: Entry, metric: str) -> str | None:
+    """Return why a checkpoint can't be compared by a metric, or None where it can."""
+    value = entry.recorded_metric(metric)
+    if value is None:
+        return f"no {metric}"
+    return f"{metric} is NaN" if math.isnan(value) else None
+
+
+def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons:
+    """Keep the first of each stretch of so many steps, or epochs, and what has none."""
+    each = getattr(policy, f"keep_every_{count}s")
+    value_of = attrgetter(count)
+    stretch = count if each == 1 else f"{each:,} {count}s"
+    for entry in stretches(each, value_of, history).values():
+        yield entry, f"every {stretch} ({number(value_of(entry))})"
+    for entry in history.intact:
+        if value_of(entry) is None:
+            yield entry, f"no {count}"
+
+
+def _not_first(count: str, policy: Policy, history: History, entry: Entry) -> str:
+    each = getattr(policy, f"keep_every_{count}s")
+    place = attrgetter(count)
+    stretch = int(place(entry) // each)
+    first = stretches(each, place, history)[stretch]
+    text = f"{first.name} is the first at or after {count} {number(stretch * each)}"
+    return f"{text}, not this ({number(place(entry))})"
+
+
+def stretches(each: int, value_of: Callable[[Entry], float | None], history: History) -> dict[int, Entry]:
+    """Return the first checkpoint at or after each multiple, by the multiple; of equals the newer."""
+    first: dict[int, Entry] = {}
+    for entry in sorted(
+        (one for one in history.intact if value_of(one) is not None), key=lambda one: value_of(one) or 0
+    ):
+        first.setdefault(int((value_of(entry) or 0) // each), entry)
+    return first
+
+
+def number(value: float) -> str:
+    """Return an epoch or a step as people write it."""
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"
+
+
+def ordinal(place: int, superlative: str) -> str:
+    """Return ``newest``, ``2nd newest``, ``11th newest``."""
+    if place == 1:
+        return superlative
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{ending} {superlative}"
+
+
+def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReasons:
+    """Keep the newest of each of so many natural periods that have one, and what has no date."""
+    count = getattr(policy, rule)
+    word = rule.removeprefix("keep_")
+    for period, entry in islice(newest_of_periods(rule, history), count):
+        yield entry, f"{word} {period}"
+    yield from history.undated
+
+
+def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> str:
+    word, count = rule.removeprefix("keep_"), getattr(policy, rule)
+    when = next(dated.when for dated in history.by_time if dated.entry is entry)
+    period = when.strftime(PERIODS[rule].format)
+    periods = list(newest_of_periods(rule, history))
+    if period not in {text for text, _ in periods[:count]}:
+        return f"{word}: {period} is not one of the newest {count:,}"
+    newest = next(entry for text, entry in periods if text == period)
+    return f"{word}: {newest.name} is the newest of {period}"
+
+
+def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]]:
+    """Yield each natural period that has a checkpoint, in words, and its newest one; the newest first."""
+    key, format = PERIODS[rule]
+    seen: set[Hashable] = set()
+    for _, when, entry in history.by_time:
+        if (period := key(when)) not in seen:
+            seen.add(period)
+            yield when.strftime(format), entry
+
+
+def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
+    """Keep what is not much older than the newest that has a date, and what has none."""
+    span = policy.keep_within or 0
+    for seconds, _, entry in history.dated:
+        if seconds >= history.dated[0].seconds - span:
+            yield entry, f"within {duration(span)}"
+    yield from history.undated
+
+
+def _not_within(policy: Policy, history: History, entry: Entry) -> str:
+    span, since = policy.keep_within or 0, history.dated[0].seconds
+    return f"{duration(int(since - save_time(entry)))} older than the newest, not within {duration(span)}"
+
+
+def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
+    """Keep what was saved a short time ago from now, and what has no date; else the newest."""
+    span = policy.older_than or 0
+    is_young = [one for one in history.dated if history.now is None or one.seconds > history.now - span]
+    for _, _, entry in is_young:
+        yield entry, f"younger than {duration(span)}"
+    undated = list(history.undated)
+    yield from undated
+    if not is_young and not undated:
+        for entry in history.intact[:1]:
+            yield entry, f"none is younger than {duration(span)}"
+
+
+def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
+    age = int((history.now or 0) - save_time(entry))
+    return f"{duration(age)} old, not younger than {duration(policy.older_than or 0)}"
+
+
+def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
+    globs = Globs(policy.keep_names, history.root)
+    for entry in history.intact:
+        glob = next(chain.from_iterable(map(globs.of, entry.places)), None)
+        if glob is not None:
+            yield entry, f"name {glob}"
+
+
+def _not_named(policy: Policy, history: History, entry: Entry) -> str:
+    return f"its name is not {' or '.join(policy.keep_names)}"
+
+
+# The table ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Option):
+    """A rule, or what belongs to one: how it is given, and what it does.
+
+    Attributes:
+        keep: Returns what it keeps of a series, and why; None for what other rules and the plan go by.
+        against: Returns what it says of a checkpoint that it doesn't keep.
+        is_amount: Whether its value is a number of at least 1.
+        needs: What it keeps a checkpoint for lacking.
+    """
+
+    keep: Callable[[Policy, History], KeptWithReasons] | None = None
+    against: Callable[[Policy, History, Entry], str] | None = None
+    is_amount: bool = False
+    needs: Literal["step", "epoch", "date"] | None = None
+
+
+def _rule(*flags: str, default: Any = None, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Rule(flags=flags, panel=RULE_PANEL, **more)})
+
+
+_count = partial(_rule, metavar="N", is_amount=True)
+_duration = partial(_rule, metavar="TIME", parse=within, is_amount=True, needs="date")
+_size = partial(_rule, metavar="SIZE", parse=nbytes, is_amount=True)
+
+
+def _stretch(flag: str, count: Literal["step", "epoch"], help: str) -> Any:
+    keep, against = partial(_keep_every, count), partial(_not_first, count)
+    return _count(flag, help=help, keep=keep, against=against, needs=count)
+
+
+def _period(flag: str, help: str) -> Any:
+    name = flag.removeprefix("--").replace("-", "_")
+    keep, against = partial(_keep_periods, name), partial(_not_newest, name)
+    return _count(flag, help=help, keep=keep, against=against, needs="date")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Which checkpoints of each series are wanted: what any rule keeps stays.
+
+    Each attribute is a row: an option of ``prune`` and ``list`` and a key of ``[retention]``, with what it
+    does. Durations are in seconds, sizes in bytes.
+    """
+
+    keep_last: int | None = _count(
+        *("--keep", "--keep-last"),
+        help="Keep the newest N intact checkpoints.",
+        keep=_keep_last,
+        against=_not_last,
+    )
+    keep_best: int | None = _count(
+        "--keep-best", help="Keep the N best by --metric.", keep=_keep_best, against=_not_best
+    )
+    metric: str | None = _rule("--metric", metavar="NAME", help="Metric for --keep-best, such as val_loss.")
+    mode: Mode | None = _rule("--mode", help="Whether the lowest or the highest value is best.")
+    keep_every_steps: int | None = _stretch(
+        "--keep-every-steps", "step", "Keep the first checkpoint at or after each multiple of N steps."
+    )
+    keep_every_epochs: int | None = _stretch(
+        "--keep-every-epochs", "epoch", "Keep the first checkpoint at or after each multiple of N epochs."
+    )
+    keep_hourly: int | None = _period(
+        "--keep-hourly", "Keep the newest of each of the last N hours with checkpoints."
+    )
+    keep_daily: int | None = _period(
+        "--keep-daily", "Keep the newest of each of the last N days with checkpoints."
+    )
+    keep_weekly: int | None = _period(
+        "--keep-weekly", "Keep the newest of each of the last N weeks, which start on Monday."
+    )
+    keep_monthly: int | None = _period("--keep-monthly", "Keep the newest of each of the last N months.")
+    keep_yearly: int | None = _period("--keep-yearly", "Keep the newest of each of the last N years.")
+    keep_within: int | None = _duration(
+        "--keep-within",
+        help="Keep checkpoints at most TIME (7d12h) older than the newest.",
+        keep=_keep_within,
+        against=_not_within,
+    )
+    older_than: int | None = _duration(
+        "--older-than",
+        help="Remove only checkpoints saved more than TIME (30d) ago; from the trash, those removed before "
+        "that.",
+        keep=_keep_younger,
+        against=_not_younger,
+    )
+    keep_names: tuple[str, ...] = _rule(
+        "--keep-name",
+        metavar="GLOB",
+        help="Keep checkpoints with matching names. May be repeated.",
+        keep=_keep_named,
+        against=_not_named,
+        default=(),
+    )
+    max_size: int | None = _size("--max-size", help="Keep the newest of each series, up to SIZE (200GB).")
+    max_total_size: int | None = _size(
+        "--max-total-size", help="Keep the newest of all series together, up to SIZE.", needs="date"
+    )
+    incomplete: Incomplete = _rule(
+        "--incomplete",
+        help="What to do with incomplete older checkpoints. [default: keep]",
+        default="keep",
+    )
+
+    def __post_init__(self) -> None:
+        best = {"--keep-best N": self.keep_best, "--metric NAME": self.metric, "--mode min|max": self.mode}
+        missing = [name for name, value in best.items() if value is None]
+        if missing and len(missing) < len(best):
+            verb = "is" if len(missing) == 1 else "are"
+            names = "--keep-best N, --metric NAME and --mode min|max"
+            raise UsageError(f"{names} belong together ({' and '.join(missing)} {verb} missing)")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise UsageError(f"--mode {self.mode} (min or max)")
+        for name, rule in RULES.items():
+            value = getattr(self, name) if rule.is_amount else None
+            if value is not None and value < 1:
+                raise UsageError(f"{rule.flags[0]} {value} would keep nothing (at least 1)")
+        if not all(self.keep_names):
+            raise UsageError("--keep-name needs a glob of names, such as 'best*'")
+        if self.incomplete not in get_args(Incomplete):
+            raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
+        if not self.rules.keys() - {"incomplete"}:
+            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Return the rules that were given, by name, with what belongs to them."""
+        return dict(_given_rules(self))
+
+    @property
+    def has_limit(self) -> bool:
+        """Tell whether there is a limit of size, which keeps what fits."""
+        return any(name in self.rules for name in LIMITS)
+
+
+LIMITS = ("max_size", "max_total_size")
+"""The rules that keep what is newest, as far as it fits into so many bytes."""
+
+RULES: Mapping[str, Rule] = {one.name: one.metadata["option"] for one in fields(Policy)}
+"""The rows of ``Policy``, by their attributes."""
+
+
+@lru_cache
+def _given_rules(policy: Policy) -> Mapping[str, Any]:
+    rules = ((rule.name, getattr(policy, rule.name), rule.default) for rule in fields(policy))
+    return {name: value for name, value, default in rules if value != default}

@@ -1,0 +1,60 @@
+"""What of a directory is looked at, and what makes a series of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpttool.core.options import SELECTION_PANEL, option
+
+GroupBy = Literal["parent", "prefix", "format", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What of a directory is looked at, and what makes a series of it: each attribute is an option.
+
+    ``metrics`` are logs that say what a checkpoint's metrics are, by its step or epoch.
+    """
+
+    recursive: bool = option(
+        *("--recursive", "-r"),
+        help="Search subdirectories, too.",
+        panel=SELECTION_PANEL,
+        default=False,
+    )
+    exclude: Sequence[str] = option(
+        "--exclude",
+        metavar="GLOB",
+        help="Skip matching paths. May be repeated.",
+        panel=SELECTION_PANEL,
+        default=(),
+    )
+    max_depth: int | None = option(
+        "--max-depth", metavar="N", help="Descend at most N levels.", minimum=0, panel=SELECTION_PANEL
+    )
+    series: Sequence[str] = option(
+        "--series",
+        metavar="GLOB",
+        help="Treat matching checkpoints as one series. May be repeated.",
+        panel=SELECTION_PANEL,
+        default=(),
+    )
+    group_by: GroupBy | None = option(
+        "--group-by",
+        help="Separate series by directory alone, or also by name or format; none: all are one series. "
+        "[default: by all three]",
+        panel=SELECTION_PANEL,
+    )
+    metrics: Sequence[str] = option(
+        "--metrics",
+        metavar="FILE",
+        help="Also read metrics from this log: CSV, JSON lines or TensorBoard. May be repeated.",
+        panel=SELECTION_PANEL,
+        default=(),
+    )
+
+
+WHOLE_TREE = Scope(recursive=True)
+"""All that lies in a directory and below."""

@@ -1,0 +1,202 @@
+"""Surveys a directory: its checkpoints in series, journals that wait, and what can't be looked at."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
+
+from ckpttool.core.errors import CheckpointError, NotFound
+from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
+from ckpttool.formats.globs import Globs
+from ckpttool.formats.interface import Unit, scan
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import Group, group
+from ckpttool.runs.members.runs import apply_series_globs
+from ckpttool.runs.metrics.agreement import disagreements
+from ckpttool.runs.reasons import Code, Reason
+from ckpttool.runs.scope import WHOLE_TREE, Scope
+from ckpttool.runs.surveying.look_workers import Discovered, LookResult, look_at_all
+from ckpttool.transaction.paths import bare
+from ckpttool.transaction.pending_journals import unaffected_units
+
+NOTHING = "no checkpoint"
+
+_ENOUGH, _MAX_LOOK = 100, 3
+"""How many checkpoints, and levels, a hint that some lie deeper is worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The checkpoints of a directory, in series.
+
+    Attributes:
+        root: The directory that was looked at.
+        groups: All series, by their keys.
+        journals: What an interrupted prune left; only the next prune takes care of it.
+        errors: What could not be looked at.
+        remarks: What is doubtful about metrics, and globs that matched nothing.
+    """
+
+    root: str
+    groups: tuple[Group, ...]
+    journals: tuple[str, ...] = ()
+    errors: tuple[CheckpointError, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Return all checkpoints, series by series, each from the oldest on."""
+        return tuple(entry for series in self.groups for entry in series.entries)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what is doubtful about the order, and about metrics."""
+        return (*self.remarks, *(warning for series in self.groups for warning in series.warnings))
+
+
+def survey_directory(
+    root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_root: bool = False
+) -> Survey:
+    """Return what lies in a directory; nothing on disk is changed."""
+    path = bare(os.fspath(root))
+    excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
+    walk = _SurveyWalk(
+        path,
+        Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root),
+    )
+    looked = walk.look()
+    unaffected = unaffected_units([unit for unit, _ in looked], [path])
+    whole = set(unaffected.whole)
+    entries = [entry for unit, entry in looked if entry is not None and unit in whole]
+    doubts = list(disagreements(entries))
+    remarks: list[str] = []
+    if scope.metrics:
+        from ckpttool.runs.metrics.log_metrics import add_log_metrics
+
+        entries, remarks = add_log_metrics(entries, scope.metrics, path)
+    for place in (place for entry in entries for place in entry.places):
+        excluded.of(place)  # a part of one that stays whole is matched, too
+    groups = group(apply_series_globs(entries, one_series), scope.group_by)
+    unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
+    remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
+    return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks))
+
+
+def nothing_in(root: str, *, recursive: bool) -> str:
+    """Return what to say of a directory without a checkpoint: that some lie deeper, where they do."""
+    if recursive or not os.path.isdir(root):
+        return NOTHING
+    walk = Walk(recursive=True, max_depth=_MAX_LOOK, on_error=lambda error: None)
+    count = sum(1 for _ in islice(discover(root, walk), _ENOUGH))
+    if not count:
+        return NOTHING
+    return f"{NOTHING} in it; {count}{' or more' if count == _ENOUGH else ''} below (-r descends)"
+
+
+class _SurveyWalk:
+    """A walk through a tree, on which what is found is looked at, be it by other processes."""
+
+    def __init__(self, root: str, walk: Walk) -> None:
+        self._root = root
+        self._walk = replace(walk, on_error=self._record_error)
+        self._errors: list[tuple[int, CheckpointError]] = []
+        self._position = 0
+        self._discovered: list[Discovered] = []
+
+    @property
+    def errors(self) -> tuple[CheckpointError, ...]:
+        """Return what could not be looked at, in the order of the walk."""
+        return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
+
+    def look(self) -> list[tuple[Unit, Entry | None]]:
+        """Return the checkpoints with their entries, in the order of the walk."""
+        looked = look_at_all(self._discover())
+        result: list[tuple[Unit, Entry | None]] = []
+        for position, (candidate, look) in enumerate(zip(self._discovered, looked, strict=True)):
+            self._position = position
+            result += self._resolve(candidate, look)
+        return result
+
+    def _discover(self) -> Iterator[Discovered]:
+        for candidate in _flatten(_find(self._root, self._walk), self._walk):
+            self._discovered.append(candidate)
+            self._position += 1
+            yield candidate
+
+    def _record_error(self, error: CheckpointError) -> None:
+        self._errors.append((self._position, error))
+
+    def _resolve(self, candidate: Discovered, look: LookResult | None) -> Iterator[tuple[Unit, Entry | None]]:
+        """Yield a checkpoint, and of a path that told too little all that there comes to be of it."""
+        if look is not None:
+            if look.unit is not None:
+                yield look.unit, look.entry
+            return
+        unit = unit_of_candidate(candidate, self._walk) if isinstance(candidate, str) else None
+        if unit is not None:
+            for inner in _flatten(_find_inside(unit, self._root, self._walk), self._walk):
+                (look,) = look_at_all((inner,))
+                yield from self._resolve(inner, look)
+
+
+class _Nested(NamedTuple):
+    """A directory inside a unit that may be a checkpoint of its own."""
+
+    path: str
+
+
+def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Discovered]:
+    """Yield what is found, and in the place of a directory all that is found in it; without recursion."""
+    opened = [found]
+    while opened:
+        candidate = next(opened[-1], None)
+        if candidate is None:
+            opened.pop()
+        elif isinstance(candidate, _Nested):
+            opened.append(_find(candidate.path, walk))
+        else:
+            yield candidate
+
+
+def _find(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
+    """Yield what is found at a path: units, and files that may be some."""
+    for candidate in candidates(root, walk):
+        if isinstance(candidate, str):
+            yield candidate
+        else:
+            yield from _find_inside(candidate, root, walk)
+
+
+def _find_inside(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
+    """Yield a unit, and the checkpoints inside it: the directory of a run may be a checkpoint, too."""
+    nested = _nested_checkpoints(unit, walk)
+    yield unit, bool(nested)
+    if walk.recursive or unit.path == root:
+        yield from (_Nested(path) for path in nested if not is_excluded(path, walk))
+
+
+def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
+    """Return the directories directly inside a unit that are checkpoints of their own."""
+    if unit.format is not None and unit.format.takes_in:
+        return []
+    try:
+        if not stat.S_ISDIR(os.lstat(unit.path).st_mode):
+            return []
+        entries = scan(unit.path).values()
+    except (OSError, NotFound):  # an index that is missing, or a directory that has just gone
+        return []
+    nested: list[str] = []
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            try:
+                if unit_at(entry.path) is not None:
+                    nested.append(entry.path)
+            except CheckpointError as error:
+                if not isinstance(error, NotFound) or os.path.lexists(entry.path):  # else it has just gone
+                    walk.on_error(error)
+    return nested

@@ -1,0 +1,411 @@
+"""Takes back the last prune into the trash, or the last renaming: each checkpoint to its old name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.io.directories import walk
+from ckpttool.runs.pointers.notes import is_note, note_words, read_note
+from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
+from ckpttool.runs.pointers.readers import READERS, names_in
+from ckpttool.transaction.history import (
+    CommandRecord,
+    identities,
+    moment_of,
+    read_record,
+    state_dirs,
+    write_record,
+)
+from ckpttool.transaction.journal import Kind
+from ckpttool.transaction.lock import lock_directory
+from ckpttool.transaction.paths import NotUndone, Problem, require_directory, shown
+from ckpttool.transaction.record_undo import RecordUndo, undo_record
+from ckpttool.transaction.recovery import recover_directory
+from ckpttool.transaction.state_dir import OWNER, TRASH
+from ckpttool.transaction.trash import (
+    adopt_renamed_trashes,
+    all_state_dirs,
+    belongs_to_directory,
+    directories_of_trash,
+    is_of_other_directory,
+    other_directory_problem,
+    path_as_given,
+    renamed_directory,
+    trashes_under_other_names,
+)
+
+_LEVELS_BELOW = 3
+"""So far below is looked for something to take back, where a directory itself has nothing."""
+
+_SLASHES = re.compile(r"[/\\]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """One checkpoint that has its old name again: by that, and by the path it had until now."""
+
+    path: str
+    was: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What was taken back, or would be.
+
+    Attributes:
+        identity: Of the command that was taken back; None where there was none.
+        kind: What it had done: "trash" or "rename".
+        restored: What is back.
+        pointers: The paths of the files that say again what they said, or what goes with what is back.
+        dry_run: Whether nothing was changed.
+        problems: What could not be taken back, and why.
+        warnings: What became of an interrupted command, and which pointers are left as they are.
+        below: In how many directories below something can be taken back, where here is nothing.
+    """
+
+    identity: str | None = None
+    kind: Kind | None = None
+    restored: tuple[RestoredCheckpoint, ...] = ()
+    pointers: tuple[str, ...] = ()
+    dry_run: bool = False
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    below: int = 0
+
+
+def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> Undone:
+    """Take back the last prune into the trash, or the last renaming, of a directory.
+
+    Of what could not be taken back once already, the command before is tried, too.
+
+    Args:
+        directory: The directory.
+        recursive: Whether to take it back in all directories below, too, as far as it was one command.
+        dry_run: Whether to change nothing.
+
+    Raises:
+        UsageError: It is a file.
+        CheckpointError: It can't be looked at, locked or changed.
+    """
+    root = require_directory(directory)
+    places = list(directories_with_trash(root)) if recursive else [root]
+    with ExitStack() as stack:
+        progress = _UndoProgress(stack, dry_run)
+        for place in places:
+            progress.hold(place)
+        for place in places:
+            for state_dir in trashes_under_other_names(place) if dry_run else adopt_renamed_trashes(place):
+                path = path_as_given(place, state_dir.trash)
+                text = f"its trash bears the name that it had before: {shown(path)}"
+                progress.warnings.append(f"{shown(place)}: {text}")
+        commands = progress.commands(places, recursive)
+        for number, identity in enumerate(commands):
+            records = [record for place in places for record in _records(place, identity)]
+            if not records:
+                raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
+            above = _record_above(root, identity)
+            if above is not None and progress.hold(above.directory):
+                above = _record_above(root, identity)  # what was settled may have changed it
+            progress.identity, progress.kind = identity, records[0].kind
+            progress.take_back(records, above, is_tree=recursive)
+            older = commands[number + 1 :]
+            if older and not dry_run:
+                _mark_told(records)
+            if progress.restored or progress.pointers:
+                break
+            if older and not all(record.is_told for record in records):
+                hint = f"the next undo goes on with the command before, of {moment_of(older[0])}"
+                progress.warnings.append(f"nothing of it is back; {hint}")
+                return progress.result()
+        if not commands and not recursive:
+            return progress.result(below=_count_below(root))
+    if progress.kind == "rename":
+        waits = progress.identity is not None and _record_above(root, progress.identity) is not None
+        progress.problems += _stale_names(progress.restored, progress.pointers, above=not waits)
+    return progress.result()
+
+
+class _UndoProgress:
+    """An undo on its way: the directories that it holds, and what became of them so far."""
+
+    def __init__(self, stack: ExitStack, dry_run: bool) -> None:
+        self.identity: str | None = None
+        self.kind: Kind | None = None
+        self.restored: list[RestoredCheckpoint] = []
+        self.pointers: list[str] = []
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+        self._stack = stack
+        self._dry_run = dry_run
+        self._held: set[str] = set()
+
+    def result(self, below: int = 0) -> Undone:
+        """Return what was taken back, or would be."""
+        return Undone(
+            identity=self.identity,
+            kind=self.kind,
+            restored=tuple(self.restored),
+            pointers=tuple(self.pointers),
+            dry_run=self._dry_run,
+            problems=tuple(self.problems),
+            warnings=tuple(self.warnings),
+            below=below,
+        )
+
+    def hold(self, directory: str) -> bool:
+        """Lock a directory, and settle what was interrupted there; tell whether that was done now."""
+        if self._dry_run or directory in self._held:
+            return False
+        self._stack.enter_context(lock_directory(directory))
+        self._held.add(directory)
+        recovery = recover_directory(directory)
+        self.problems += [Problem(path, why) for path, why in recovery.failed.items()]
+        self.warnings += recovery.moved
+        return True
+
+    def commands(self, places: Sequence[str], recursive: bool) -> list[str]:
+        """Return the identities of what can be taken back, the last first; tell of what is another's."""
+        commands: set[str] = set()
+        left: list[Problem] = []
+        for record in (record for place in places for record in _all_records(place)):
+            if not is_of_other_directory(record):
+                commands.add(record.identity)
+            elif not recursive or renamed_directory(record) is None:  # else it is taken back under that name
+                left.append(other_directory_problem(record))
+        if commands:
+            self.warnings += [f"{problem.path}: {problem.message}" for problem in left]
+        else:
+            self.problems += left
+        return sorted(commands, reverse=True)
+
+    def take_back(
+        self, records: Sequence[CommandRecord], above: CommandRecord | None, *, is_tree: bool
+    ) -> None:
+        """Take back what some records of one command tell of; ``above`` has what points there from above."""
+        restored: list[str] = []
+        is_whole = True
+        for record in records:
+            below = [] if is_tree else _renamed_below(record)
+            if below:
+                why = f"it goes with what the same rename changed in {below[0]} (undo -r)"
+                self.problems.append(NotUndone.because(shown(record.directory), why))
+                continue
+            done = undo_record(record, self._dry_run)
+            self._add(done)
+            is_whole &= not done.problems
+            if done.restored:
+                restored.append(record.directory)
+        if above is not None and restored:
+            self._add(_undo_record_above(above, restored, is_whole, self._dry_run))
+
+    def _add(self, done: RecordUndo) -> None:
+        self.restored += [RestoredCheckpoint(path, was) for path, was in done.restored.items()]
+        self.pointers += done.pointers
+        self.problems += done.problems
+        self.warnings += done.warnings
+
+
+def _mark_told(records: Sequence[CommandRecord]) -> None:
+    """Note of what is left that it was told: it is in the way of no older command any more."""
+    for record in records:
+        left = read_record(record.directory, record.state_dir, record.identity)
+        if left is not None and not left.is_told:
+            try:
+                write_record(replace(left, is_told=True))
+            except OSError as error:
+                raise from_os_error(error, left.path) from error
+
+
+def _count_below(root: str) -> int:
+    """Return in how many directories not far below something can be taken back."""
+    count = 0
+    for place in directories_with_trash(root, levels=_LEVELS_BELOW):
+        with suppress(CheckpointError):  # whoever asks for it is told
+            count += any(not is_of_other_directory(record) for record in _all_records(place))
+    return count
+
+
+# Records -------------------------------------------------------------------------------------------
+
+
+def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
+    """Yield the directories in a tree that have a trash, in them or beside them.
+
+    Args:
+        root: The tree.
+        levels: How many levels to descend; None is all.
+    """
+    seen: set[str] = set()
+    for directory, names, _ in walk(root):
+        for name in sorted(names):
+            if name == TRASH or name.startswith(TRASH + OWNER):
+                for place in [directory] if name == TRASH else directories_of_trash(directory, name):
+                    if place not in seen:
+                        seen.add(place)
+                        yield place
+        names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
+            names.clear()
+    if root not in seen and any(identities(state_dir) for state_dir in state_dirs(root)):
+        yield root
+
+
+def _all_records(directory: str) -> Iterator[CommandRecord]:
+    """Yield what a directory has recorded, and what lies beside it of another one that had its name."""
+    for state_dir in all_state_dirs(directory):
+        for identity in identities(state_dir):
+            record = read_record(directory, state_dir, identity)
+            if record is not None and belongs_to_directory(record):
+                yield record
+
+
+def _records(directory: str, identity: str) -> Iterator[CommandRecord]:
+    """Yield what a directory has recorded of one command."""
+    for state_dir in all_state_dirs(directory):
+        record = read_record(directory, state_dir, identity) if identity in identities(state_dir) else None
+        if record is not None and belongs_to_directory(record) and not is_of_other_directory(record):
+            yield record
+
+
+def _renamed_below(record: CommandRecord) -> list[str]:
+    """Return the directories below in which a command renamed what a record alone has the pointers of."""
+    if record.has_moves or not record.steps:
+        return []
+    return [
+        shown(place)
+        for place in directories_with_trash(record.directory)
+        if place != record.directory and any(one.has_moves for one in _records(place, record.identity))
+    ]
+
+
+def _record_above(root: str, identity: str) -> CommandRecord | None:
+    """Return the record that a command left in the directory above of pointers alone, if it did."""
+    above = os.path.dirname(root) or os.curdir
+    real = os.path.dirname(os.path.realpath(root))
+    if not os.path.isdir(above) or not os.path.samefile(above, real):
+        above = real
+    if os.path.samefile(above, root):
+        return None
+    try:
+        return next(iter(_records(above, identity)), None)
+    except AccessDenied:  # another's trash: nothing of ours is in it
+        return None
+
+
+def _undo_record_above(
+    above: CommandRecord, restored: Sequence[str], is_whole: bool, dry_run: bool
+) -> RecordUndo:
+    """Take back what points at checkpoints from the directory above, unless others wait for it, too.
+
+    Args:
+        above: What was changed there.
+        restored: The directories below in which something is back, or would be.
+        is_whole: Whether all of that is back, or would be.
+        dry_run: Whether to change nothing.
+    """
+    places = [
+        place
+        for place in directories_with_trash(above.directory)
+        if not os.path.samefile(place, above.directory)
+    ]
+    waiting = [place for place in places if any(_records(place, above.identity))]
+    if dry_run and is_whole:
+        back = set(map(os.path.realpath, restored))
+        waiting = [place for place in waiting if os.path.realpath(place) not in back]
+    if not waiting and not above.has_moves:
+        return undo_record(above, dry_run)
+    why = f"what points from here to what is back may still have its other names (undo -r {above.directory})"
+    return RecordUndo(warnings=[f"{shown(above.directory)}: {why}"])
+
+
+# What names checkpoints as they were called until now ------------------------------------------------
+
+
+def _stale_names(
+    restored: Iterable[RestoredCheckpoint], pointers: Iterable[str], *, above: bool
+) -> Iterator[Problem]:
+    """Yield the pointers and notes that name checkpoints as these were called until now.
+
+    Args:
+        restored: What has its old name again, or would.
+        pointers: The paths of what says again what it said, or would.
+        above: Whether notes in the directory above count, too.
+    """
+    turned = set(map(os.path.abspath, pointers))
+    by_directory: dict[str, dict[str, RestoredCheckpoint]] = defaultdict(dict)
+    for checkpoint in restored:
+        name = os.path.basename(checkpoint.was)
+        by_directory[os.path.dirname(checkpoint.path) or os.curdir][name] = checkpoint
+    for directory, known in by_directory.items():
+        stale: dict[str, RestoredCheckpoint] = {}
+        for path, target in _pointers_in(directory):
+            parts = _parts(target)
+            if parts and parts[-1] in known:
+                stale.setdefault(path, known[parts[-1]])
+        stale |= {path: one for path, one in _notes_in(directory, known) if path not in stale}
+        if above:
+            real = os.path.realpath(directory)
+            by_path = {f"{os.path.basename(real)}/{name}": one for name, one in known.items()}
+            stale |= dict(_notes_in(os.path.dirname(real), by_path))
+        moved = {os.path.abspath(one.was): os.path.abspath(one.path) for one in known.values()}
+        for path, checkpoint in stale.items():
+            parent, name = os.path.split(os.path.abspath(path))
+            path_afterwards = os.path.join(moved.get(parent, parent), name)
+            if path_afterwards not in turned:
+                yield _stale_name(path, checkpoint)
+        for file, pinned in _pins_in(directory):
+            # Set since the checkpoint got the name that it loses.
+            if pinned in moved and (os.path.abspath(file) not in turned or not os.path.lexists(pinned)):
+                yield _stale_name(file, known[os.path.basename(pinned)])
+
+
+def _stale_name(path: str, checkpoint: RestoredCheckpoint) -> Problem:
+    old, new = os.path.basename(checkpoint.path), os.path.basename(checkpoint.was)
+    message = f"it names {new}, which is called {old} again, and isn't changed: pin that if it is to stay"
+    return Problem(shown(os.path.normpath(path)), message)
+
+
+def _pointers_in(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of trainers in a directory, and in those in it, with what they name."""
+    inside = [entry.path for entry in names_in(directory).values() if entry.is_dir(follow_symlinks=False)]
+    for place in (directory, *inside):
+        names = names_in(place)
+        for pointers in READERS:
+            for pointer in pointers(place, names):
+                if pointer.target is not None:
+                    yield pointer.holder, pointer.target
+
+
+def _notes_in(
+    directory: str, known: Mapping[str, RestoredCheckpoint]
+) -> Iterator[tuple[str, RestoredCheckpoint]]:
+    """Yield the notes in a directory that name one of some checkpoints, with the first that each names."""
+    levels = next(iter(known)).count("/") + 1
+    for name, file in names_in(directory).items():
+        text = read_note(file) if is_note(name) else None
+        if text is not None:
+            named = ("/".join(_parts(word)[-levels:]) for word in note_words(text))
+            checkpoint = next((known[path] for path in named if path in known), None)
+            if checkpoint is not None:
+                yield file.path, checkpoint
+
+
+def _pins_in(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield the lists of pins for a directory, with the path of each checkpoint that is pinned."""
+    for file in lists_for(directory):
+        try:
+            pins = list(pins_in(file, read_list(file)))
+        except CheckpointError:  # whoever goes by them says so
+            continue
+        yield from ((file, os.path.abspath(pin.path)) for pin in pins)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]

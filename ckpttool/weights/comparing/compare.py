@@ -1,0 +1,276 @@
+"""Are the values of two tensors equal, and if not, how far are they apart?
+
+Bytes come before values: both sides are read and compared as they lie, at the speed of memory and without
+NumPy. What differs there, or has two types, is read again and measured. Large tensors are cut into ranges and
+small ones taken together, so that all threads have work; memory is bounded whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.tensor import Tensor
+from ckpttool.core.values import Strided
+from ckpttool.io.work import Advance, batches, default_jobs
+from ckpttool.weights.comparing.elements import Side, Unreadable
+from ckpttool.weights.comparing.remote_worker import MAX_CHILDREN, WORTH_BYTES, RemoteWorker
+from ckpttool.weights.comparing.statistics import Statistics, Tally, Tolerance
+from ckpttool.weights.comparing.workers import (
+    BytesWorker,
+    Meter,
+    PairWorker,
+    RangeCutter,
+    RangePool,
+    TensorPair,
+    ValuesWorker,
+    WorkRange,
+    byte_ranges,
+    element_ranges,
+)
+
+__all__ = [
+    "Comparison",
+    "Failure",
+    "NotCompared",
+    "Outcome",
+    "Side",
+    "Statistics",
+    "Tolerance",
+    "compare_all",
+]
+EXACT = Tolerance()
+"""Equal values are equal, and no others."""
+MAX_STREAMS = 2
+"""How many tensors are put together as they are read at once: each takes tens of MiB a side."""
+Begin = Callable[[RangePool, Meter], PairWorker]
+"""What makes the worker of one thread."""
+MAX_REPEATED_BYTES = 1 << 36
+"""How much may be compared that is not stored: where both sides repeat, each in its own way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison of two tensors found.
+
+    Attributes:
+        equal: Whether they have one shape, and equal values.
+        statistics: How far the values differ; None where they are equal, and where shapes differ.
+    """
+
+    equal: bool
+    statistics: Statistics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Two tensors that couldn't be compared, since one of them can't be read: which, and why."""
+
+    side: Side
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """Two tensors of which one has no values that could be compared: which, and why. They are not equal."""
+
+    side: Side
+    why: str
+
+
+Outcome = Comparison | Failure | NotCompared
+
+
+def compare_all(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    tolerance: Tolerance = EXACT,
+    *,
+    jobs: int | None = None,
+    advance: Advance = lambda nbytes: None,
+) -> list[Outcome]:
+    """Return for each pair whether its values are equal, and if not, how far they are apart.
+
+    Tensors of two types are compared by value, quantized ones by the integers that are stored. What can't be
+    read is an outcome of its own, and the others are compared.
+
+    Args:
+        pairs: The tensors of both sides.
+        tolerance: What counts as equal.
+        jobs: Number of threads; by default the processors that this process may use.
+        advance: Called with the bytes done, from any thread; in all, those of both sides of all pairs,
+            what both repeat once.
+    """
+    reduced = [without_repeats(a, b) for a, b in pairs]
+    wanted = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
+    by_identity: dict[object, TensorPair] = {}  # tied tensors are compared once
+    firsts = [by_identity.setdefault(pair.identity, pair) for pair in wanted]
+    by_pair = _TwoPasses(tolerance, jobs or default_jobs(), advance).run(list(by_identity.values()))
+    advance(sum(pair.unread for pair, first in zip(wanted, firsts, strict=True) if pair is not first))
+    outcomes = []
+    for first, (a, _), (_, _, times) in zip(firsts, pairs, reduced, strict=True):
+        outcome = by_pair[id(first)]
+        if times > 1 and isinstance(outcome, Comparison) and outcome.statistics is not None:
+            statistics = repeat_statistics(outcome.statistics, a.shape, times)
+            outcome = Comparison(outcome.equal, statistics)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _known_outcome(pair: TensorPair) -> Outcome | None:
+    """Return the outcome that is known without reading."""
+    a, b = pair.a, pair.b
+    if a.shape != b.shape or a.size == 0:
+        return Comparison(a.shape == b.shape)
+    for side, tensor, other in ((Side.A, a, b), (Side.B, b, a)):
+        if tensor.values is None:
+            return NotCompared(side, f"its values can't be read: {tensor.dtype.name} {list(tensor.shape)}")
+        if tensor.dtype.kind == "string" and other.dtype is not tensor.dtype:
+            return NotCompared(
+                side, f"{tensor.dtype.name} elements, and {other.dtype.name} on the other side"
+            )
+        if is_endless(tensor):
+            return NotCompared(side, f"{tensor.size:,} elements, which repeat few that are stored")
+        if tensor.nbytes == 0:
+            return NotCompared(side, f"nothing is known of its {tensor.dtype.name} elements")
+    return None
+
+
+class _TwoPasses:
+    """Compares pairs in two passes: all by their bytes, then by their values those whose bytes differ."""
+
+    def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance) -> None:
+        self._tolerance = tolerance
+        self._jobs = jobs
+        self._advance = advance
+
+    def run(self, pairs: list[TensorPair]) -> dict[int, Outcome]:
+        """Return the outcome of each pair by its ``id``."""
+        outcomes: dict[int, Outcome] = {}
+        for pair in pairs:
+            pair.differs = pair.a.dtype is not pair.b.dtype
+            if (known := _known_outcome(pair)) is not None:
+                outcomes[id(pair)] = known
+        left = [pair for pair in pairs if id(pair) not in outcomes]
+        self._pass([pair for pair in left if pair.is_open], [BytesWorker] * self._jobs, byte_ranges)
+        outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
+        unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
+        measurable = [pair for pair in unequal if pair.failure is None]
+        self._pass(measurable, self._value_workers(measurable), element_ranges)
+        outcomes |= {id(pair): _outcome_of(pair) for pair in left if not pair.is_open}
+        self._advance(sum(pair.unread for pair in pairs))
+        return outcomes
+
+    def _pass(
+        self,
+        pairs: list[TensorPair],
+        begin: Sequence[Begin],
+        cut: RangeCutter,
+    ) -> None:
+        """Let as many threads as there are in ``begin`` do the ranges of pairs."""
+        if not pairs:
+            return
+        streams: dict[int, list[WorkRange]] = defaultdict(list)
+        placed: list[TensorPair] = []
+        for pair in pairs:
+            stream = pair.stream
+            if stream is None:
+                placed.append(pair)
+            else:
+                streams[stream] += cut(pair, whole=True)
+        with RangePool(MAX_STREAMS) as pool:
+            own, *others = [partial(self._worker, one, pool) for one in begin]
+            pool.recruit(others)
+            for ranges in streams.values():
+                pool.add(ranges, is_scarce=True)
+            for batch in batches((one for pair in placed for one in cut(pair)), lambda one: one.nbytes):
+                pool.add(batch)
+            pool.work(own)
+
+    @contextmanager
+    def _worker(self, begin: Begin, pool: RangePool) -> Iterator[Callable[[list[WorkRange]], None]]:
+        """Yield what does ranges in one thread."""
+        worker = begin(pool, Meter(self._advance))
+
+        def work(ranges: list[WorkRange]) -> None:
+            for one in ranges:
+                pool.check()
+                worker.do(one)
+
+        try:
+            yield work
+        finally:
+            worker.end()
+
+    def _value_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
+        """Return what measures values: this thread, others for what has to be put together, children."""
+        own = partial(ValuesWorker, tolerance=self._tolerance)
+        streams = len({pair.stream for pair in pairs} - {None})
+        placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream is None)
+        children = min(self._jobs - 1, MAX_CHILDREN, placed // WORTH_BYTES)
+        if children > 0:
+            return [own, *[partial(RemoteWorker, tolerance=self._tolerance)] * children]
+        return [own] * min(self._jobs, 1 + streams)
+
+
+def _outcome_of(pair: TensorPair) -> Outcome:
+    """Return the outcome of a pair whose bytes differ, or couldn't be read."""
+    if pair.failure is not None:
+        return Failure(pair.failure.side, pair.failure.error)
+    if pair.a.dtype.kind == "string":
+        from ckpttool.weights.comparing.strings import NotDecoded, string_statistics
+
+        try:
+            statistics = string_statistics(pair.a, pair.b)
+        except Unreadable as failure:
+            return Failure(failure.side, failure.error)
+        except NotDecoded as refusal:
+            return NotCompared(refusal.side, refusal.why)
+    else:
+        whole = Tally()
+        for tally in pair.tallies:
+            whole.absorb(tally)
+        statistics = whole.statistics(pair.a.shape)
+    return Comparison(statistics is None, statistics)
+
+
+def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return both tensors without what both repeat along the same axes, and how often they repeated it."""
+    if not isinstance(a.values, Strided) or not isinstance(b.values, Strided):
+        return a, b, 1
+    if not a.shape == b.shape == a.values.shape == b.values.shape:  # an arranged tensor's has more axes
+        return a, b, 1
+    axes = [
+        axis
+        for axis, length in enumerate(a.shape)
+        if length > 1 and a.values.strides[axis] == b.values.strides[axis] == 0
+    ]
+    shape = tuple(1 if axis in axes else length for axis, length in enumerate(a.shape))
+    times = math.prod(a.shape[axis] for axis in axes)
+    a = replace(a, shape=shape, values=replace(a.values, shape=shape))
+    b = replace(b, shape=shape, values=replace(b.values, shape=shape))
+    return a, b, times
+
+
+def is_endless(tensor: Tensor) -> bool:
+    """Tell whether a tensor repeats so little so often that reading all of it would never end."""
+    stored = tensor.storage.nbytes if tensor.storage is not None else tensor.nbytes
+    return tensor.nbytes > MAX_REPEATED_BYTES and tensor.nbytes > 64 * stored
+
+
+def repeat_statistics(found: Statistics, shape: tuple[int, ...], times: int) -> Statistics:
+    """Return the statistics of tensors of ``shape``, from those of what they repeat."""
+    root = math.sqrt(times)
+    return replace(
+        found,
+        size=math.prod(shape),
+        count=found.count * times,
+        non_finite=found.non_finite * times,
+        l2=found.l2 * root,
+        norm_a=found.norm_a * root,
+        norm_b=found.norm_b * root,
+    )

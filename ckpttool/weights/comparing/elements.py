@@ -1,0 +1,157 @@
+"""The bytes of a tensor's elements, read into buffers that are used again, and compared at memory speed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.readable import Buffer, aligned_buffer
+from ckpttool.core.tensor import Tensor
+from ckpttool.core.values import Contiguous
+from ckpttool.io.source import Source
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_STREAMED_BYTES = 1 << 18
+"""What a tensor that is put together as it is read hands out at once."""
+
+
+class Side(str, enum.Enum):
+    """Which of the two."""
+
+    A = "a"
+    B = "b"
+
+
+class Unreadable(Exception):
+    """One side can't be read: which, and why."""
+
+    def __init__(self, side: Side, error: CheckpointError) -> None:
+        super().__init__(side, error)
+        self.side = side
+        self.error = error
+
+
+def place_of(tensor: Tensor) -> Contiguous | None:
+    """Return where the elements lie in one piece, for any thread to read from; None where they don't."""
+    values = tensor.values
+    if not isinstance(values, Contiguous) or values.nbytes != tensor.nbytes:
+        return None
+    return values if isinstance(values.source, Source | Buffer) else None
+
+
+def stream_of(tensor: Tensor) -> int | None:
+    """Return what tensors share that are to be read one after the other; None where there is a place.
+
+    A compressed record, read from two places at once, would be inflated from its start again and again.
+    """
+    if place_of(tensor) is not None:
+        return None
+    values = tensor.values
+    return id(values.source) if isinstance(values, Contiguous) else id(tensor)
+
+
+class Elements:
+    """The elements of one side as bytes in C order, little-endian, or in the byte order of the file.
+
+    Read from one thread, and forwards; what has a place can be read anywhere.
+    """
+
+    __slots__ = ("_block", "_blocks", "_place", "_position", "_side", "_swap", "_tensor")
+
+    def __init__(self, tensor: Tensor, side: Side, *, as_stored: bool = False) -> None:
+        self._tensor = tensor
+        self._side = side
+        self._place = place_of(tensor)
+        self._swap = 1 if self._place is None or as_stored else self._place.swap
+        self._blocks: Iterator[memoryview] = iter(())
+        self._block = memoryview(b"")
+        self._position = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from an offset in bytes."""
+        try:
+            if self._place is None:
+                self._stream_into(offset, buffer)
+            else:
+                self._place.source.read_into(self._place.offset + offset, buffer)
+        except CheckpointError as error:
+            raise Unreadable(self._side, error) from error
+        if self._swap != 1:
+            import numpy as np
+
+            words: np.ndarray[Any, Any] = np.frombuffer(buffer, f"u{self._swap}")
+            words.byteswap(inplace=True)
+
+    def _stream_into(self, offset: int, buffer: memoryview) -> None:
+        if offset != self._position or offset == 0:
+            assert offset == 0  # what is put together as it is read has only one beginning
+            self._blocks, self._block, self._position = (
+                self._tensor.blocks(_STREAMED_BYTES),
+                self._block[:0],
+                0,
+            )
+        done = 0
+        while done < len(buffer):
+            if not self._block:
+                block = next(self._blocks, None)
+                if block is None:
+                    raise self._misfit("fewer bytes of elements")
+                self._block = memoryview(block)
+                continue
+            count = min(len(self._block), len(buffer) - done)
+            buffer[done : done + count] = self._block[:count]
+            self._block = self._block[count:]
+            done += count
+        self._position += done
+        if self._position == self._tensor.nbytes and (self._block or next(self._blocks, None)):
+            raise self._misfit(f"more than {self._position:,} bytes of elements")
+
+    def _misfit(self, found: str) -> DamagedCheckpoint:
+        extent = self._tensor.extent or self._tensor.storage
+        expected = f"{self._tensor.nbytes:,} bytes"
+        return DamagedCheckpoint(
+            extent.file if extent else "", found, expected=expected, where=self._tensor.name
+        )
+
+
+def _libc_memcmp() -> Callable[[int, int, int], int] | None:
+    """Return the C library's ``memcmp``, which runs without the interpreter lock, where there is one."""
+    try:
+        import ctypes
+
+        function = ctypes.CDLL(None).memcmp
+    except (ImportError, OSError, AttributeError, TypeError):
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    function.restype = ctypes.c_int
+    compare: Callable[[int, int, int], int] = function
+    return compare
+
+
+class Buffers:
+    """Two buffers of one size, one a side, and whether they hold the same bytes.
+
+    Attributes:
+        a: The first, to be filled.
+        b: The second.
+        data: Both, one behind the other.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.data = aligned_buffer(2 * nbytes)
+        self.a, self.b = self.data[:nbytes], self.data[nbytes:]
+        self._memcmp = _libc_memcmp()
+        if self._memcmp is not None:
+            import ctypes
+
+            self._at = ctypes.addressof(ctypes.c_char.from_buffer(self.data))
+
+    def same(self, nbytes: int) -> bool:
+        """Tell whether the first bytes of both are the same."""
+        if self._memcmp is not None:
+            return self._memcmp(self._at, self._at + len(self.a), nbytes) == 0
+        return bytes(self.a[:nbytes]) == bytes(self.b[:nbytes])

@@ -1,0 +1,82 @@
+"""Shows a content as a checkpoint: its tensors under their new names, with what the source says of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tensor import Tensor
+from ckpttool.formats.writer import Content
+from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
+
+
+@dataclass(frozen=True, slots=True)
+class ContentView:
+    """A content, seen as a checkpoint.
+
+    Attributes:
+        checkpoint: Of its tensors; what a map only renamed is in it as the source has it, which tells its
+            layer. It shares the files of the source, and is not to be closed.
+        tensors: The content's tensors by the ``id`` of those of the checkpoint.
+        named: What a map renamed: from its name in the checkpoint to the one that it was given.
+        held: Names of what a map brought into its layout.
+    """
+
+    checkpoint: Checkpoint
+    tensors: Mapping[int, Tensor]
+    named: Mapping[str, str]
+    held: frozenset[str]
+
+    @property
+    def tensor_map(self) -> TensorMap | None:
+        """Return a map that pairs what the map decided with what is called so."""
+        if not self.named and not self.held:
+            return None
+        rules = [TensorRule(place=name, sources=(name,), targets=(name,)) for name in sorted(self.held)]
+        return TensorMap("map", self.named, tuple(rules))
+
+
+def state_conventions(content: Content, checkpoint: Checkpoint) -> Content:
+    """Return a content that says by whose conventions its tensors go, and of which types their layers are."""
+    stated = checkpoint.layers
+    kinds = {id(one.values): stated[one.name] for one in reversed(checkpoint.tensors) if one.name in stated}
+    layers = {one.name: kinds[id(one.values)] for one in content.tensors if id(one.values) in kinds}
+    return replace(content, conventions=checkpoint.conventions, layers=layers)
+
+
+def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
+    """Return a content as a checkpoint; ``checkpoint`` is the one that it was taken from."""
+    stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
+    origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
+    names = {one.name for one in content.tensors}
+    tensors: dict[int, Tensor] = {}
+    named: dict[str, str] = {}
+    shown: list[Tensor] = []
+    for tensor in content.tensors:
+        origin = origins.get(tensor.name)
+        if content.mapped.get(tensor.name) == "name" and origin is not None:
+            named[origin.name] = tensor.name
+        else:
+            origin = tensor
+        shown.append(origin)
+        tensors[id(origin)] = tensor
+
+    def by_shown_name(stated: Mapping[str, str]) -> dict[str, str]:
+        pairs = ((one.name, origins.get(tensors[id(one)].name)) for one in shown)
+        return {name: stated[own.name] for name, own in pairs if own is not None and own.name in stated}
+
+    view = Checkpoint(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        variant=checkpoint.variant,
+        conventions=checkpoint.conventions,
+        tensors=tuple(shown),
+        files=checkpoint.files,
+        spans=lambda: iter(()),
+        metadata=lambda: checkpoint.metadata,
+        layers=lambda: by_shown_name(checkpoint.layers),
+        own_names=lambda: by_shown_name(checkpoint.own_names),
+    )
+    held = frozenset(name for name, what in content.mapped.items() if what == "layout" and name in names)
+    return ContentView(view, tensors, named, held)

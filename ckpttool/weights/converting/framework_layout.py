@@ -1,0 +1,439 @@
+"""Brings weights to the layout and names of PyTorch or Keras, if the type of each layer is known."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import UsageError
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.formats.traits import Family, traits_of
+from ckpttool.formats.writer import Content
+from ckpttool.weights.converting.content_view import ContentView, view_of
+from ckpttool.weights.converting.layout_checks import (
+    is_layout_unknown,
+    loss_notes,
+    name_list,
+    norm_notes,
+    refusal_text,
+)
+from ckpttool.weights.converting.ties import carry_ties
+from ckpttool.weights.pairing.layers import ATTENTION, UNWIRED, Doubt, layout_doubts, may_be_image
+from ckpttool.weights.pairing.layouts import RULES, LayoutItem, LayoutRule, Turn, torch_layout_items
+from ckpttool.weights.pairing.rearrangement import (
+    Pattern,
+    Unfit,
+    add_tensors,
+    concatenate,
+    cut,
+    pattern,
+    rearrange,
+    zeros,
+)
+from ckpttool.weights.pairing.split_parameters import JOINED, SUMMED, fuse_attention_inputs
+
+_HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
+_ONE_BIAS = ("bias_l0", "bias_l0_reverse")
+_CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
+"""The layers of which a kernel alone doesn't say in which order it is, by the rules that make them."""
+_Conversions = list[tuple[Tensor, Tensor, str | None]]
+"""Each tensor as it was and as it is now, and the rule that made it so."""
+KerasTensors = dict[int, list[tuple[Tensor, str | None]]]
+"""For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""
+_MODEL = "--model FILE takes names and layouts from a file of Keras"
+_CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
+_KINDS = {
+    "Linear": "dense",
+    "NonDynamicallyQuantizableLinear": "dense",
+    "Embedding": "embedding",
+    "LayerNorm": "norm",
+    "GroupNorm": "norm",
+    "SyncBatchNorm": "batch norm",
+    "LSTM": "lstm",
+    "GRU": "gru",
+    "RNN": "rnn",
+    "MultiheadAttention": "multi-head",
+    **{f"BatchNorm{n}d": "batch norm" for n in (1, 2, 3)},
+    **{f"Conv{n}d": "conv" for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": "transposed conv" for n in (1, 2, 3)},
+}
+_IN_CHAINS = frozenset(
+    (
+        *("Sequential", "Linear", "Embedding", "LayerNorm", "BatchNorm1d", "Dropout", "AlphaDropout"),
+        *("Identity", "ReLU", "ReLU6", "LeakyReLU", "ELU", "SELU", "GELU", "SiLU", "Tanh", "Sigmoid"),
+        *("Softplus", "Softmax"),
+    )
+)
+"""Modules behind which a tensor has its features along the last axis, as those before gave them."""
+_ONCE_MORE = "_flat_weights"
+"""The list in which a recurrent layer has its own weights once more."""
+_RECURRENT = ("lstm", "gru", "rnn")
+_INPUT = pattern("(h d) e -> e h d")
+_INPUT_BIAS = pattern("(h d) -> h d")
+_OUTPUT = pattern("e (h d) -> h d e")
+_PARTS = ("query_dense", "key_dense", "value_dense")
+
+
+def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Content, list[str]]:
+    """Return a content's weights in the layout and under the names of a framework, and which rules were used.
+
+    Args:
+        content: What is to be brought into the layout; it loses what its format alone needs.
+        checkpoint: The source, of which the content is a part.
+        layout: ``torch`` or ``keras``.
+    """
+    state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
+    if state is not None:
+        problem = "the state of an optimizer would not fit weights in another layout (use --only weights)"
+        raise UsageError(f"{state.name}: {problem}")
+    view = view_of(content, checkpoint)
+    conversions = _to_torch(view) if layout == "torch" else _to_keras(view)
+    known: dict[str, str] = {}
+    for old, new, _ in conversions:
+        if known.setdefault(new.name, old.name) != old.name:
+            problem = f"{known[new.name]!r} and {old.name!r} would both be called so (--map renames one)"
+            raise UsageError(f"{new.name}: {problem}")
+    tensors = carry_ties((old, new) for old, new, _ in conversions)
+    rules = Counter(rule for _, _, rule in conversions if rule is not None)
+    notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + norm_notes(rules)
+    if not any(old is not new for old, new, _ in conversions):
+        return content, [f"all tensors lie as --layout {layout} wants them"]
+    changed = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
+    if layout == "keras":
+        layers = {new.name: _CLASSES[rule] for _, new, rule in conversions if rule in _CLASSES}
+        changed = replace(changed, conventions="keras", layers=layers)
+    return changed, notes + loss_notes(content, checkpoint)
+
+
+# To PyTorch -------------------------------------------------------------------------------------------
+
+
+def _to_torch(view: ContentView) -> _Conversions:
+    """Return for each tensor of PyTorch the one that it is made of."""
+    items = [*_split_biases(_fuse_square_inputs(torch_layout_items(view.checkpoint)))]
+
+    def is_held(tensor: Tensor) -> bool:
+        return view.tensors[id(tensor)].name in view.held
+
+    doubts = [doubt for doubt in layout_doubts(view.checkpoint) if not is_held(doubt.tensor)]
+    if doubts:
+        raise UsageError(refusal_text(doubts))
+    free = [item for item in items if not is_held(item.sources[0])]
+    unknown = [item.sources[0] for item in free if is_layout_unknown(item, view.checkpoint)]
+    if unknown:
+        problem = "nothing says of what type of layer it is, and its layout may be another"
+        raise UsageError(f"{name_list(unknown)}: {problem} ({_HOW})")
+    conversions: _Conversions = []
+    for item in items:
+        tensor = view.tensors[id(item.sources[0])]
+        if is_held(item.sources[0]):
+            conversions.append((tensor, tensor, None))
+        else:
+            conversions.append((tensor, _torch_tensor(view, item, tensor, items), item.rule))
+    return conversions
+
+
+def _torch_tensor(view: ContentView, item: LayoutItem, tensor: Tensor, items: Sequence[LayoutItem]) -> Tensor:
+    """Return what an item is, under the name that a map gave it, if one did."""
+    given = view.named.get(item.sources[0].name)
+    if given is not None:
+        if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
+            problem = "it is not one tensor in both layouts, and gets names of its own (take the line out)"
+            raise UsageError(f"{item.sources[0].name} → {given}: {problem}")
+        return replace(item.tensor, path=tensor.path, key=None)
+    if item.tensor is item.sources[0] or item.tensor.name == tensor.name:
+        return tensor if item.rule is None else replace(item.tensor, path=tensor.path, key=None)
+    name = ".".join(map(str, item.tensor.path))  # in a state dict a path is one name, with dots
+    return replace(item.tensor, path=(name,), key=None)
+
+
+def _fuse_square_inputs(items: list[LayoutItem]) -> list[LayoutItem]:
+    """Return items of which each attention has its input in one, as PyTorch has it where it is square."""
+    inputs = []
+    for item in items:
+        steps = item.tensor.path
+        is_part = any(str(step).lstrip("_") in ATTENTION for step in item.sources[0].path)
+        if is_part and len(steps) > 1 and str(steps[-2]) in ("q_proj", "k_proj", "v_proj"):
+            inputs.append(item)
+    others = {item.tensor.path[:-2] for item in inputs if len({1, *item.tensor.shape}) > 2}
+    return fuse_attention_inputs(items, {id(item) for item in inputs if item.tensor.path[:-2] not in others})
+
+
+def _split_biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
+    """Yield items of which a recurrent layer's bias is two, as PyTorch has it: the sum, and zeros."""
+    for item in items:
+        leaf = str(item.tensor.path[-1]) if item.tensor.path else ""
+        if leaf not in _ONE_BIAS:
+            yield item
+            continue
+        for kind in ("ih", "hh"):
+            path = (*item.tensor.path[:-1], leaf.replace("bias_", f"bias_{kind}_"))
+            tensor = replace(item.tensor, path=path) if kind == "ih" else zeros(item.tensor, path)
+            yield replace(item, name=".".join(map(str, path)), tensor=tensor, rule=SUMMED)
+
+
+# To Keras ---------------------------------------------------------------------------------------------
+
+
+def _to_keras(view: ContentView) -> _Conversions:
+    """Return for each tensor of Keras the one that it is made of."""
+    checkpoint = view.checkpoint
+    if traits_of(checkpoint.conventions).family is Family.KERAS:
+        return [(one, one, None) for one in view.tensors.values()]
+    if view.named:
+        source, given = next(iter(view.named.items()))
+        problem = "--layout keras gives names of its own, and a map that renames has no say in them"
+        raise UsageError(f"{source} → {given}: {problem} (use a [[tensor]], or --model)")
+    converted = to_keras(checkpoint, view.held)
+    conversions: _Conversions = []
+    for tensor in checkpoint.tensors:
+        if id(tensor) not in converted:
+            conversions.append((tensor, tensor, None))
+        else:
+            conversions += [(tensor, new, rule) for new, rule in converted[id(tensor)]]
+    return conversions
+
+
+class TorchModule(NamedTuple):
+    """A module of PyTorch: the kind of its layer, and what else is known of it."""
+
+    kind: str | None
+    class_name: str
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _TorchLayer:
+    """The tensors of one module."""
+
+    prefix: str
+    module: TorchModule
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        return tuple(self.prefix.split(".")) if self.prefix else ()
+
+
+def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> KerasTensors:
+    """Return what tensors of PyTorch become in Keras; what is not in it stays as it is.
+
+    Args:
+        checkpoint: Of PyTorch.
+        held: Names of tensors that stay.
+    """
+    modules = _modules(checkpoint.metadata)
+    if not modules:
+        problem = "it does not say of what types its layers are, and names alone don't tell it"
+        raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL})")
+    layers = [*_torch_layers(checkpoint, modules, held)]
+    if not _is_plain_chain(modules):
+        # A linear layer may stand behind a flatten or before a reshape, if it is not too small for an image.
+        linear = [layer.tensors.get("weight") for layer in layers if layer.module.kind == "dense"]
+        doubts = [
+            Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
+        ]
+        if doubts:
+            raise UsageError(refusal_text(doubts, "Keras"))
+    converted: KerasTensors = {}
+    for layer in layers:
+        converted.update(_keras_variables(layer))
+    return converted
+
+
+def _modules(metadata: Mapping[str, object]) -> dict[str, TorchModule]:
+    """Return the modules by their names: those of a pickled module, or of a program of TorchScript."""
+    modules: dict[str, TorchModule] = {}
+    for holder in (metadata, *(one for one in metadata.values() if isinstance(one, Mapping))):
+        classes, attributes = holder.get("modules"), holder.get("attributes")
+        if isinstance(classes, Mapping):
+            known = attributes if isinstance(attributes, Mapping) else {}
+            for prefix, name in classes.items():
+                front = f"{prefix}." if prefix else ""
+                own = {key[len(front) :]: value for key, value in known.items() if key.startswith(front)}
+                modules[str(prefix)] = _module(str(name), own)
+    if not modules and isinstance(program := metadata.get("attributes"), Mapping):
+        pending: list[tuple[str, Mapping[str, object]]] = [("", program)]
+        while pending:
+            prefix, module = pending.pop()
+            if isinstance(name := module.get("<class>"), str):
+                modules[prefix] = _module(name, module)
+            front = f"{prefix}." if prefix else ""
+            pending += [(f"{front}{key}", one) for key, one in module.items() if isinstance(one, Mapping)]
+    return modules
+
+
+def _module(name: str, attributes: Mapping[str, object]) -> TorchModule:
+    match = _CLASS.fullmatch(name)
+    return TorchModule(_KINDS.get(match[1]) if match else None, name, attributes)
+
+
+def _torch_layers(
+    checkpoint: Checkpoint, modules: Mapping[str, TorchModule], held: Collection[str]
+) -> Iterator[_TorchLayer]:
+    groups: dict[str, dict[str, Tensor]] = {}
+    for tensor in checkpoint.tensors:
+        prefix, _, leaf = tensor.name.rpartition(".")
+        if tensor.name not in held:
+            groups.setdefault(prefix, {})[leaf] = tensor
+    for prefix, group in groups.items():
+        module = modules.get(prefix, TorchModule(None, "", {}))
+        parent = prefix.removesuffix(".out_proj")
+        if parent != prefix and modules.get(parent, module).kind == "multi-head":
+            module = modules[parent]._replace(kind="multi-head output")
+        yield _TorchLayer(prefix, module, group)
+
+
+def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
+    """Tell whether all modules follow each other, and none of them flattens or reshapes anything."""
+    names = [match[1] if (match := _CLASS.fullmatch(one.class_name)) else "" for one in modules.values()]
+    parents = {prefix.rpartition(".")[0] for prefix in modules if prefix}
+    chains = {prefix for prefix, name in zip(modules, names, strict=True) if name == "Sequential"}
+    return all(name in _IN_CHAINS for name in names) and "" in modules and parents <= chains
+
+
+def _keras_variables(layer: _TorchLayer) -> KerasTensors:
+    """Return what the tensors of a module become."""
+    kind = layer.module.kind
+    if layer.place[-1:] == (_ONCE_MORE,) and all(one.shares_with for one in layer.tensors.values()):
+        return {id(tensor): [] for tensor in layer.tensors.values()}
+    if kind == "multi-head":
+        return _attention_inputs(layer)
+    if kind == "multi-head output":
+        return _attention_output(layer)
+    if kind in _RECURRENT:
+        return _recurrent(layer, kind)
+    rule = RULES.get(kind or "")
+    converted: KerasTensors = {}
+    for leaf, tensor in layer.tensors.items():
+        if leaf == "num_batches_tracked" and kind == "batch norm":
+            converted[id(tensor)] = []
+        elif rule is not None and (variable := _keras_variable(rule, leaf)) is not None:
+            converted[id(tensor)] = [_keras_tensor(layer, tensor, rule, *variable)]
+        elif leaf == "bias" and kind is not None:
+            converted[id(tensor)] = [(_under_keras_name(layer, tensor, "bias"), None)]
+        elif len(tensor.shape) > 1:
+            raise UsageError(_no_rule(layer, tensor))
+    return converted
+
+
+def _keras_variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
+    """Return what Keras calls a variable, and how it lies there."""
+    return next(
+        ((name, turn) for name, turns in rule.turns.items() for turn in turns if turn.leaf == leaf), None
+    )
+
+
+def _keras_tensor(
+    layer: _TorchLayer, tensor: Tensor, rule: LayoutRule, name: str, turn: Turn
+) -> tuple[Tensor, str | None]:
+    kind, attributes = layer.module.kind, layer.module.attributes
+    if kind == "transposed conv":
+        bias = layer.tensors.get("bias")
+        is_one_group = bias is not None and bias.shape == layer.tensors["weight"].shape[1:2]
+        if not (attributes["groups"] == 1 if "groups" in attributes else is_one_group):
+            raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL})")
+    ways = {len(way.result): way for way in turn.ways.values()}
+    if not ways and (kind == "embedding" or len(tensor.shape) <= 1):
+        return _under_keras_name(layer, tensor, name), rule.text
+    if len(tensor.shape) not in ways:
+        raise UsageError(_no_rule(layer, tensor))
+    way = ways[len(tensor.shape)].inverse()
+    return _rearrange_variable(layer, tensor, way, name, turn.sizes), rule.text
+
+
+def _no_rule(layer: _TorchLayer, tensor: Tensor) -> str:
+    name = layer.module.class_name.rpartition(".")[2]
+    problem = f"there is no rule for {name}" if name else "nothing says of what type of layer it is"
+    return f"{tensor.name}: {problem} ({_MODEL}; or --map with a [[tensor]] says how it lies)"
+
+
+def _under_keras_name(layer: _TorchLayer, tensor: Tensor, *names: str) -> Tensor:
+    return replace(tensor, path=(*layer.place, *names), key=None)
+
+
+def _rearrange_variable(
+    layer: _TorchLayer, tensor: Tensor, way: Pattern, name: str, sizes: Mapping[str, int], *inner: str
+) -> Tensor:
+    try:
+        return rearrange(tensor, way, (*layer.place, *inner, name), sizes=sizes)
+    except Unfit as failure:
+        raise UsageError(f"{tensor.name}: {failure} ({_MODEL})") from failure
+
+
+# Layers of several tensors ------------------------------------------------------------------------------
+
+
+def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
+    """Return what a recurrent layer becomes: Keras has one layer and one direction in each."""
+    leaves = {"weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"}
+    if rest := [leaf for leaf in layer.tensors if leaf not in leaves]:
+        problem = "Keras has one layer for each layer and direction of it, with names of their own"
+        raise UsageError(f"{layer.tensors[rest[0]].name}: {problem} ({_MODEL})")
+    rule, converted = RULES[kind], KerasTensors()
+    for leaf in ("weight_ih_l0", "weight_hh_l0"):
+        tensor, variable = layer.tensors.get(leaf), _keras_variable(rule, leaf)
+        if tensor is not None and variable is not None:
+            name, turn = variable
+            way = next(iter(turn.ways.values())).inverse()
+            converted[id(tensor)] = [
+                (_rearrange_variable(layer, tensor, way, name, turn.sizes, "cell"), rule.text)
+            ]
+    biases = [layer.tensors[leaf] for leaf in sorted(leaves & layer.tensors.keys()) if "bias" in leaf]
+    if len(biases) == 2:
+        of_hidden, of_input = biases
+        path = (*layer.place, "cell", "bias")
+        if kind == "gru":
+            turn = rule.turns["bias"][0]
+            way = next(iter(turn.ways.values())).inverse()
+            rows = [
+                _rearrange_variable(layer, one, way, "bias", turn.sizes, "cell")
+                for one in (of_input, of_hidden)
+            ]
+            converted[id(of_input)] = [(concatenate(rows, path), rule.text)]
+        else:
+            converted[id(of_input)] = [(add_tensors(of_input, of_hidden, path), SUMMED)]
+        converted[id(of_hidden)] = []
+    return converted
+
+
+def _attention_inputs(layer: _TorchLayer) -> KerasTensors:
+    """Return what the input of an attention becomes: a kernel for each of query, key and value."""
+    sizes, converted = {"h": _heads(layer)}, KerasTensors()
+    ways = {"in_proj_weight": (_INPUT, "kernel"), "in_proj_bias": (_INPUT_BIAS, "bias")}
+    for leaf, tensor in layer.tensors.items():
+        if leaf not in ways or not tensor.shape or tensor.shape[0] % len(_PARTS):
+            raise UsageError(_no_rule(layer, tensor))
+        way, name = ways[leaf]
+        rows = tensor.shape[0] // len(_PARTS)
+        thirds = [cut(tensor, at * rows, rows, tensor.path) for at in range(len(_PARTS))]
+        converted[id(tensor)] = [
+            (_rearrange_variable(layer, one, way, name, sizes, part), f"{RULES['attention'].text}; {JOINED}")
+            for part, one in zip(_PARTS, thirds, strict=True)
+        ]
+    return converted
+
+
+def _attention_output(layer: _TorchLayer) -> KerasTensors:
+    outer = replace(layer, prefix=layer.prefix.rpartition(".")[0])
+    sizes, converted = {"h": _heads(layer)}, KerasTensors()
+    for leaf, tensor in layer.tensors.items():
+        if leaf == "weight":
+            kernel = _rearrange_variable(outer, tensor, _OUTPUT, "kernel", sizes, "output_dense")
+            converted[id(tensor)] = [(kernel, RULES["attention output"].text)]
+        else:
+            converted[id(tensor)] = [(_under_keras_name(outer, tensor, "output_dense", leaf), None)]
+    return converted
+
+
+def _heads(layer: _TorchLayer) -> int:
+    heads = layer.module.attributes.get("num_heads")
+    if isinstance(heads, int) and heads > 0:
+        return heads
+    first = next(iter(layer.tensors.values()))
+    raise UsageError(f"{first.name}: the file does not say how many heads this attention has ({_MODEL})")

@@ -1,0 +1,71 @@
+"""Checks whether the layout of weights is known, and refuses by name those of which it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.report import first_names
+from ckpttool.core.tensor import Tensor
+from ckpttool.formats.traits import Family, traits_of
+from ckpttool.formats.writer import Content
+from ckpttool.weights.pairing.layers import UNWIRED, Doubt, DoubtReason, has_keras_word
+from ckpttool.weights.pairing.layouts import RULES, LayoutItem
+
+_AS_TORCH = frozenset(
+    {
+        *(f"{kind}{n}d" for kind in ("conv", "depthwise_conv") for n in (1, 2, 3)),
+        *(f"{kind}{n}d_transpose" for kind in ("conv", "depthwise_conv") for n in (1, 2, 3)),
+        *("embedding", "lookup_table", "lookup_table_v2", "lstm_cell", "gru_cell", "simple_rnn_cell"),
+    }
+)
+"""What Paddle's files call layers whose weights lie as PyTorch's do."""
+_REMEDY = (
+    'a --map with a [[tensor]] decides it: rule = "dense", or "as-is" for vectors, if both have the same '
+    'order, "flatten" behind a Flatten of an image'
+)
+
+
+def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
+    """Tell whether a tensor may lie otherwise than PyTorch has it, as nothing says of what layer it is."""
+    if item.rule is not None or len(item.tensor.shape) < 2:
+        return False
+    source = item.sources[0]
+    if traits_of(checkpoint.conventions).family is Family.TORCH:
+        return has_keras_word(source)
+    return checkpoint.layers.get(source.name) not in _AS_TORCH
+
+
+def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
+    """Return the sentence that refuses weights in an order that is not known."""
+    by_reason: dict[DoubtReason, list[Tensor]] = {}
+    for doubt in doubts:
+        by_reason.setdefault(doubt.reason, []).append(doubt.tensor)
+    reasons = "; ".join(f"{name_list(tensors)}: {reason.text}" for reason, tensors in by_reason.items())
+    if not any(reason.is_about_order for reason in by_reason):
+        return f"{reasons}, and PyTorch's GRU has it set"
+    hint = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in by_reason else ""
+    return f"{reasons}, and the order of its elements may be another in {other}{hint}: {_REMEDY}"
+
+
+def name_list(tensors: Iterable[Tensor]) -> str:
+    """Return the names of some tensors, and how many more there are."""
+    return first_names([tensor.name for tensor in tensors])
+
+
+def norm_notes(rules: Iterable[str]) -> list[str]:
+    """Return what weights don't say of norms, if the rules are of some."""
+    norms = {RULES[kind].text for kind in ("batch norm", "norm", "rms norm")}
+    if norms.isdisjoint(rules):
+        return []
+    return ["the eps of a norm is no weight: it is 1e-5 in PyTorch and 1e-3 in Keras, if nobody sets it"]
+
+
+def loss_notes(content: Content, checkpoint: Checkpoint) -> list[str]:
+    """Return what does not go with weights that get the names of others: values, and an architecture."""
+    values = list(checkpoint.metadata) if content.tree is not None else []
+    notes = [f"left out beside the tensors: {first_names(values)}"] if values else []
+    if content.native:
+        owners = sorted({name.partition(".")[0] for name in content.native})
+        notes.append(f"left out, as names and layouts are others: what {' and '.join(owners)} alone needs")
+    return notes

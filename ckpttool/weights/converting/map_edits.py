@@ -1,0 +1,164 @@
+"""Names and layouts by the user's map file: tensors renamed, turned, joined, cut and left out by rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.formats.writer import Content
+from ckpttool.weights.converting.ties import carry_ties, lost_ties
+from ckpttool.weights.converting.tree_edits import Edit, Edits, edit_tree
+from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
+from ckpttool.weights.pairing.map_rules import SideNames, apply_rule, fill_stars
+from ckpttool.weights.pairing.rearrangement import Unfit
+
+
+def rename_by_map(content: Content, tensor_map: TensorMap) -> tuple[Content, list[str]]:
+    """Return a content with the names and layouts that a map gives, and what there is to say of it.
+
+    What the map doesn't name stays as it is.
+    """
+    edits = _MapEdits(content, tensor_map)
+    for rule in tensor_map.tensors:
+        edits.follow(rule)
+    for glob, name in tensor_map.names.items():
+        edits.rename(glob, name)
+    for glob in tensor_map.drop:
+        edits.drop(glob)
+    return edits.apply()
+
+
+class _MapEdits:
+    """What becomes of each tensor: ``_edits`` has what stands in its place, nothing for what is gone."""
+
+    def __init__(self, content: Content, tensor_map: TensorMap) -> None:
+        self._content, self._map = content, tensor_map
+        self._tensors = {tensor.name: tensor for tensor in content.tensors}
+        self._names = SideNames(tensor.name for tensor in content.tensors)
+        self._edits: Edits = {}
+        self._given: dict[str, str] = {}
+        self._decided: dict[str, str] = {}
+        self._dropped = 0
+        self._has_state = any(tensor.role is Role.OPTIMIZER for tensor in content.tensors)
+
+    def follow(self, rule: TensorRule) -> None:
+        """Follow one ``[[tensor]]``."""
+        matched = 0
+        for names, targets in self._names.find_groups(rule, self._is_taken):
+            missing = next((name for name in names if name not in self._tensors), None)
+            if missing is not None:
+                raise self._map.wrong(rule.place, f"no tensor is called {missing!r}")
+            taken = next((name for name in names if self._is_taken(name)), None)
+            if taken is not None:
+                raise self._map.wrong(rule.place, f"a table before took {taken!r}")
+            sources = [self._tensors[name] for name in names]
+            if not rule.is_plain:
+                self._require_no_state(rule.place, names[0])
+            paths = [self._path(rule.place, sources[0], target) for target in targets]
+            try:
+                results = apply_rule(sources, rule, paths, flip=False)
+            except Unfit as failure:
+                raise self._map.wrong(rule.place, f"{names[0]}: {failure} (rule {rule.rule})") from failure
+            for target in targets:
+                self._give(rule.place, target, names[0], "layout")
+            self._edits[id(sources[0])] = [
+                Edit(path[-1], replace(tensor, path=path))
+                for path, tensor in zip(paths, results, strict=True)
+            ]
+            self._edits.update((id(source), []) for source in sources[1:])
+            matched += 1
+        if not matched:
+            raise self._map.wrong(rule.place, self._none(rule.sources[0]))
+
+    def rename(self, glob: str, name: str) -> None:
+        """Follow one line of ``[names]``."""
+        place, matched = f'names."{glob}"', 0
+        for source, captured in self._names.find(glob):
+            if self._is_taken(source):
+                continue
+            tensor, target = self._tensors[source], fill_stars(name, captured)
+            self._give(place, target, source, "name")
+            path = self._path(place, tensor, target)
+            self._edits[id(tensor)] = [Edit(path[-1], replace(tensor, path=path))]
+            matched += 1
+        if not matched:
+            raise self._map.wrong(place, self._none(glob))
+
+    def drop(self, glob: str) -> None:
+        """Follow one name of ``drop``."""
+        names = [name for name, _ in self._names.find(glob) if not self._is_taken(name)]
+        if not names:
+            raise self._map.wrong("drop", self._none(glob))
+        for name in names:
+            if self._tensors[name].role is Role.WEIGHTS:
+                self._require_no_state("drop", name)
+            self._edits[id(self._tensors[name])] = []
+        self._dropped += len(names)
+
+    def apply(self) -> tuple[Content, list[str]]:
+        """Return the content with all changes."""
+        content = self._content
+        # Each tensor that there will be, behind the one whose place it takes.
+        placed: list[tuple[Tensor, Tensor]] = []
+        for tensor in content.tensors:
+            edits = self._edits.get(id(tensor))
+            placed += [(tensor, tensor)] if edits is None else [(tensor, edit.tensor) for edit in edits]
+        known: dict[str, str] = {}
+        for old, new in placed:
+            if new.name in known:
+                problem = f"{new.name}: {known[new.name]!r} and {old.name!r} would both be called so"
+                raise UsageError(f"{self._map.path}: {problem}")
+            known[new.name] = old.name
+        tensors = carry_ties(placed)
+        tied = {id(new): tensor for (_, new), tensor in zip(placed, tensors, strict=True)}
+        by_table = sum(what == "layout" for what in self._decided.values())
+        counts = {
+            "renamed": len(self._decided) - by_table,
+            "made by its tables": by_table,
+            "dropped": self._dropped,
+        }
+        parts = [f"{counted(count, 'tensor')} {done}" for done, count in counts.items() if count]
+        notes = [f"by the map: {', '.join(parts)}", *lost_ties([old for old, _ in placed], tensors)]
+        tree = content.tree
+        if tree is not None:
+            edits_of_tree = {
+                at: [Edit(edit.key, tied[id(edit.tensor)]) for edit in edits]
+                for at, edits in self._edits.items()
+            }
+            kept = {id(old): tied[id(old)] for old, new in placed if old is new}
+            tree, tree_notes = edit_tree(tree, edits_of_tree, kept, content.tensors)
+            notes += tree_notes
+        mapped = {**content.mapped, **self._decided}
+        return replace(content, tensors=tensors, tree=tree, mapped=mapped), notes
+
+    def _is_taken(self, name: str) -> bool:
+        return id(self._tensors[name]) in self._edits
+
+    def _none(self, glob: str) -> str:
+        is_taken = any(self._names.find(glob))
+        return f"no {'other ' if is_taken else ''}tensor is called {glob!r}"
+
+    def _require_no_state(self, place: str, name: str) -> None:
+        if self._has_state:
+            problem = "an optimizer's state goes with it, and would not fit any more (use --only weights)"
+            raise self._map.wrong(place, f"{name}: {problem}")
+
+    def _give(self, place: str, target: str, source: str, what: str) -> None:
+        if target in self._given:
+            problem = f"{source!r} becomes {target!r}, and so does {self._given[target]!r}"
+            raise self._map.wrong(place, problem)
+        self._given[target] = source
+        self._decided[target] = what
+
+    def _path(self, place: str, tensor: Tensor, name: str) -> Path:
+        """Return the path of a new name: below the same containers, where these are the content's own."""
+        if self._content.tree is None:
+            return tuple(name.split(".")) if len(tensor.path) > 1 else (name,)
+        containers = ".".join(map(str, tensor.path[:-1]))
+        front = f"{containers}." if containers else ""
+        if not name.startswith(front) or name == front:
+            problem = f"can't leave {containers!r}, in which it lies, for {name!r} (use --only weights)"
+            raise self._map.wrong(place, f"{tensor.name!r} {problem}")
+        return (*tensor.path[:-1], name.removeprefix(front))

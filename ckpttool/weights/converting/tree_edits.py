@@ -1,0 +1,184 @@
+"""Edits a tree of objects: tensors in its dictionaries get other keys, become several, or are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.formats.content.tree import fold, node_parts, replace_tensors, tensors_in, walk
+from ckpttool.io.pickle_nodes import Call, Mapped, make_mapped
+
+_VERSIONS_KEY = "_metadata"
+"""The attribute of a state dict that has, for each module, the version of its layout."""
+
+
+class Edit(NamedTuple):
+    """What stands in a tensor's place: a tensor, and its key there."""
+
+    key: str | int
+    tensor: Tensor
+
+
+Edits = dict[int, list[Edit]]
+"""What stands in the place of tensors, by their ``id``."""
+
+
+def edit_tree(
+    tree: object, edits: Mapping[int, list[Edit]], kept: Mapping[int, Tensor], old: Iterable[Tensor]
+) -> tuple[object, list[str]]:
+    """Return a tree with edits, and what there is to say of it.
+
+    The versions of modules that a state dict carries get the modules' new names.
+
+    Args:
+        tree: The tree.
+        edits: For the ``id`` of a tensor, what stands in its place.
+        kept: For the ``id`` of a tensor that keeps its place, what it is now.
+        old: All tensors of the tree as it was.
+    """
+
+    def refuse_cycle(node: object) -> object:
+        raise UsageError("a tree that holds itself can't be changed by a map (use --only weights)")
+
+    tensors = [*old]
+    editor = _TreeEditor(tree, edits, kept, tensors)
+    edited = fold(tree, editor.expand, refuse_cycle)
+    missed = next((one for one in tensors if id(one) in edits and id(one) not in editor.done), None)
+    if missed is not None:
+        raise UsageError(f"{missed.name}: a map can't change what lies in no dictionary (use --only weights)")
+    edited = replace_tensors(edited, kept)
+    known = {id(edit.tensor) for new in edits.values() for edit in new} | set(map(id, kept.values()))
+    stale = next((one for one in tensors_in(edited) if id(one) not in known), None)
+    if stale is not None:
+        raise UsageError(f"{stale.name}: a map can't change what lies in several places (use --only weights)")
+    return edited, editor.versions.notes()
+
+
+class _TreeEditor:
+    """A tree that is being edited; ``done`` has the ``id`` of what was."""
+
+    def __init__(
+        self,
+        tree: object,
+        edits: Mapping[int, list[Edit]],
+        kept: Mapping[int, Tensor],
+        tensors: list[Tensor],
+    ) -> None:
+        self._edits, self._kept = edits, kept
+        self._tensors = {tensor.path: tensor for tensor in tensors}
+        self._paths = {id(node): path for path, node in walk(tree) if isinstance(node, dict)}
+        self.done: set[int] = set()
+        self.versions = ModuleVersions()
+
+    def expand(self, node: object) -> object:
+        """Return what a node becomes, or its parts where these come first."""
+        if isinstance(node, Tensor):
+            return node
+        if not isinstance(node, dict) or all(self._tensor_at(node, *entry) is None for entry in node.items()):
+            return node_parts(node) or node
+        names: dict[str, list[str]] = {}
+        entries = self._entries(node, names)
+        if isinstance(node, Mapped):
+            state = self.versions.rename(node.state, names)
+            return node_parts(make_mapped(node.kind, entries, state, node.factory))
+        return node_parts(dict(entries))
+
+    def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
+        """Return the new entries of a dictionary, and put the new names of its tensors into ``names``."""
+        entries: list[tuple[Any, Any]] = []
+        for key, value in node.items():
+            tensor, held = self._tensor_at(node, key, value), _held_tensor(value)
+            if tensor is None or held is None:
+                entries.append((key, value))
+            elif id(tensor) in self._edits:
+                edits = self._edits[id(tensor)]
+                self.done.add(id(tensor))
+                names[key] = [str(edit.key) for edit in edits]
+                entries += [(edit.key, replace_tensors(value, {id(held): edit.tensor})) for edit in edits]
+            else:
+                names[key] = [key]
+                entries.append((key, replace_tensors(value, {id(held): self._kept[id(tensor)]})))
+        return entries
+
+    def _tensor_at(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
+        """Return the tensor whose place an entry is; the object there may be one that others share."""
+        held = _held_tensor(value)
+        path: Path = (*self._paths.get(id(node), ()), key)
+        return None if held is None or type(key) is not str else self._tensors.get(path, held)
+
+
+def _held_tensor(value: object) -> Tensor | None:
+    """Return the tensor that a value is, or wraps."""
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, Call):
+        return None
+    inside = list(tensors_in(value))
+    return inside[0] if len(inside) == 1 else None
+
+
+class ModuleVersions:
+    """Counts what becomes of the names of modules; ``rename`` is called for each state dict."""
+
+    def __init__(self) -> None:
+        self._renamed = self._dropped = 0
+
+    def rename(self, state: object, names: Mapping[str, list[str]]) -> object:
+        """Return the attributes of a state dict with the new names of its modules.
+
+        Args:
+            state: The attributes as they are.
+            names: What each tensor of the state dict is called now; nothing for what is gone.
+        """
+        known = state.get(_VERSIONS_KEY) if isinstance(state, dict) else None
+        if not isinstance(state, dict) or not isinstance(known, dict):
+            return state
+        modules = _new_names(known, names)
+        entries: dict[str, Any] = {}
+        for old, version in known.items():
+            new = modules[old]
+            if new is None or new in entries:
+                self._dropped += 1
+                continue
+            self._renamed += new != old
+            entries[new] = version
+        return _versions_like(state, {**state, _VERSIONS_KEY: _versions_like(known, entries)})
+
+    def notes(self) -> list[str]:
+        """Return what became of names, if they are others."""
+        counts = {"renamed with the tensors": self._renamed, "left out": self._dropped}
+        parts = [f"{count:,} {done}" for done, count in counts.items() if count]
+        changed = counted(self._renamed + self._dropped, "module")
+        return [f"versions of {changed} in {_VERSIONS_KEY}: {', '.join(parts)}"] if parts else []
+
+
+def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> dict[Any, Any]:
+    """Return the new name of each module; None where its tensors are gone, or are no one module's now."""
+    below: dict[str, set[str | None]] = {}
+    for old, given in names.items():
+        steps = old.split(".")
+        for depth in range(1, len(steps)):
+            modules = below.setdefault(".".join(steps[:depth]), set())
+            # The new names of its tensors without their last steps; None where nothing is left.
+            modules.update(".".join(new.split(".")[: depth - len(steps)]) or None for new in given)
+    renamed: dict[Any, Any] = {}
+    for old in known:
+        if not isinstance(old, str) or not old:
+            renamed[old] = old
+        elif old in below:
+            modules = below[old]
+            renamed[old] = next(iter(modules)) if len(modules) == 1 else None
+        else:  # a module without tensors is called as the one that it lies in
+            parent, _, last = old.rpartition(".")
+            front = renamed.get(parent, parent)
+            renamed[old] = None if front is None else f"{front}.{last}" if front else last
+    return renamed
+
+
+def _versions_like(node: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
+    if isinstance(node, Mapped):
+        return make_mapped(node.kind, entries.items(), node.state, node.factory)
+    return entries

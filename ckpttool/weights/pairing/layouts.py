@@ -1,0 +1,258 @@
+"""One layout for the tensors of every framework: PyTorch's, where the type of a tensor's layer is known.
+
+``RULES`` is the table. A rule says for each variable of a layer what PyTorch calls it, and by which pattern
+the axes as stored become PyTorch's; a pattern has an inverse, which is the way back. What no rule knows stays
+as it is stored.
+
+Source: AlexanderLutsenko/nobuco ``node_converters/``, huggingface/transformers
+``modeling_tf_pytorch_utils.py``, keras-team/keras ``layers/rnn/lstm.py`` and ``gru.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tensor import Path, Tensor
+from ckpttool.weights.pairing.layers import (
+    ATTENTION,
+    CELL,
+    DoubtReason,
+    Steps,
+    WeightLayer,
+    layers_of,
+    layout_doubts,
+    steps_of,
+)
+from ckpttool.weights.pairing.rearrangement import Pattern, Unfit, lengths_of, pattern, rearrange
+
+Back = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutItem:
+    """One tensor as it is compared.
+
+    Attributes:
+        name: What it is compared under: PyTorch's convention where a rule applies.
+        tensor: Lazy; transposed, sliced or joined where a rule applies.
+        sources: The stored tensors that it is made of: itself alone where it is as stored.
+        rule: The layout rule that was used, in people's words, or None.
+        row: Which row of the source it is, where each is an item of its own.
+        doubt: Why its elements may be in another order than PyTorch's all the same, or None.
+        back: What makes the source of a number out of such a tensor; None where it is held alike.
+    """
+
+    name: str
+    tensor: Tensor
+    sources: tuple[Tensor, ...]
+    rule: str | None = None
+    row: int | None = None
+    doubt: DoubtReason | None = None
+    back: Back | None = field(default=None, compare=False, repr=False)
+
+    def to_source(self, given: Tensor, at: int = 0) -> Tensor:
+        """Return source number ``at``, were ``given`` this item: the way back; of a row, a matrix of one row.
+
+        Raises:
+            Unfit: Its shape is not the item's.
+        """
+        if given.shape != self.tensor.shape:
+            raise Unfit(f"shape {list(given.shape)}, not {list(self.tensor.shape)}")
+        source = self.sources[at]
+        made = given if self.back is None else self.back(given, at)
+        return replace(made, path=source.path, role=source.role, key=source.key, shares_with=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What becomes of one variable.
+
+    Attributes:
+        leaf: What PyTorch calls it, below the layer.
+        ways: The pattern for each number of axes; no entry keeps the layout.
+        sizes: Lengths of named axes that no shape tells.
+        row: Which row of the stored tensor is meant, where each is a tensor of its own.
+    """
+
+    leaf: str
+    ways: Mapping[int, Pattern] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRule:
+    """The layout of one type of layer, in words and for each of its variables."""
+
+    text: str
+    turns: Mapping[str, tuple[Turn, ...]]
+
+
+CONVOLUTIONS = {
+    3: pattern("k i o -> o i k"),
+    4: pattern("h w i o -> o i h w"),
+    5: pattern("d h w i o -> o i d h w"),
+}
+_DEPTHWISE = {3: pattern("k c m -> (c m) 1 k"), 4: pattern("h w c m -> (c m) 1 h w")}
+_MATRIX = {2: pattern("i o -> o i")}
+_RESET_FIRST = (1, 0, 2)  # Keras has a GRU's gates in the order z, r, h; PyTorch in r, z, n
+_GATES = {2: pattern("i (g u) -> (g u) i", _RESET_FIRST)}
+_THREE = {"g": 3}
+DENSE = "Dense kernel (I, O) = Linear weight (O, I)"
+CONVOLUTION = "convolution kernel (k…, I, O) = weight (O, I, k…)"
+FLATTENED = "Dense kernel after a flatten (H·W·C, O) = Linear weight (O, C·H·W)"
+
+FLATTEN = pattern("(h w c) o -> o (c h w)")
+_NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
+_STATISTICS = {"moving_mean": (Turn("running_mean"),), "moving_variance": (Turn("running_var"),)}
+
+
+def _recurrent(name: str) -> LayoutRule:
+    return LayoutRule(
+        f"{name} kernel (I, g·u), recurrent_kernel (u, g·u) = weight_ih (g·u, I), weight_hh (g·u, u)",
+        {
+            "kernel": (Turn("weight_ih_l0", _MATRIX),),
+            "recurrent_kernel": (Turn("weight_hh_l0", _MATRIX),),
+            "bias": (Turn("bias_l0"),),
+        },
+    )
+
+
+RULES: Mapping[str, LayoutRule] = {
+    "dense": LayoutRule(DENSE, {"kernel": (Turn("weight", _MATRIX),)}),
+    "flattened": LayoutRule(FLATTENED, {"kernel": (Turn("weight", {2: FLATTEN}),)}),
+    "conv": LayoutRule(CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}),
+    "transposed conv": LayoutRule(
+        "transposed convolution kernel (k…, O, I) = weight (I, O, k…)",
+        {"kernel": (Turn("weight", CONVOLUTIONS),)},
+    ),
+    "depthwise": LayoutRule(
+        "depthwise kernel (k…, C, m) = convolution weight (C·m, 1, k…)",
+        {"depthwise_kernel": (Turn("weight", _DEPTHWISE),)},
+    ),
+    "separable": LayoutRule(
+        "separable convolution = a depthwise and a pointwise convolution",
+        {
+            "depthwise_kernel": (Turn("depthwise.weight", _DEPTHWISE),),
+            "pointwise_kernel": (Turn("pointwise.weight", CONVOLUTIONS),),
+            "bias": (Turn("pointwise.bias"),),
+        },
+    ),
+    "batch norm": LayoutRule(
+        "gamma, beta, moving_mean, moving_variance = BatchNorm weight, bias, running_mean, running_var",
+        _NORM | _STATISTICS,
+    ),
+    "norm": LayoutRule("gamma, beta = norm weight, bias", _NORM),
+    "rms norm": LayoutRule("scale = RMSNorm weight", {"scale": (Turn("weight"),)}),
+    "embedding": LayoutRule("embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}),
+    "lstm": _recurrent("LSTM"),
+    "rnn": _recurrent("SimpleRNN"),
+    "gru": LayoutRule(
+        "GRU gates z, r, h = r, z, n; bias (2, 3u) = bias_ih, bias_hh",
+        {
+            "kernel": (Turn("weight_ih_l0", _GATES, _THREE),),
+            "recurrent_kernel": (Turn("weight_hh_l0", _GATES, _THREE),),
+            "bias": tuple(
+                Turn(f"bias_{part}_l0", {2: pattern("row (g u) -> (g u)", _RESET_FIRST)}, _THREE, row)
+                for row, part in enumerate(("ih", "hh"))
+            ),
+        },
+    ),
+    "attention": LayoutRule(
+        "MultiHeadAttention kernel (E, H, d) = weight (H·d, E)",
+        {
+            "kernel": (Turn("weight", {3: pattern("e h d -> (h d) e")}),),
+            "bias": (Turn("bias", {2: pattern("h d -> (h d)")}),),
+        },
+    ),
+    "attention output": LayoutRule(
+        "MultiHeadAttention output kernel (H, d, E) = out_proj weight (E, H·d)",
+        {"kernel": (Turn("weight", {3: pattern("h d e -> e (h d)")}),)},
+    ),
+    "paddle linear": LayoutRule(
+        "Paddle Linear weight (I, O) = Linear weight (O, I)", {"weight": (Turn("weight", _MATRIX),)}
+    ),
+    "paddle batch norm": LayoutRule(
+        "_mean, _variance = BatchNorm running_mean, running_var",
+        {"_mean": (Turn("running_mean"),), "_variance": (Turn("running_var"),)},
+    ),
+}
+
+_DIRECTION = re.compile(r"(?P<forward>forward|backward)_.+")
+
+
+def stored_item(tensor: Tensor) -> LayoutItem:
+    """Return a tensor as it is."""
+    return LayoutItem(tensor.name, tensor, (tensor,))
+
+
+def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
+    """Return the tensors in PyTorch's layout and by PyTorch's names, where rules say how.
+
+    One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
+    biases of an LSTM, are put together by ``fuse_split_parameters`` if the other side has them in one.
+    """
+    converted: dict[int, list[LayoutItem]] = {}
+    for layer in layers_of(checkpoint):
+        rule = RULES.get(layer.kind or "")
+        for name, tensor in layer.variables.items():
+            if rule is not None and (turns := rule.turns.get(name)) is not None:
+                items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
+                converted[id(tensor)] = [one for one in items if one is not None] or [stored_item(tensor)]
+            elif layer.kind is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
+                # What is called alike in both: a numbered bias.
+                converted[id(tensor)] = [_named_item(tensor, path, None)]
+    for doubt in layout_doubts(checkpoint):
+        doubtful = converted.get(id(doubt.tensor), [stored_item(doubt.tensor)])
+        converted[id(doubt.tensor)] = [replace(item, doubt=doubt.reason) for item in doubtful]
+    return [one for tensor in checkpoint.tensors for one in converted.get(id(tensor), [stored_item(tensor)])]
+
+
+def torch_name_items(checkpoint: Checkpoint) -> list[LayoutItem]:
+    """Return the tensors as they are stored, by PyTorch's names: enough where both sides hold them alike."""
+    first = {id(item.sources[0]): item for item in reversed(torch_layout_items(checkpoint))}
+    named = ((tensor, first[id(tensor)]) for tensor in checkpoint.tensors)
+    return [_named_item(tensor, item.tensor.path, item.rule, item.name) for tensor, item in named]
+
+
+def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Turn) -> LayoutItem | None:
+    """Return what a variable becomes, or None where its shape isn't the rule's."""
+    path = _torch_path(layer, turn.leaf)
+    if not turn.ways:
+        return _named_item(tensor, path, None if path == steps_of(tensor.path) else rule.text)
+    way = turn.ways.get(len(tensor.shape))
+    if way is None:
+        return None
+    sizes = {**turn.sizes, **layer.sizes}
+    try:
+        lengths = lengths_of(tensor.shape, way, sizes)
+        turned = rearrange(tensor, way, path, sizes=sizes, row=turn.row)
+    except Unfit:
+        return None
+
+    def back(given: Tensor, at: int) -> Tensor:
+        return rearrange(given, way.inverse(), tensor.path, sizes=lengths)
+
+    return LayoutItem(".".join(path), turned, (tensor,), rule.text, turn.row, back=back)
+
+
+def _named_item(tensor: Tensor, path: Path, rule: str | None, name: str | None = None) -> LayoutItem:
+    name = ".".join(map(str, path)) if name is None else name
+    return LayoutItem(name, replace(tensor, path=path), (tensor,), rule)
+
+
+def _torch_path(layer: WeightLayer, leaf: str) -> Steps:
+    """Return the path that PyTorch has, which knows no step for a cell or its direction."""
+    place, last = layer.place, tuple(leaf.split("."))
+    if layer.kind in ("lstm", "gru", "rnn"):
+        if place and CELL.fullmatch(place[-1]):
+            place = place[:-1]
+        if len(place) > 1 and (direction := _DIRECTION.fullmatch(place[-1])):
+            place = place[:-1]
+            last = (f"{last[0]}_reverse",) if direction["forward"] == "backward" else last
+    if layer.kind in ("attention", "attention output"):
+        place = (*place[:-1], ATTENTION[place[-1].lstrip("_")])
+    return (*place, *last)

@@ -1,0 +1,166 @@
+"""What a pairing has to say of how it came about, in people's words; names are as the files have them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.report import counted, first_names
+from ckpttool.core.tensor import Role
+from ckpttool.formats.traits import Family, traits_of
+from ckpttool.weights.pairing.layers import steps_of
+from ckpttool.weights.pairing.layouts import LayoutItem
+from ckpttool.weights.pairing.pairs import Clash, Pair, Unpaired
+from ckpttool.weights.pairing.variable_names import INSIDE
+
+_SHOWN = 3
+_TURNS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+"""How a kernel of so many axes is turned from one framework's layout into another's."""
+
+
+def display_name(item: LayoutItem) -> str:
+    """Return what a tensor is called in its file; what a rule joins, what it is compared under."""
+    return item.sources[0].name if len(item.sources) == 1 else item.name
+
+
+def notes_of(
+    pairs: Sequence[Pair], clashes: Iterable[Clash], unpaired: Unpaired, crossed: Sequence[Pair] = ()
+) -> list[str]:
+    """Return what names were read as, what was left out of them, and which couldn't be told apart."""
+    by_map = [pair for pair in pairs if pair.how == "map"]
+    by_convention = [pair for pair in pairs if pair.how == "convention"]
+    named = [pair for pair in by_convention if not _is_by_number(pair)]
+    notes = []
+    if by_map:
+        notes.append(f"the map paired {counted(len(by_map), 'tensor')}: {_pair_list(by_map, '→')}")
+    notes += [*_prefix_notes(named), *_word_notes(named)]
+    if len(named) < len(by_convention):
+        count = counted(len(by_convention) - len(named), "tensor")
+        notes.append(f"numbers of an optimizer's variables read as Keras's order ({count})")
+    if crossed:
+        notes.append(f"equal content, but in another order on either side: {_pair_list(crossed, '=')}")
+    return [*notes, *_clash_notes(clashes, unpaired)]
+
+
+def _pair_list(pairs: Sequence[Pair], between: str) -> str:
+    shown = ", ".join(f"{display_name(pair.a)} {between} {display_name(pair.b)}" for pair in pairs[:_SHOWN])
+    return shown + (f", and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else "")
+
+
+def _is_by_number(pair: Pair) -> bool:
+    """Tell whether a pair is of an optimizer's variables of which one has a number in Keras's list alone."""
+    paths = [steps_of(item.sources[0].path) for item in (pair.a, pair.b)]
+    a, b = (steps[-2:-1] == ("vars",) and steps[-1].isdecimal() for steps in paths)
+    return pair.a.tensor.role is Role.OPTIMIZER and a != b
+
+
+def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
+    """Return which prefixes of names were left out, the most frequent first."""
+    counts = Counter(_differing_prefixes(pair) for pair in pairs)
+    del counts["", ""]
+    notes = []
+    for (ours, theirs), count in counts.most_common(_SHOWN):
+        if ours and theirs:
+            prefixes = f"prefix {ours} of A and {theirs} of B"
+        else:
+            prefixes = f"prefix {ours} of A" if ours else f"prefix {theirs} of B"
+        notes.append(f"{prefixes} left out ({counted(count, 'tensor')})")
+    rest = counts.total() - sum(count for _, count in counts.most_common(_SHOWN))
+    return notes + ([f"other prefixes left out ({counted(rest, 'tensor')})"] if rest else [])
+
+
+def _differing_prefixes(pair: Pair) -> tuple[str, str]:
+    """Return what stands in front of either name and not of the other."""
+    modules = [steps_of(item.tensor.path)[:-1] for item in (pair.a, pair.b)]
+    ours, theirs = ([step for step in steps if step not in INSIDE] for steps in modules)
+    shared = 0
+    while shared < min(len(ours), len(theirs)) and ours[-1 - shared] == theirs[-1 - shared]:
+        shared += 1
+    fronts = (ours[: len(ours) - shared], theirs[: len(theirs) - shared])
+    wrappers = ([step for step in steps if step in INSIDE] for steps in modules)
+    first, second = (
+        "".join(f"{step}." for step in (*front, *inside))
+        for front, inside in zip(fronts, wrappers, strict=True)
+    )
+    return first, second
+
+
+def _word_notes(pairs: Iterable[Pair]) -> list[str]:
+    """Return which words for one thing were taken for each other, where no layout rule says it."""
+    by_name = [pair for pair in pairs if pair.a.rule is None and pair.b.rule is None]
+    leaves = [(_last_step(pair.a), _last_step(pair.b)) for pair in by_name]
+    other = [pair for pair in leaves if pair[0] != pair[1] and not any(map(str.isdecimal, pair))]
+    if not other:
+        return []
+    words = ", ".join(f"{ours} = {theirs}" for ours, theirs in dict.fromkeys(other))
+    return [f"{words} ({counted(len(other), 'tensor')})"]
+
+
+def _last_step(item: LayoutItem) -> str:
+    return (steps_of(item.sources[0].path) or ("",))[-1]
+
+
+def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
+    """Return which names couldn't be told apart, of tensors that nothing else paired since."""
+    alone = {id(item) for item in (*unpaired.a, *unpaired.b)}
+    notes = []
+    for clash in clashes:
+        sides = [[item.sources[0].name for item in side if id(item) in alone] for side in (clash.a, clash.b)]
+        if all(sides):
+            ours, theirs = (" and ".join(names[:_SHOWN]) for names in sides)
+            notes.append(
+                f"{ours} of A and {theirs} of B can't be told apart by their names, so none is paired by it"
+            )
+    return notes[:_SHOWN] + ([f"{len(notes) - _SHOWN:,} more like these"] if len(notes) > _SHOWN else [])
+
+
+def non_weight_notes(side: str, items: Sequence[LayoutItem]) -> list[str]:
+    """Return that tensors are left out because they are no weights, with the names of a few."""
+    if not items:
+        return []
+    optimizer = sum(item.tensor.role is Role.OPTIMIZER for item in items)
+    others = [item.name for item in items if item.tensor.role is not Role.OPTIMIZER]
+    parts = [f"{optimizer:,} of an optimizer"] if optimizer else []
+    parts += [first_names(others)] if others else []
+    return [f"{counted(len(items), 'tensor')} of {side} that are not weights left out: {'; '.join(parts)}"]
+
+
+# Layouts that nothing tells ---------------------------------------------------------------------------
+
+
+def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list[str]:
+    """Return which matrices were compared as stored because nothing says what layer they are of."""
+    names = [name for pair in pairs if pair.how != "content" for name in _unknown_matrices(pair, a, b)]
+    if not names:
+        return []
+    return [f"compared as stored, for nothing says of what type of layer they are: {first_names(names)}"]
+
+
+def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tuple[list[Pair], list[Pair]]:
+    """Return the pairs that can be compared, and those that may lie otherwise without showing it."""
+    decided: list[Pair] = []
+    undecided: list[Pair] = []
+    for pair in pairs:
+        is_doubtful = pair.doubt is not None and pair.a.tensor.size == pair.b.tensor.size
+        # A kernel that has the shape that it has in the other layout, too, and other elements there.
+        shape, turn = pair.a.tensor.shape, _TURNS.get(len(pair.a.tensor.shape))
+        fits_both = turn is not None and shape == pair.b.tensor.shape == tuple(shape[axis] for axis in turn)
+        fits_both = fits_both and max(shape[0], shape[-1]) > 1
+        is_open = is_doubtful or (fits_both and _unknown_matrices(pair, a, b))
+        (undecided if is_open else decided).append(pair)
+    return decided, undecided
+
+
+def _unknown_matrices(pair: Pair, a: Checkpoint, b: Checkpoint) -> list[str]:
+    """Return what a pair's matrix is called by frameworks that may hold it transposed, if nothing says it."""
+    is_one_family = traits_of(a.conventions).family == traits_of(b.conventions).family
+    if is_one_family or pair.how == "map" or pair.a.rule is not None or pair.b.rule is not None:
+        return []
+    return [
+        item.sources[0].name
+        for item, side in ((pair.a, a), (pair.b, b))
+        if traits_of(side.conventions).family is not Family.TORCH
+        and len(item.tensor.shape) > 1
+        and item.sources[0].name not in side.layers
+    ]

@@ -1,0 +1,356 @@
+"""Which tensor of one checkpoint is which of another: by map, name, convention, content, shape.
+
+Each way pairs what those before it have left, and only where it is sure: what a convention can't tell apart,
+it doesn't pair. Roles pair with roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Literal
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.formats.traits import Family, traits_of
+from ckpttool.weights.pairing.layers import Steps
+from ckpttool.weights.pairing.layouts import (
+    DENSE,
+    FLATTENED,
+    LayoutItem,
+    stored_item,
+    torch_layout_items,
+    torch_name_items,
+)
+from ckpttool.weights.pairing.map_file import TensorMap
+from ckpttool.weights.pairing.map_rules import Becomes, apply_map
+from ckpttool.weights.pairing.notes import (
+    display_name,
+    non_weight_notes,
+    notes_of,
+    split_undecided,
+    unknown_layouts,
+)
+from ckpttool.weights.pairing.pairs import Clash, How, Pair, Unpaired
+from ckpttool.weights.pairing.renames import find_renames, in_file_order, pair_by_optimizer_order
+from ckpttool.weights.pairing.second_names import copies_among, pair_copies, take_second_names
+from ckpttool.weights.pairing.split_parameters import fuse_split_parameters
+from ckpttool.weights.pairing.twin_layers import layer_order, pair_twin_layers
+from ckpttool.weights.pairing.variable_names import (
+    bare_name,
+    crossed_pairs,
+    is_bookkeeping,
+    own_layer_names,
+    torch_name,
+    under_own_names,
+)
+
+__all__ = ["How", "Layout", "Pair", "Pairing", "PairingOptions", "pair_up"]
+
+Layout = Literal["auto", "as-is"]
+
+_MAX_WRAPPED = 16
+"""Modules around a model; nobody wraps it in more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingOptions:
+    """What is asked of a pairing.
+
+    Attributes:
+        layout: Whether tensors are brought to one layout by rules, or compared as stored.
+        mapping: What the user's map file says.
+        rename: Whether renames are looked for, by content and by shape.
+        content: Whether equal content tells a rename; otherwise what a layer holds does.
+        only: Whether all tensors are paired, or the model's alone.
+        ignore: Globs of names; what they match is left out on both sides.
+    """
+
+    layout: Layout = "auto"
+    mapping: TensorMap | None = None
+    rename: bool = True
+    content: bool = True
+    only: Literal["weights", "all"] = "all"
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """What is compared with what.
+
+    Attributes:
+        pairs: In the order of the first checkpoint.
+        removed: What only the first checkpoint has.
+        added: What only the second one has.
+        bookkeeping: What only one of them has, and only its framework needs.
+        notes: What was done to pair them, in people's words, with names as the files have them.
+        crossed: The names, as the files have them, of those pairs that only content made, and that stand in
+            another order on either side.
+        undecided: Pairs of which nobody knows whether both sides are in one order: by a rule that may be the
+            wrong one (``doubt``), or as stored, where one may be the other transposed. Not in ``pairs``.
+        unmatched: Those globs of what is to be ignored that no tensor's name matches.
+        ordered: Those pairs of layers that are alike of which only their order tells which is which.
+        seconds: Tensors of the second one that are another by a second name, and the name that is paired.
+    """
+
+    pairs: tuple[Pair, ...]
+    removed: tuple[LayoutItem, ...] = ()
+    added: tuple[LayoutItem, ...] = ()
+    bookkeeping: tuple[tuple[Literal["a", "b"], LayoutItem], ...] = ()
+    notes: tuple[str, ...] = ()
+    crossed: tuple[tuple[str, str], ...] = ()
+    undecided: tuple[Pair, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    ordered: tuple[Pair, ...] = ()
+    seconds: tuple[tuple[Tensor, str], ...] = ()
+
+
+def pair_up(a: Checkpoint, b: Checkpoint, options: PairingOptions = PairingOptions()) -> Pairing:
+    """Return which tensor of ``a`` is which of ``b``.
+
+    Where content is looked at and can't be read, it tells nothing; whoever compares the tensors finds out.
+
+    Raises:
+        UsageError: A rule of the map matches nothing, names what is several tensors' name, or two rules give
+            one name.
+    """
+    families = traits_of(a.conventions).family, traits_of(b.conventions).family
+    across = families[0] != families[1]
+    # Two of one other family hold their tensors alike: names become PyTorch's, and layouts stay.
+    names_only = not across and families[0] is not Family.TORCH
+    notes: list[str] = []
+    ours, theirs = (_participants(one, side, options, notes) for one, side in ((a, "A"), (b, "B")))
+    unpaired = Unpaired(ours, theirs)
+
+    # From what is certain to what is likely: the map, names, conventions, and at last content or layers.
+    layouts = tuple(_Layouts(one, options, names_only=names_only).of for one in (a, b))
+    aside: list[LayoutItem] = []
+    if options.mapping is not None:
+        flip = families[0] is Family.TORCH and across  # rules that lead to PyTorch's layout go backwards
+        aside = apply_map(unpaired, options.mapping, (layouts[0], layouts[1]), flip=flip)
+    pair_copies(unpaired, (a.conventions, b.conventions))
+    if not across or options.layout == "as-is":
+        _pair_equal_names(unpaired)
+    _convert_layouts(unpaired, *layouts)
+    _pair_equal_names(unpaired)
+    clashes = _pair_by_convention(unpaired)
+    clashes += _pair_by_own_names(unpaired, a, b, notes)
+    by_content = find_renames(unpaired, across=across) if options.rename and options.content else []
+    by_order = (
+        pair_twin_layers(unpaired, (layer_order(a), layer_order(b)))
+        if options.rename and not options.content
+        else []
+    )
+    tie_notes, seconds = take_second_names(unpaired, ours, theirs)
+    notes += tie_notes
+
+    crossed = crossed_pairs(by_content, (_positions(ours), _positions(theirs))) if across else []
+    order = {id(item.tensor): at for at, item in enumerate(ours)}
+    pairs = sorted(unpaired.pairs, key=lambda pair: order.get(id(pair.a.sources[0]), len(order)))
+    notes += notes_of(pairs, clashes, unpaired, crossed)
+    pairs = [_as_stored_if_alike(pair, names_only=names_only) for pair in pairs]
+    undecided: list[Pair] = []
+    if options.layout == "auto":
+        pairs, undecided = split_undecided(pairs, a, b)
+        notes += unknown_layouts(pairs, a, b)
+    removed, added = [*unpaired.a, *aside], unpaired.b
+    paired = [*pairs, *undecided]
+    bookkeeping = [
+        *_bookkeeping_items("a", removed, [pair.a for pair in paired], a, across),
+        *_bookkeeping_items("b", added, [pair.b for pair in paired], b, across),
+    ]
+    excused = {id(item) for _, item in bookkeeping}
+    return Pairing(
+        pairs=tuple(pairs),
+        removed=tuple(item for item in removed if id(item) not in excused),
+        added=tuple(item for item in added if id(item) not in excused),
+        bookkeeping=tuple(bookkeeping),
+        notes=tuple(notes),
+        crossed=tuple((display_name(pair.a), display_name(pair.b)) for pair in crossed),
+        undecided=tuple(undecided),
+        unmatched=_unmatched_globs(options, a, b),
+        ordered=tuple(by_order),
+        seconds=tuple(seconds),
+    )
+
+
+# Who takes part ---------------------------------------------------------------------------------------
+
+
+def _participants(
+    checkpoint: Checkpoint, side: str, options: PairingOptions, notes: list[str]
+) -> list[LayoutItem]:
+    """Return the tensors that take part, as stored."""
+    items = [stored_item(tensor) for tensor in checkpoint.tensors]
+    if options.only == "weights":
+        notes += non_weight_notes(side, [item for item in items if item.tensor.role is not Role.WEIGHTS])
+        items = _weights_of_model(items)
+    kept = [item for item in items if not _is_ignored(item, options.ignore)]
+    if len(kept) != len(items):
+        notes.append(f"{len(items) - len(kept):,} of {len(items):,} tensors of {side} ignored")
+    return kept
+
+
+def _weights_of_model(items: Iterable[LayoutItem]) -> list[LayoutItem]:
+    """Return the weights under the model's names: without the key that its state dict has."""
+    weights = [item for item in items if item.tensor.role is Role.WEIGHTS]
+    containers = {item.tensor.path[0] if len(item.tensor.path) > 1 else None for item in weights}
+    if len(containers) != 1 or not all(bare_name(item.tensor).front for item in weights):
+        return weights
+    return [replace(item, name=".".join(map(str, item.tensor.path[1:]))) for item in weights]
+
+
+def _is_ignored(item: LayoutItem, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs for name in (item.name, item.tensor.name))
+
+
+def _unmatched_globs(options: PairingOptions, a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
+    items = [stored_item(tensor) for one in (a, b) for tensor in one.tensors] if options.ignore else []
+    if options.only == "weights":
+        items += _weights_of_model(items)
+    return tuple(glob for glob in options.ignore if not any(_is_ignored(item, (glob,)) for item in items))
+
+
+def _bookkeeping_items(
+    side: Literal["a", "b"],
+    items: list[LayoutItem],
+    compared: list[LayoutItem],
+    checkpoint: Checkpoint,
+    across: bool,
+) -> Iterator[tuple[Literal["a", "b"], LayoutItem]]:
+    """Yield what no pair has because only its framework needs it, or because it is a copy of what one has."""
+    copies = copies_among(items, compared, checkpoint.conventions)
+    for item in items:
+        if id(item) in copies or is_bookkeeping(item.sources[0], checkpoint.conventions, across=across):
+            yield side, item
+
+
+def _positions(items: list[LayoutItem]) -> dict[int, int]:
+    return {id(item.tensor): at for at, item in enumerate(in_file_order(items))}
+
+
+# Layouts ----------------------------------------------------------------------------------------------
+
+
+class _Layouts:
+    """What each stored tensor of a checkpoint becomes in PyTorch's layout; found out when first asked.
+
+    With ``names_only`` its name becomes PyTorch's, and nothing else.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: PairingOptions, *, names_only: bool) -> None:
+        self._checkpoint = checkpoint
+        self._follows_rules = options.layout == "auto"
+        self._items = torch_name_items if names_only else torch_layout_items
+
+    def of(self, item: LayoutItem) -> list[LayoutItem]:
+        """Return what a stored tensor becomes."""
+        items = self._by_source.get(id(item.tensor), [item]) if self._follows_rules else [item]
+        return [item] if len(items) == 1 and items[0].tensor is item.tensor else items
+
+    @cached_property
+    def _by_source(self) -> dict[int, list[LayoutItem]]:
+        by_source: dict[int, list[LayoutItem]] = {}
+        for item in self._items(self._checkpoint):
+            by_source.setdefault(id(item.sources[0]), []).append(item)
+        return by_source
+
+
+def _convert_layouts(unpaired: Unpaired, of_a: Becomes, of_b: Becomes) -> None:
+    """Bring what is left on both sides to one layout, and put together what either side has in one."""
+    a = [made for item in unpaired.a for made in of_a(item)]
+    b = [made for item in unpaired.b for made in of_b(item)]
+    unpaired.a, unpaired.b = fuse_split_parameters(a, b), fuse_split_parameters(b, a)
+
+
+def _as_stored_if_alike(pair: Pair, *, names_only: bool) -> Pair:
+    """Return a pair as stored if both sides hold it alike: no rule can be wrong, and it is read faster."""
+    a, b = pair.a, pair.b
+    if len(a.sources) != 1 or len(b.sources) != 1 or (pair.how == "map" and names_only):
+        return pair
+    rules = {a.rule, b.rule}
+    is_alike = None not in rules and (len(rules) == 1 or rules == {DENSE, FLATTENED})
+    is_alike &= a.sources[0].shape == b.sources[0].shape and a.tensor.size == a.sources[0].size
+    if not names_only and not is_alike:
+        return pair
+    return Pair(stored_item(a.sources[0]), stored_item(b.sources[0]), pair.how)
+
+
+# Names ------------------------------------------------------------------------------------------------
+
+
+def _pair_equal_names(unpaired: Unpaired) -> None:
+    """Pair equal names, two tensors of one name by their keys; what serves nobody knows what, with any."""
+
+    def serve_others(a: LayoutItem, b: LayoutItem) -> bool:
+        return a.tensor.role is not b.tensor.role and Role.OTHER not in (a.tensor.role, b.tensor.role)
+
+    def how(a: LayoutItem, b: LayoutItem) -> How:
+        return "name" if a.sources[0].name == b.sources[0].name else "convention"
+
+    unpaired.match(lambda item: item.tensor.path, how, unless=serve_others)
+    unpaired.match(lambda item: (item.tensor.role, item.name), how, in_order=True)
+    unknown = {item.name for item in (*unpaired.a, *unpaired.b) if item.tensor.role is Role.OTHER}
+    unpaired.match(lambda item: item.name if item.name in unknown else None, how)
+
+
+def _pair_by_convention(unpaired: Unpaired) -> list[Clash]:
+    """Pair names that are equal in PyTorch's words, then without what wraps a model; return what clashes."""
+    unpaired.match(lambda item: _role_key(item, torch_name(item.tensor)), "convention")
+    clashes = unpaired.match(lambda item: _role_key(item, bare_name(item.tensor).steps), "convention")
+    pair_by_optimizer_order(unpaired)
+    _pair_by_common_prefix(unpaired, unpaired.a, unpaired.b)
+    _pair_by_common_prefix(unpaired, unpaired.b, unpaired.a)
+    return clashes
+
+
+def _role_key(item: LayoutItem, steps: Steps) -> Hashable | None:
+    return (item.tensor.role, steps) if steps else None
+
+
+def _pair_by_common_prefix(unpaired: Unpaired, wrapped: list[LayoutItem], plain: list[LayoutItem]) -> None:
+    """Pair the weights of which one side has all below more modules, if that is all that differs."""
+    deeper = {id(item): bare_name(item.tensor).steps for item in wrapped if item.tensor.role is Role.WEIGHTS}
+    names = {bare_name(item.tensor).steps for item in plain if item.tensor.role is Role.WEIGHTS}
+    depth = _wrapper_depth(set(deeper.values()), names)
+    if depth is None:
+        return
+
+    def key(item: LayoutItem) -> Hashable | None:
+        if item.tensor.role is not Role.WEIGHTS:
+            return None
+        steps = bare_name(item.tensor).steps
+        return _role_key(item, steps[depth:] if id(item) in deeper else steps)
+
+    unpaired.match(key, "convention")
+
+
+def _wrapper_depth(deeper: set[Steps], names: set[Steps]) -> int | None:
+    """Return the least number of modules around all names of one side that the other side hasn't got."""
+    if len(names) < 2 or not deeper:
+        return None
+    first, last = min(deeper), max(deeper)  # what these two begin with, all others do
+    shared = 0
+    while shared < min(len(first), len(last)) - 1 and first[shared] == last[shared]:
+        shared += 1
+    for depth in range(1, min(shared, _MAX_WRAPPED) + 1):
+        shorter = {steps[depth:] for steps in deeper}
+        if names <= shorter or shorter <= names:
+            return depth
+    return None
+
+
+def _pair_by_own_names(unpaired: Unpaired, a: Checkpoint, b: Checkpoint, notes: list[str]) -> list[Clash]:
+    """Pair layers that have numbers on one side by the names that their variables were given."""
+    if not unpaired.a or not unpaired.b or not any(names := (own_layer_names(a), own_layer_names(b))):
+        return []
+    before = len(unpaired.pairs)
+    unpaired.a, unpaired.b = under_own_names(unpaired.a, names[0]), under_own_names(unpaired.b, names[1])
+    _pair_equal_names(unpaired)
+    clashes = _pair_by_convention(unpaired)
+    if count := len(unpaired.pairs) - before:
+        notes.append(f"numbered layers taken by the names of their variables ({counted(count, 'tensor')})")
+    return clashes

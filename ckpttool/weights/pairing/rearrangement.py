@@ -1,0 +1,246 @@
+"""Lazy tensors made of others: transposed, cut, joined or summed, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ckpttool.core.readable import swap_bytes
+from ckpttool.core.tensor import Path, Tensor, Values
+from ckpttool.core.values import Concatenated, Reordered, Strided, add, all_zero, as_strided
+
+
+class Unfit(ValueError):
+    """A tensor can't be arranged in the way that was asked for; the text says why."""
+
+
+# Patterns -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How the axes of a stored tensor become those of the result: ``h w (c m) -> (c m) 1 h w``.
+
+    Attributes:
+        stored: For each axis as stored, the names of what it is cut into.
+        result: For each axis of the result, the names of what is merged into it.
+        gates: In which order the parts of the axis ``g`` follow each other; () is as they are.
+    """
+
+    stored: tuple[tuple[str, ...], ...]
+    result: tuple[tuple[str, ...], ...]
+    gates: tuple[int, ...] = ()
+
+    def inverse(self) -> Pattern:
+        """Return the way back; what was taken from one ``row`` becomes one row."""
+        back = tuple(self.gates.index(at) for at in range(len(self.gates)))
+        stored = tuple(tuple(name for name in group if name != "row") for group in self.stored)
+        return Pattern(self.result, stored, back)
+
+
+def pattern(text: str, gates: tuple[int, ...] = ()) -> Pattern:
+    """Return the pattern that a text like ``i (g u) -> (g u) i`` stands for."""
+    stored, _, result = text.partition("->")
+    return Pattern(_axes(stored), _axes(result), gates)
+
+
+def _axes(text: str) -> tuple[tuple[str, ...], ...]:
+    found: list[tuple[str, ...]] = []
+    group: list[str] | None = None
+    for word in text.replace("(", " ( ").replace(")", " ) ").split():
+        if word == "(":
+            group = []
+        elif word == ")":
+            found.append(tuple(group or ()))
+            group = None
+        elif group is not None:
+            group.append(word)
+        else:
+            found.append(() if word == "1" else (word,))
+    return tuple(found)
+
+
+def transpose_pattern(order: Sequence[int]) -> Pattern:
+    """Return the pattern whose axis ``k`` is the stored axis ``order[k]``, as NumPy's ``transpose``."""
+    return Pattern(tuple((f"a{at}",) for at in range(len(order))), tuple((f"a{at}",) for at in order))
+
+
+def lengths_of(shape: tuple[int, ...], way: Pattern, known: Mapping[str, int]) -> dict[str, int]:
+    """Return the length of each named axis.
+
+    Raises:
+        Unfit: The shape isn't one that the pattern can have.
+    """
+    if len(shape) != len(way.stored):
+        raise Unfit(f"{len(shape)} axes, not {len(way.stored)}")
+    lengths = dict(known)
+    for length, names in zip(shape, way.stored, strict=True):
+        open_names = [name for name in names if name not in lengths]
+        rest = math.prod(lengths[name] for name in names if name in lengths)
+        if len(open_names) > 1:
+            raise Unfit(f"nothing says how long {open_names[0]} is")
+        if open_names and (rest == 0 or length % rest):
+            raise Unfit(f"an axis of {length:,}, which {rest:,} does not divide")
+        if not open_names and length != rest:
+            raise Unfit(f"an axis of {length:,}, not {rest:,}")
+        lengths.update((name, length // rest) for name in open_names)
+    return lengths
+
+
+# Tensors --------------------------------------------------------------------------------------------
+
+
+def rearrange(
+    tensor: Tensor,
+    way: Pattern,
+    path: Path,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    row: int | None = None,
+) -> Tensor:
+    """Return a tensor in another layout, under another path; no value is read.
+
+    Args:
+        tensor: As stored.
+        way: How its axes become those of the result.
+        path: What the result is called.
+        sizes: Lengths of named axes that the shape doesn't tell.
+        row: Of the axis named ``row``, which the result hasn't got, the index that is taken.
+
+    Raises:
+        Unfit: Its shape is none for the pattern, or its elements are no whole bytes.
+    """
+    if tensor.dtype.bits < 8:
+        raise Unfit(f"elements of {tensor.dtype.bits} bits")
+    lengths = lengths_of(tensor.shape, way, sizes or {})
+    names = [name for group in way.stored for name in group]
+    order = [name for group in way.result for name in group]
+    shape = tuple(math.prod(lengths[name] for name in group) for group in way.result)
+    long_names = [name for name in names if lengths[name] != 1]
+    if row is None and not way.gates and long_names == [name for name in order if lengths[name] != 1]:
+        return replace(tensor, path=path, shape=shape)  # the elements follow each other as they are stored
+    start = {name: 0 for name in names} | ({} if row is None else {"row": row})
+    count = dict(lengths) | ({} if row is None else {"row": 1})
+    order = ["row", *order] if row is not None else order
+    is_outermost = bool(way.gates) and order[0] == "g"
+    steps = [{"g": at} for at in way.gates] if is_outermost else [{}]
+    pieces = []
+    for step in steps:
+        begins, extents = start | step, count | dict.fromkeys(step, 1)
+        pieces.append(
+            Reordered(
+                tensor,
+                tuple(tuple(lengths[name] for name in group) for group in way.stored),
+                tuple(begins[name] for name in names),
+                tuple(extents[name] for name in names),
+                tuple(names.index(name) for name in order),
+                (names.index("g"), way.gates) if way.gates and not is_outermost else None,
+            )
+        )
+    return _tensor_of(
+        tensor, path, shape, None if tensor.values is None else tuple(piece.as_view() for piece in pieces)
+    )
+
+
+def _tensor_of(like: Tensor, path: Path, shape: tuple[int, ...], values: tuple[Values, ...] | None) -> Tensor:
+    found = None if values is None else values[0] if len(values) == 1 else Concatenated(values)
+    return Tensor(path, like.dtype, shape, like.role, found, shares_with=like.shares_with)
+
+
+def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
+    """Return tensors joined along their first axis.
+
+    Raises:
+        Unfit: They differ in the other axes or in the type of their elements.
+    """
+    first = tensors[0]
+    if not first.shape or any(one.shape[1:] != first.shape[1:] or not one.shape for one in tensors):
+        raise Unfit("shapes " + ", ".join(str(list(one.shape)) for one in tensors))
+    if any(one.dtype is not first.dtype for one in tensors) or first.dtype.bits < 8:
+        raise Unfit("types " + ", ".join(one.dtype.name for one in tensors))
+    shape = (sum(one.shape[0] for one in tensors), *first.shape[1:])
+    values = tuple(one.values for one in tensors if one.values is not None)
+    return _tensor_of(first, path, shape, values if len(values) == len(tensors) else None)
+
+
+def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
+    """Return some rows of a tensor: indexes of its first axis from ``start`` on.
+
+    Raises:
+        Unfit: It hasn't got them, or its elements are no whole bytes.
+    """
+    if not tensor.shape or start + count > tensor.shape[0] or tensor.dtype.bits < 8:
+        raise Unfit(f"rows {start:,}..{start + count:,} of shape {list(tensor.shape)}")
+    lengths, rest = tensor.shape, tensor.shape[1:]
+    counts = (count, *rest)
+    order = tuple(range(len(lengths)))
+    piece = Reordered(tensor, tuple((one,) for one in lengths), (start, *(0 for _ in rest)), counts, order)
+    return _tensor_of(tensor, path, counts, None if tensor.values is None else (piece.as_view(),))
+
+
+def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
+    """Return the sum of two tensors, in the type of their elements.
+
+    Raises:
+        Unfit: They differ in shape or type, or are of a type that NumPy can't add.
+    """
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        raise Unfit(f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
+    if a.dtype.kind not in ("float", "complex", "integer") or a.dtype.numpy is None or a.dtype.bits < 8:
+        raise Unfit(f"elements of type {a.dtype}")
+    known = a.values is not None and b.values is not None
+    return _tensor_of(a, path, a.shape, (add(a, b),) if known else None)
+
+
+def zeros(like: Tensor, path: Path) -> Tensor:
+    """Return a tensor of the same shape and type in which all is zero."""
+    shape, itemsize = ((like.nbytes,), 1) if like.dtype.bits < 8 else (like.shape, like.dtype.itemsize)
+    return Tensor(path, like.dtype, like.shape, like.role, all_zero(shape, itemsize))
+
+
+# Samples --------------------------------------------------------------------------------------------
+
+
+def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
+    """Return the bytes of some elements, little-endian; positions count in C order and ascend."""
+    parts = _strided_parts(tensor)
+    itemsize = tensor.dtype.itemsize
+    if parts is None:
+        return _streamed_elements(tensor, positions)
+    ends = list(accumulate(math.prod(part.shape) for part in parts))
+    found = []
+    for position in positions:
+        at = next(number for number, end in enumerate(ends) if position < end)
+        part, rest = parts[at], position - (ends[at - 1] if at else 0)
+        offset = 0
+        for length, stride in zip(reversed(part.shape), reversed(part.strides), strict=True):
+            rest, index = divmod(rest, length)
+            offset += index * stride
+        data = part.source.read(part.offset + offset * itemsize, itemsize)
+        found.append(bytes(swap_bytes(memoryview(data), part.swap)))
+    return b"".join(found)
+
+
+def _strided_parts(tensor: Tensor) -> tuple[Strided, ...] | None:
+    values = tensor.values
+    if isinstance(values, Strided):  # an arranged tensor's has more axes than the tensor
+        return (values,)
+    if isinstance(values, Concatenated):
+        parts = tuple(part for part in values.parts if isinstance(part, Strided))
+        return parts if len(parts) == len(values.parts) else None
+    view = None if tensor.dtype.bits < 8 else as_strided(values, tensor.shape, tensor.dtype.itemsize)
+    return None if view is None else (view,)
+
+
+def _streamed_elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
+    itemsize = tensor.dtype.itemsize
+    found, begin, waiting = [], 0, list(reversed(positions))
+    for block in tensor.blocks():
+        end = begin + len(block)
+        while waiting and (waiting[-1] + 1) * itemsize <= end:
+            at = waiting.pop() * itemsize - begin
+            found.append(bytes(block[at : at + itemsize]))
+        begin = end
+    return b"".join(found)

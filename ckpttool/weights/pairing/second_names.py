@@ -1,0 +1,150 @@
+"""Tensors that one side holds under two names: ties, copies in TensorFlow's exports, Paddle's cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.formats.traits import traits_of
+from ckpttool.weights.pairing.contents import same_checksums, same_content, same_samples
+from ckpttool.weights.pairing.layers import steps_of
+from ckpttool.weights.pairing.layouts import LayoutItem, stored_item
+from ckpttool.weights.pairing.pairs import Unpaired
+from ckpttool.weights.pairing.variable_names import bare_name
+
+_LISTS = (("_all_variables",), ("keras_api",))
+"""Where TensorFlow's exports list variables once more."""
+_CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
+_SHOWN = 3
+
+Seconds = list[tuple[Tensor, str]]
+"""Tensors of the second side with the name under which each is paired."""
+
+
+def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
+    """Pair the items of such lists on both sides by the variables that they are copies of."""
+    if all(traits_of(format).has_object_graph for format in formats):
+        originals = {**_originals_of_copies(unpaired.a), **_originals_of_copies(unpaired.b)}
+        unpaired.match(lambda item: originals.get(id(item)), "name")
+
+
+def may_be_copy(tensor: Tensor, format: str) -> bool:
+    """Tell whether a tensor may be held once more under another name."""
+    return traits_of(format).has_object_graph and _is_in_list(tensor)
+
+
+def _is_in_list(tensor: Tensor) -> bool:
+    return tensor.role is Role.OTHER and steps_of(tensor.path)[:1] in _LISTS
+
+
+def _is_listed(item: LayoutItem) -> bool:
+    return _is_in_list(item.tensor)
+
+
+def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
+    """Return for each copy what it is a copy of; where several are equal, one each in the order of names."""
+    originals: dict[int, Hashable] = {}
+    for group in same_samples(_copies_and_candidates(items)):
+        for same in [group] if len(group) == 2 else same_checksums(group):
+            copies = [item for item in same if _is_listed(item)]
+            names = sorted(bare_name(item.tensor).steps for item in same if not _is_listed(item))
+            originals |= {
+                id(copy): (steps_of(copy.tensor.path)[0], steps)
+                for copy, steps in zip(copies, names, strict=False)
+            }
+    return originals
+
+
+def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], format: str) -> set[int]:
+    """Return which items hold what a compared one of their side does, to the last byte."""
+    listed = [item for item in items if may_be_copy(item.tensor, format)]
+    if not listed:
+        return set()
+    ids = set(map(id, listed))
+    sources = [stored_item(source) for item in compared for source in item.sources]
+    copies = set()
+    for group in same_samples(_copies_and_candidates([*listed, *sources])):
+        if ids.isdisjoint(map(id, group)):
+            continue
+        for same in same_checksums(group):
+            if any(id(item) not in ids for item in same):
+                copies |= {id(item) for item in same} & ids
+    return copies
+
+
+def _copies_and_candidates(items: Sequence[LayoutItem]) -> list[LayoutItem]:
+    """Return the items of such lists, and the variables of their types and shapes."""
+    copies = [item for item in items if _is_listed(item)]
+    kinds = {(item.tensor.dtype.name, item.tensor.shape) for item in copies}
+    variables = [
+        item
+        for item in items
+        if not _is_listed(item)
+        and item.tensor.role is not Role.OPTIMIZER
+        and (item.tensor.dtype.name, item.tensor.shape) in kinds
+    ]
+    return [*copies, *variables]
+
+
+# Ties and cells ---------------------------------------------------------------------------------------
+
+
+def take_second_names(
+    unpaired: Unpaired, ours: Iterable[LayoutItem], theirs: Iterable[LayoutItem]
+) -> tuple[list[str], Seconds]:
+    """Take out what is paired under another name of the same tensor; return what there is to say of it."""
+    if not unpaired.a and not unpaired.b:
+        return [], []
+    paired = {id(source) for pair in unpaired.pairs for item in (pair.a, pair.b) for source in item.sources}
+    notes: list[str] = []
+    seconds: Seconds = []
+    for side, items, participants in (("A", unpaired.a, ours), ("B", unpaired.b, theirs)):
+        twins = _paired_twins(items, participants, paired)
+        gone = [item for item in items if id(item) in twins]
+        unpaired.drop(*((gone, []) if side == "A" else ([], gone)))
+        if side == "B":
+            seconds += [(item.sources[0], twins[id(item)]) for item in gone]
+        if gone:
+            names = ", ".join(f"{item.sources[0].name} is {twins[id(item)]}" for item in gone[:_SHOWN])
+            more = f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
+            notes.append(f"second names of {side} left out: {names}{more}")
+    return notes, seconds
+
+
+def _paired_twins(
+    items: Iterable[LayoutItem], participants: Iterable[LayoutItem], paired: set[int]
+) -> dict[int, str]:
+    """Return for each tensor that is paired under another name that name."""
+    by_name: dict[str, list[Tensor]] = {}
+    for item in participants:
+        by_name.setdefault(item.sources[0].name, []).append(item.sources[0])
+    tied: dict[Hashable, list[Tensor]] = {}
+    for tensor in (one for same in by_name.values() for one in same):
+        tied.setdefault(_owner(tensor, by_name), []).append(tensor)
+    twins = {}
+    for item in items:
+        tensor = item.sources[0]
+        same = tied.get(_owner(tensor, by_name), []) if len(item.sources) == 1 else []
+        twin = next((one for one in same if one is not tensor and id(one) in paired), None)
+        if twin is None and (match := _CELL.fullmatch(tensor.name)):
+            # What a Paddle RNN's cell is called in the RNN, if it holds the same.
+            name = f"{match['of']}.{match['what']}_l{match['at']}{'_reverse' * (match['way'] == 'bw')}"
+            twin = next(iter(by_name.get(name, ())), None)
+            if twin is not None and not (id(twin) in paired and same_content(tensor, twin)):
+                twin = None
+        if twin is not None:
+            twins[id(item)] = twin.name
+    return twins
+
+
+def _owner(tensor: Tensor, by_name: Mapping[str, list[Tensor]]) -> Hashable:
+    """Return what stands for the bytes that a tensor shows; a name may be several tensors'."""
+    if tensor.shares_with is None:
+        return id(tensor)
+    named = [one for one in by_name.get(tensor.shares_with, ()) if one.shares_with is None]
+    if not named:
+        return tensor.shares_with  # which takes no part
+    if len(named) > 1:
+        named = [one for one in named if one.storage is not None and one.storage == tensor.storage]
+    return id(named[0] if len(named) == 1 else tensor)

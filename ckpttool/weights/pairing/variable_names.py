@@ -1,0 +1,234 @@
+"""Reads names of tensors: in PyTorch's words, without wrappers, and what a layer is called or is for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.formats.traits import Family, traits_of
+from ckpttool.weights.pairing.layers import Steps, steps_of
+from ckpttool.weights.pairing.layouts import LayoutItem
+from ckpttool.weights.pairing.pairs import Pair, Unpaired
+
+INSIDE = {
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+    "_functional",
+}
+"""Steps that a wrapper adds wherever it is put; no module has such a name otherwise."""
+_IN_FRONT = re.compile(
+    r"_?(module|model|net|network)|(model_|module_|net_)?state(_dict)?|params|weights|variables|model_weights"
+    r"|(sequential|functional|model)(_\d+)?"
+)
+"""Steps that stand in front of all that a model has."""
+_OPTIMIZER = re.compile(r"(\w*_)?(optim|optimizer|opt)(izer)?s?(_states?|_state_dict|_weights)?")
+
+LEAVES = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "embeddings": "weight",
+    "w_0": "weight",
+    "beta": "bias",
+    "b_0": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+    "_mean": "running_mean",
+    "_variance": "running_var",
+    "_kernel": "weight",
+    "_embeddings": "weight",
+}
+"""What PyTorch calls a variable, by what others do."""
+_RECURRENT = re.compile(r"((?:weight|bias)(?:_ih|_hh)?)_l0((?:_reverse)?)")
+_SEED = re.compile(r"_?seed_generator(_\d+)?")
+_SEEDED = {"seed_generator_state", "_state", "state", "0"}
+"""What Keras calls the state of a layer's random numbers."""
+_SEED_SIZE = 2
+_COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
+VariableClass = tuple[Role, str, tuple[int, ...]]
+"""What variables that may be each other have in common."""
+_RECURRENT_LAYER = re.compile(r"_l\d+")
+_PART = re.compile(
+    r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
+    r"|(?P<out>o|out|output|attention_output))(?:_?(?:proj|projection|lin|linear|dense|layer|fc))?"
+)
+"""The four layers of an attention, by the names that models give them."""
+_LISTS = ("_operations", "_layers", "layers")
+_LAYER = re.compile(r"layer(_with_weights)?-\d+")
+
+
+class BareName(NamedTuple):
+    """What a tensor is called, and what was left out in front of it."""
+
+    steps: Steps
+    front: str
+
+
+@lru_cache(maxsize=1 << 12)
+def leaf_of(name: str) -> str:
+    """Return what PyTorch calls the variable that a name ends with."""
+    match = _RECURRENT.fullmatch(name)
+    return match[1] + match[2] if match else LEAVES.get(name, name)
+
+
+def torch_name(tensor: Tensor) -> Steps:
+    """Return a tensor's name in PyTorch's words, with all that stands in front of it."""
+    return _torch_name(tensor.path)
+
+
+@lru_cache(maxsize=1 << 17)
+def _torch_name(path: Path) -> Steps:
+    steps = steps_of(path)
+    return (*steps[:-1], leaf_of(steps[-1])) if steps else steps
+
+
+def bare_name(tensor: Tensor) -> BareName:
+    """Return a tensor's name in PyTorch's words, without what wraps the model or the optimizer."""
+    return _bare_name(tensor.path, tensor.role is Role.OPTIMIZER)
+
+
+@lru_cache(maxsize=1 << 17)
+def _bare_name(path: Path, is_optimizer: bool) -> BareName:
+    steps = _torch_name(path)
+    wrapper = _OPTIMIZER if is_optimizer else _IN_FRONT
+    modules = tuple(step for step in steps[:-1] if step not in INSIDE)
+    depth = 0
+    while depth < len(modules) and wrapper.fullmatch(modules[depth]):
+        depth += 1
+    front = [*modules[:depth], *(step for step in steps[:-1] if step in INSIDE)]
+    return BareName((*modules[depth:], *steps[-1:]), "".join(f"{step}." for step in front))
+
+
+def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
+    """Tell whether only the framework that wrote a tensor needs it: by its name, and by what it can hold.
+
+    Args:
+        tensor: One that the other side hasn't got.
+        format: Of the checkpoint that has it.
+        across: Whether the other side is another framework's.
+    """
+    steps = steps_of(tensor.path)
+    if not steps or tensor.size > _SEED_SIZE:
+        return False
+    traits, is_integer = traits_of(format), tensor.dtype.kind == "integer"
+    if steps[-1] == "num_batches_tracked":
+        return traits.family is Family.TORCH and is_integer and not tensor.shape
+    if steps[-1] == "save_counter":
+        return traits.has_object_graph and is_integer and not tensor.shape
+    if any(_SEED.fullmatch(step) for step in steps[:-1]):
+        # Arrays by names, whoever gave these, may be Keras's, too.
+        is_keras = traits.family is Family.KERAS or (traits.is_container and not traits.nests_state_dicts)
+        return steps[-1] in _SEEDED and is_integer and is_keras
+    if steps[:2] == ("keras_api", "metrics"):
+        return traits.has_object_graph and tensor.role is Role.OTHER and not tensor.shape
+    is_count = tensor.role is Role.OPTIMIZER and tensor.size == 1 and _COUNT.search(steps[-1]) is not None
+    return across and is_count
+
+
+def leaf_name(item: LayoutItem) -> str:
+    """Return what PyTorch calls the variable, whichever layer of a stack it is of."""
+    steps = bare_name(item.tensor).steps
+    return _RECURRENT_LAYER.sub("", steps[-1]) if steps else ""
+
+
+def layer_word(item: LayoutItem) -> str | None:
+    """Return what the layer of a tensor is called, where that is a word and no number."""
+    steps = bare_name(item.tensor).steps
+    name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
+    if match := _PART.fullmatch(name):
+        return match.lastgroup
+    return name if name and not any(map(str.isdecimal, name)) else None
+
+
+class LayerWords:
+    """The words that both sides have for layers, of what no pair has yet."""
+
+    def __init__(self, unpaired: Unpaired) -> None:
+        ours, theirs = ({_class_and_word(item) for item in side} for side in (unpaired.a, unpaired.b))
+        self._shared = ours & theirs
+
+    def of(self, item: LayoutItem) -> str | None:
+        """Return what a tensor's layer is called, if the other side has a layer like it that is called so."""
+        key = _class_and_word(item)
+        return key[1] if key in self._shared else None
+
+    def contradict(self, a: LayoutItem, b: LayoutItem) -> bool:
+        """Tell whether both layers have names that the other side has for another one."""
+        ours, theirs = self.of(a), self.of(b)
+        return ours is not None and theirs is not None and ours != theirs
+
+
+def _class_and_word(item: LayoutItem) -> tuple[VariableClass, str | None]:
+    return _class_of(item), layer_word(item)
+
+
+def _class_of(item: LayoutItem) -> VariableClass:
+    return item.tensor.role, leaf_name(item), item.tensor.shape
+
+
+def crossed_pairs(pairs: Iterable[Pair], positions: tuple[dict[int, int], dict[int, int]]) -> list[Pair]:
+    """Return the pairs that stand in another order on either side than others of their class.
+
+    Args:
+        pairs: Those that content alone made.
+        positions: Of either side, where each stored tensor stands in its order, by identity.
+    """
+    classes: dict[Hashable, list[Pair]] = {}
+    for pair in pairs:
+        words = {layer_word(pair.a), layer_word(pair.b)}
+        key = (_class_of(pair.a), _class_of(pair.b), words.pop() if len(words) == 1 else None)
+        classes.setdefault(key, []).append(pair)
+    crossed = []
+    for alike in classes.values():
+        ours = sorted(alike, key=lambda pair: positions[0][id(pair.a.sources[0])])
+        theirs = sorted(alike, key=lambda pair: positions[1][id(pair.b.sources[0])])
+        crossed += [pair for pair, other in zip(ours, theirs, strict=True) if pair is not other]
+    return crossed
+
+
+# Layers that have numbers -----------------------------------------------------------------------------
+
+
+def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
+    """Return for each place that is a number what the layer there is called, where that is one name."""
+    own_names = checkpoint.own_names
+    candidates: dict[Steps, set[Steps]] = {}
+    for tensor in checkpoint.tensors if own_names else ():
+        steps, own = steps_of(tensor.path), steps_of((own_names.get(tensor.name, ""),))
+        depth = _numbered_depth(steps)
+        inside = len(steps) - depth
+        if depth and len(own) > inside:
+            candidates.setdefault(steps[:depth], set()).add(own[: len(own) - inside])
+    single = {place: next(iter(names)) for place, names in candidates.items() if len(names) == 1}
+    count = Counter(single.values())
+    return {place: name for place, name in single.items() if count[name] == 1}
+
+
+def _numbered_depth(steps: Steps) -> int:
+    """Return how many steps lead to the innermost layer that is called by a number; 0 where none is."""
+    for depth in range(len(steps) - 1, 0, -1):
+        is_item = depth > 1 and steps[depth - 1].isdecimal() and steps[depth - 2] in _LISTS
+        if is_item or _LAYER.fullmatch(steps[depth - 1]):
+            return depth
+    return 0
+
+
+def under_own_names(items: Iterable[LayoutItem], own_names: dict[Steps, Steps]) -> list[LayoutItem]:
+    """Return items of which those in such a place are called by the layer's own name."""
+    renamed = []
+    for item in items:
+        steps = steps_of(item.tensor.path)
+        depth = _numbered_depth(steps)
+        own = own_names.get(steps[:depth])
+        if own is not None:
+            path = (*own, *steps[depth:])
+            item = replace(item, name=".".join(path), tensor=replace(item.tensor, path=path))
+        renamed.append(item)
+    return renamed

@@ -1,0 +1,269 @@
+"""Moves under faults: whatever is interrupted, each checkpoint is whole in one place, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpttool import AccessDenied, DamagedCheckpoint
+from tests.support.changes import recover
+from tests.support.transactions import (
+    Moves,
+    kill_before,
+    make_moves,
+    move,
+    moves,
+    renaming,
+    stages_of,
+)
+
+ROOT = Path(__file__).parents[2]
+
+CASES = [
+    ("one_file", "trash"),
+    ("one_file", "undo-trash"),
+    ("prefixes", "trash"),
+    ("prefixes", "rename"),
+    ("prefixes", "undo-trash"),
+    ("prefixes", "undo-rename"),
+    ("sharded", "rename"),
+    ("sharded", "undo-rename"),
+    ("directories", "trash"),
+    ("directories", "rename"),
+    ("directories", "undo-rename"),
+    ("serials", "trash"),
+    ("serials", "undo-trash"),
+    ("exchanged", "exchange"),
+    ("exchanged", "undo-exchange"),
+]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
+@pytest.mark.parametrize(("kind", "action"), CASES)
+def test_a_kill_at_any_call_loses_nothing(kind: str, action: str, files: Path, tmp_path: Path) -> None:
+    assert interrupted(files, tmp_path, kind, action, "kill", 1) > 20
+
+
+@pytest.mark.parametrize(("kind", "action"), CASES)
+def test_a_call_that_fails_loses_nothing(kind: str, action: str, files: Path, tmp_path: Path) -> None:
+    assert interrupted(files, tmp_path, kind, action, "ENOSPC", 3) > 20
+
+
+@pytest.mark.parametrize(("kind", "action"), [*CASES[::4], ("exchanged", "exchange")])
+@pytest.mark.parametrize("how", ["EACCES", "EBUSY", "interrupt"])
+def test_other_faults(kind: str, action: str, how: str, files: Path, tmp_path: Path) -> None:
+    assert interrupted(files, tmp_path, kind, action, how, 3) > 20
+
+
+def interrupted(files: Path, place: Path, kind: str, action: str, how: str, step: int) -> int:
+    """Return at how many calls it was interrupted; the program checks what is there after each."""
+    program = [sys.executable, "-m", "tests.runs.interrupted_moves"]
+    command = [*program, str(files), str(place), kind, action, how, str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout)
+
+
+# One at a time --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Path:
+    """Return a directory of three files, one of which has a name of two lines."""
+    for name in ("a.pt", "b.pt", "two\nlines.pt"):
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def texts(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in directory.iterdir() if path.is_file()}
+
+
+def test_names_of_any_kind(run_of: Path) -> None:
+    odd = os.fsdecode(b"latin-\xe9.pt")
+    done = make_moves(run_of, renaming(run_of, {"two\nlines.pt": odd, "a.pt": "c\nd.pt"}))
+    assert (len(done.moved), done.failed) == (2, {})
+    assert texts(run_of) == {odd: "two\nlines.pt", "c\nd.pt": "a.pt", "b.pt": "b.pt"}
+
+
+def test_nothing_is_replaced(run_of: Path) -> None:
+    done = make_moves(run_of, renaming(run_of, {"a.pt": "b.pt"}))
+    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "b.pt is in the way"})
+    assert texts(run_of)["b.pt"] == "b.pt"
+
+
+def test_what_comes_to_stand_there_meanwhile_stays(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.link
+
+    def link(source: str, target: str, **where: object) -> None:
+        if target == "c.pt":
+            (run_of / "c.pt").write_text("new")
+        real(source, target, **where)  # type: ignore[arg-type]
+
+    planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
+    monkeypatch.setattr(os, "link", link)
+    done = make_moves(run_of, planned)
+    assert done.failed == {str(run_of / "a.pt"): "c.pt is in the way"}
+    assert texts(run_of) == {"a.pt": "a.pt", "c.pt": "new", "d.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
+
+
+def test_a_file_that_comes_between_check_and_move_stays(
+    run_of: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.link
+
+    def link(source: str, target: str, **where: object) -> None:
+        if source == "a.pt":
+            (run_of / "fresh").write_text("fresh")
+            os.replace(run_of / "fresh", run_of / "a.pt")
+        real(source, target, **where)  # type: ignore[arg-type]
+
+    planned = renaming(run_of, {"a.pt": "c.pt"})
+    monkeypatch.setattr(os, "link", link)
+    done = make_moves(run_of, planned)
+    assert done.failed == {str(run_of / "a.pt"): "it has changed since the plan was made"}
+    assert texts(run_of)["a.pt"] == "fresh"
+    assert not (run_of / "c.pt").exists()
+
+
+def test_with_pointers_all_go_or_none(run_of: Path) -> None:
+    (run_of / "latest").write_text("b.pt")
+    planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=[("latest", "b.pt", "d.pt")])
+    (run_of / "c.pt").write_text("in the way")
+    before = texts(run_of)
+    done = make_moves(run_of, planned)
+    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "c.pt is in the way"})
+    assert texts(run_of) == before
+
+
+def test_a_pointer_that_has_changed_keeps_all(run_of: Path) -> None:
+    (run_of / "latest").write_text("a.pt")
+    done = make_moves(run_of, renaming(run_of, {"b.pt": "d.pt"}, rewrites=[("latest", "b.pt", "d.pt")]))
+    assert list(done.failed.values()) == ["latest has changed since the plan was made"]
+    assert (run_of / "b.pt").exists()
+
+
+def test_a_symlink_is_led_elsewhere_and_never_followed(run_of: Path) -> None:
+    (run_of / "best").symlink_to("a.pt")
+    planned = renaming(run_of, {"a.pt": "c.pt"}, relinks=[("best", "a.pt", "c.pt")])
+    assert not make_moves(run_of, planned).failed
+    assert os.readlink(run_of / "best") == "c.pt"
+    assert (run_of / "best").read_text() == "a.pt"
+
+
+def test_a_name_that_differs_in_case_alone(run_of: Path) -> None:
+    assert not make_moves(run_of, renaming(run_of, {"a.pt": "A.pt"})).failed
+    assert "A.pt" in os.listdir(run_of)
+    assert "a.pt" not in os.listdir(run_of)
+
+
+def test_where_there_are_no_hard_links(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **where: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    done = make_moves(run_of, renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
+    assert done.failed == {str(run_of / "b.pt"): "two\nlines.pt is in the way"}
+    assert texts(run_of) == {"c.pt": "a.pt", "b.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
+
+
+def test_another_file_system_is_told(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **where: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    planned = renaming(run_of, {"a.pt": "c.pt"})
+    monkeypatch.setattr(os, "link", refuse)
+    done = make_moves(run_of, planned)
+    assert list(done.failed.values()) == ["its new place is on another file system"]
+    assert (run_of / "a.pt").exists()
+
+
+def test_a_directory_that_can_not_be_written(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **where: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    before, planned = texts(run_of), renaming(run_of, {"a.pt": "c.pt"})
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(AccessDenied, match="read-only file system; nothing was moved"):
+        make_moves(run_of, planned)
+    assert texts(run_of) == before
+
+
+def test_other_names_of_a_file_stay(run_of: Path) -> None:
+    os.link(run_of / "a.pt", run_of / "other.pt")
+    assert not make_moves(run_of, renaming(run_of, {"a.pt": "c.pt"})).failed
+    assert os.path.samefile(run_of / "c.pt", run_of / "other.pt")
+    assert not (run_of / "a.pt").exists()
+
+
+# What an interrupted one left -----------------------------------------------------------------------
+
+
+def halfway(directory: Path, step: str, planned: Moves) -> Path:
+    """Kill a renaming before a step; return its stage."""
+    kill_before(step, lambda: make_moves(directory, planned))
+    (stage,) = stages_of(directory)
+    return stage
+
+
+def test_a_trainer_that_went_on_from_the_new_name_is_right(run_of: Path) -> None:
+    (run_of / "latest").write_text("a.pt")
+    planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    halfway(run_of, "add_to_record", planned)
+    (run_of / "latest").write_text("c.pt, then d.pt")
+    settled = recover(run_of)
+    assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
+    assert (texts(run_of)["latest"], texts(run_of)["c.pt"]) == ("c.pt, then d.pt", "a.pt")
+
+
+def test_a_trainer_that_went_on_from_the_old_name_is_right(run_of: Path) -> None:
+    (run_of / "latest").write_text("a.pt")
+    planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    halfway(run_of, "rewrite_pointers", planned)
+    (run_of / "latest").write_text("a.pt, then b.pt")
+    settled = recover(run_of)
+    assert "it is where it was (latest has changed" in settled.moved[0]
+    assert texts(run_of)["latest"] == "a.pt, then b.pt"
+    assert "c.pt" not in texts(run_of)
+
+
+def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
+    (run_of / "latest").write_text("a.pt")
+    planned = renaming(run_of, {"a.pt": "c.pt"}, rewrites=[("latest", "a.pt", "c.pt")])
+    stage = halfway(run_of, "add_to_record", planned)
+    (run_of / "a.pt").write_text("another")
+    os.utime(run_of / "c.pt", ns=(1, 1))
+    settled = recover(run_of)
+    assert (
+        "can be neither finished nor taken back: a.pt is in the way" in settled.failed[str(run_of / "a.pt")]
+    )
+    assert (stage / "journal.json").exists()
+    assert (texts(run_of)["a.pt"], texts(run_of)["c.pt"]) == ("another", "a.pt")
+
+
+def test_a_journal_that_leads_out_is_refused(run_of: Path) -> None:
+    stage = halfway(run_of, "rewrite_pointers", renaming(run_of, {"a.pt": "c.pt"}))
+    told = json.loads((stage / "journal.json").read_text())
+    told["moves"][0]["members"] = [["a.pt", "../c.pt"]]
+    (stage / "journal.json").write_text(json.dumps(told))
+    before = texts(run_of)
+    with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
+        recover(run_of)
+    assert texts(run_of) == before
+
+
+def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (run_of / ".ckpttool-trash").symlink_to(elsewhere)
+    planned = moves(run_of, move(run_of, {"a.pt": "0/a.pt"}), to_trash=True)
+    with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
+        make_moves(run_of, planned)
+    assert not stages_of(run_of)
+    assert (run_of / "a.pt").read_text() == "a.pt"
+    assert not list(elsewhere.rglob("*"))

@@ -1,0 +1,307 @@
+"""Directories of which some checkpoints keep their names, and renames that are disturbed: nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
+from tests.runs.renamings import TEMPLATE, content, names, renamed
+from tests.support.changes import observed, recover
+from tests.support.faults import Fault
+
+# What is left alone ---------------------------------------------------------------------------------
+
+
+def test_what_is_damaged_keeps_its_name(short: Path) -> None:
+    path = short / "model_epoch_9.pth"
+    path.write_bytes(path.read_bytes()[:900])
+    done = renamed(short)
+    assert len(done.renames) == 3 and path.exists()
+    assert [one.path for one in done.problems] == [str(path)]
+    assert done.problems[0].message.startswith("left alone: incomplete: ")
+
+
+def test_fluid_roots_keep_their_names(files: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / "root"))
+    before = content(tmp_path)
+    done = renamed(root, "{run}-{number:03d}")
+    assert (done.renames, content(tmp_path)) == ((), before)
+    assert {one.message.partition(" finds")[0] for one in done.problems} == {"left alone: Paddle Fluid"}
+    assert names(tmp_path) == ["root"]
+
+
+def test_megatrons_iterations_keep_their_names(short: Path) -> None:
+    (short / "latest_checkpointed_iteration.txt").write_text("10")
+    for epoch in (9, 10):
+        place = short / f"iter_{epoch:07d}"
+        place.mkdir()
+        (short / f"model_epoch_{epoch}.pth").rename(place / "model.pt")
+    done = renamed(short, "{run}-x{step?}{epoch?}", recursive=False)
+    assert sorted(os.path.basename(old) for old, _ in done.renames) == [
+        "model_epoch_7.pth",
+        "model_epoch_8.pth",
+    ]
+    assert (short / "iter_0000010").exists()
+
+
+def test_names_that_a_library_looks_for_are_kept(short: Path) -> None:
+    shutil.move(short / "model_epoch_9.pth", short / "pytorch_model.bin")
+    (short / "config.json").write_text("{}")
+    done = renamed(short)
+    assert [(os.path.basename(one.path), one.message) for one in done.problems] == [
+        (
+            "pytorch_model.bin",
+            "left alone: its library finds it by this name alone; rename the directory instead",
+        )
+    ]
+
+
+def test_what_is_being_written_keeps_its_name(short: Path) -> None:
+    (short / "model_epoch_10.pth.tmp").write_bytes(b"x")
+    done = renamed(short)
+    assert [(os.path.basename(one.path), one.message) for one in done.problems] == [
+        ("model_epoch_10.pth", "left alone: being written")
+    ]
+
+
+def test_one_refusal_is_enough(short: Path) -> None:
+    shutil.copy(short / "model_epoch_9.pth", short / "other_epoch_9.pth")
+    before = content(short)
+    done = renamed(short, "e{epoch}")
+    assert done.is_refused and content(short) == before
+    assert len(done.problems) == 2
+    done = renamed(short, "e{epoch}", exclude=["other*"])
+    assert len(done.renames) == 4
+
+
+def test_what_nobody_has_is_a_usage_error(short: Path) -> None:
+    with pytest.raises(UsageError, match=r"no checkpoint has a field val_los \(there are run, .*"):
+        renamed(short, "{run}-{val_los}")
+
+
+def test_a_checkpoint_itself_is_no_directory_of_some(trainer: Path) -> None:
+    with pytest.raises(UsageError, match="is a checkpoint itself"):
+        renamed(trainer / "checkpoint-4", "{run}-{step}")
+
+
+def test_what_another_holds_a_link_to_keeps_its_name(trainer: Path) -> None:
+    shared = trainer / "checkpoint-10" / "model.safetensors"
+    shared.unlink()
+    shared.symlink_to("../checkpoint-8/model.safetensors")
+    done = renamed(trainer, "{run}-s{step:06d}")
+    assert [(os.path.basename(one.path), one.message) for one in done.problems] == [
+        ("checkpoint-8", "left alone: a part of checkpoint-10")
+    ]
+    shared = trainer / "checkpoint-s000010" / "model.safetensors"
+    assert os.readlink(shared) == "../checkpoint-8/model.safetensors"
+    assert shared.exists()
+
+
+def test_a_list_of_digests_that_cannot_be_read_is_told(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps old names then, as where a server has lost the file that a directory still lists."""
+    (short / "SHA256SUMS").write_text("")
+    real = os.open
+
+    def lost(path: str, *arguments: int, **where: int) -> int:
+        if os.path.basename(path) == "SHA256SUMS":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, *arguments, **where)
+
+    monkeypatch.setattr(os, "open", lost)
+    warnings = renamed(short, dry_run=True).planned.warnings
+    start = f"{short / 'SHA256SUMS'}: it can't be changed, and may have old names: "
+    assert [one for one in warnings if one.startswith(start)]
+
+
+# Odd names, orders, places --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a b", "ü\n", "x" * 243, "日本", "q'\"$;", "\udcff", "%s", "{x}", "*?x"])
+def test_odd_names(short: Path, name: str) -> None:
+    old = short / f"{name}_epoch_9.pth"
+    try:
+        (short / "model_epoch_9.pth").rename(old)
+    except OSError as error:  # a file system that takes no such name
+        pytest.fail(str(error))
+    (short / "link").symlink_to(old.name)
+    done = renamed(short)
+    new = dict(done.renames)[str(old)]
+    assert done.problems == ()
+    assert os.path.basename(new) == f"{name}-e0009.pth"
+    assert os.readlink(short / "link") == os.path.basename(new)
+    undo(str(short))
+    assert os.readlink(short / "link") == old.name
+
+
+def _save(path: Path, epoch: int) -> None:
+    import torch
+
+    torch.save({"model": {"weight": torch.full((3,), float(epoch))}, "epoch": epoch}, path)
+
+
+def test_chains_and_cycles_come_out_right(tmp_path: Path) -> None:
+    for number, epoch in {1: 2, 2: 1, 3: 4, 4: 5, 5: 6, 7: 7}.items():
+        _save(tmp_path / f"model_{number}.pt", epoch)
+    (tmp_path / "latest").write_text("model_1.pt")
+    (tmp_path / "link").symlink_to("model_3.pt")
+    before = content(tmp_path)
+    done = renamed(tmp_path, "model_{epoch}")
+    assert (len(done.renames), done.problems) == (5, ())
+    assert names(tmp_path) == ["latest", "link", *(f"model_{epoch}.pt" for epoch in (1, 2, 4, 5, 6, 7))]
+    for epoch in (1, 2, 4, 5, 6, 7):
+        with open_checkpoint(tmp_path / f"model_{epoch}.pt") as checkpoint:
+            assert checkpoint.training.epoch == epoch
+    assert (tmp_path / "latest").read_text() == "model_2.pt"
+    assert os.readlink(tmp_path / "link") == "model_4.pt"
+    undo(str(tmp_path))
+    assert content(tmp_path) == before
+
+
+def test_pointers_of_other_directories_follow(files: Path, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        shutil.copytree(files / "series", tmp_path / "runs" / run)
+    runs = tmp_path / "runs"
+    (runs / "latest").write_text("b/model_epoch_10.pth\n")
+    (runs / ".ckpttool.toml").write_text('pinned = ["a/model_epoch_3.pth"]\n')
+    (runs / "a" / "best.txt").write_text("../b/model_epoch_2.pth")
+    (tmp_path / "link").symlink_to("runs/a/model_epoch_1.pth")
+    done = renamed(runs, recursive=True)
+    assert (len(done.renames), done.problems) == (20, ())
+    assert (runs / "latest").read_text() == "b/model-e0010.pth\n"
+    assert (runs / ".ckpttool.toml").read_text() == 'pinned = ["a/model-e0003.pth"]\n'
+    assert os.readlink(tmp_path / "link") == "runs/a/model-e0001.pth"
+
+
+def test_nothing_changes_in_a_dry_run(short: Path) -> None:
+    (short / "last.pth").symlink_to("model_epoch_10.pth")
+    before = sorted((str(path), path.lstat().st_mtime_ns) for path in [short, *short.rglob("*")])
+    done = rename(RenameRequest(directory=str(short), template=TEMPLATE), dry_run=True)
+    assert (len(done.renames), done.planned.update_count) == (4, 1)
+    assert sorted((str(path), path.lstat().st_mtime_ns) for path in [short, *short.rglob("*")]) == before
+
+
+def test_who_declines_changes_nothing(short: Path) -> None:
+    before = content(short)
+    done = rename(RenameRequest(directory=str(short), template=TEMPLATE), confirm=lambda planned: False)
+    assert done.declined and content(short) == before
+
+
+# Faults ---------------------------------------------------------------------------------------------
+
+
+def _sums(directory: Path) -> set[str]:
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.rglob("*.pth")}
+
+
+class Killed(BaseException):
+    """Ends a command without any of its handlers, as a kill would."""
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), Killed()], ids=["fault", "kill"])
+def test_a_fault_at_any_call_loses_nothing(
+    series: Path, fault: Fault, tmp_path: Path, error: BaseException
+) -> None:
+    number = 0
+    while True:
+        number += 1
+        run = tmp_path / f"run{number}"
+        run.mkdir()
+        for epoch in (9, 10):
+            os.link(series / f"model_epoch_{epoch}.pth", run / f"model_epoch_{epoch}.pth")
+        (run / "last").symlink_to("model_epoch_10.pth")
+        (run / "best.txt").write_text("model_epoch_9.pth\n")
+        whole = _sums(run)
+        fault.at(number, error)
+        try:
+            is_done = not renamed(run).problems
+        except (CheckpointError, Killed):
+            is_done = False
+        fault.none()
+        assert _sums(run) == whole, number
+        recover(run)
+        assert _sums(run) == whole, number
+        stem = "model-e0010.pth" if (run / "model-e0010.pth").exists() else "model_epoch_10.pth"
+        assert os.readlink(run / "last") == stem, number
+        assert (run / "best.txt").read_text().strip() in names(run), number
+        renamed(run)
+        assert names(run) == ["best.txt", "last", "model-e0009.pth", "model-e0010.pth"], number
+        if is_done and fault.made < number:
+            break
+    assert number > 15
+
+
+def test_a_kill_between_two_waves_is_made_good(fault: Fault, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number, epoch in {1: 2, 2: 1}.items():
+        _save(source / f"model_{number}.pt", epoch)
+    number = 0
+    while True:
+        number += 3
+        run = Path(shutil.copytree(source, tmp_path / f"run{number}"))
+        (run / "latest").write_text("model_1.pt")
+        fault.at(number, Killed())
+        try:
+            renamed(run, "model_{epoch}")
+            is_done = fault.made < number
+        except Killed:
+            is_done = False
+        fault.none()
+        renamed(run, "model_{epoch}")
+        assert names(run) == ["latest", "model_1.pt", "model_2.pt"], number
+        assert (run / "latest").read_text() == "model_2.pt", number
+        with open_checkpoint(run / "model_2.pt") as checkpoint:
+            assert checkpoint.training.epoch == 2
+        if is_done:
+            break
+    assert number > 30
+
+
+def test_what_changed_since_stays(short: Path) -> None:
+    path = short / "model_epoch_9.pth"
+
+    def confirm(planned: object) -> bool:
+        path.write_bytes(path.read_bytes() + b"x")
+        return True
+
+    done = rename(RenameRequest(directory=str(short), template=TEMPLATE), confirm=confirm)
+    assert path.exists()
+    assert any("changed since" in one.message for one in done.problems)
+
+
+def test_a_pointer_elsewhere_that_changed_is_told(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(files / "series", runs / "a")
+    (runs / "latest").write_text("a/model_epoch_10.pth\n")
+
+    def meddle() -> None:
+        if (runs / "a" / "model-e0010.pth").exists():  # where the stage of the pointer was made
+            (runs / "latest").write_text("a/model_epoch_9.pth\n")
+
+    monkeypatch.setattr(os, "mkdir", observed(os.mkdir, meddle))
+    done = renamed(runs, recursive=True)
+    assert len(done.renames) == 10
+    assert done.problems[0].message.startswith("what names checkpoints here has old names")
+
+
+def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None:
+    source = files / "pytorch" / "lightning" / "epoch=1-step=4.ckpt"
+    models = tmp_path / "models"
+    models.mkdir()
+    shutil.copy(source, models)
+    shutil.copy(source, models / "last.ckpt")
+    shutil.copytree(files / "savedmodel" / "keras2", models / "1")
+    done = renamed(models, "x-{name}")
+    told = "\n".join(done.planned.warnings)
+    assert "Lightning's best_model_path in it keeps the old name" in told
+    assert "ckpt_path='last' won't find it any more" in told
+    assert "TensorFlow Serving finds versions whose names are numbers alone" in told
+    assert done.problems == ()

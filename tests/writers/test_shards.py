@@ -1,0 +1,123 @@
+"""Cutting into shards, against what Hugging Face does with the same sizes."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+from huggingface_hub.serialization._base import split_state_dict_into_shards_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool import Tensor, open_checkpoint
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.values import in_memory
+from ckpttool.formats.safetensors.writer import SafetensorsWriter
+from ckpttool.formats.shard_writer import cut, index, shard_names
+from ckpttool.formats.writer import Content, WriteOptions
+from ckpttool.transaction.staged_output import StagedOutput
+
+
+def sized(sizes: list[int], ties: dict[int, int]) -> list[Tensor]:
+    """Return tensors of so many bytes; ``ties`` has the number of the one that a tensor is the same as."""
+    made = []
+    for number, size in enumerate(sizes):
+        owner = ties.get(number)
+        shape = (sizes[owner],) if owner is not None else (size,)
+        shares_with = f"t{owner}" if owner is not None else None
+        made.append(Tensor((f"t{number}",), BY_NAME["int8"], shape, shares_with=shares_with))
+    return made
+
+
+@st.composite
+def tied(draw: st.DrawFn) -> tuple[list[Tensor], int]:
+    sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=30))
+    ties: dict[int, int] = {}
+    for number in range(1, len(sizes)):
+        owner = draw(st.integers(-3, number - 1))
+        if owner >= 0 and owner not in ties:
+            ties[number] = owner
+    return sized(sizes, ties), draw(st.integers(1, 60))
+
+
+@pytest.mark.framework
+@given(tied())
+def test_it_cuts_where_hugging_face_does(drawn: tuple[list[Tensor], int]) -> None:
+    tensors, limit = drawn
+    theirs = split_state_dict_into_shards_factory(
+        {one.name: one for one in tensors},
+        get_storage_size=lambda one: one.nbytes,
+        get_storage_id=lambda one: one.shares_with or one.name,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=limit,
+    )
+    ours = cut(tensors, limit)
+    found = [sorted(one.name for one in shard) for shard in ours]
+    assert found == [sorted(names) for names in theirs.filename_to_tensors.values()]
+    names = shard_names("model", ".safetensors", len(ours))
+    told = json.loads(index(dict(zip(names, ours, strict=True))))
+    assert told["metadata"] == theirs.metadata
+    if len(ours) > 1:
+        assert list(theirs.filename_to_tensors) == names
+        assert told["weight_map"] == theirs.tensor_to_filename
+
+
+@given(tied())
+def test_nothing_is_lost_and_no_shard_is_too_large(drawn: tuple[list[Tensor], int]) -> None:
+    tensors, limit = drawn
+    shards = cut(tensors, limit)
+    assert sorted(one.name for shard in shards for one in shard) == sorted(one.name for one in tensors)
+    for shard in shards:
+        owned = [one for one in shard if one.shares_with is None]
+        assert sum(one.nbytes for one in owned) <= limit or len(owned) == 1
+
+
+def test_no_tensors_are_one_empty_shard() -> None:
+    assert cut([], 5) == [[]]
+
+
+def test_an_index_is_text_like_that_of_transformers() -> None:
+    shards = {"b.bin": sized([3], {}), "a.bin": []}
+    assert index(shards, {"note": "é"}).decode() == (
+        "{\n"
+        '  "metadata": {\n'
+        '    "note": "\\u00e9",\n'
+        '    "total_size": 3\n'
+        "  },\n"
+        '  "weight_map": {\n'
+        '    "t0": "b.bin"\n'
+        "  }\n"
+        "}\n"
+    )
+
+
+def _written(tensors: tuple[Tensor, ...], path: Path) -> None:
+    """Write as many shards as there are tensors of four bytes."""
+    with StagedOutput(path, "directory") as target:
+        SafetensorsWriter().write(Content(tensors), target, WriteOptions(shard_size=4, name=path.name))
+        target.settle()
+        target.commit()
+
+
+def test_shards_are_written_from_more_shards_than_files_that_a_process_may_open(tmp_path: Path) -> None:
+    values = [number.to_bytes(4, "little") for number in range(150)]
+    _written(
+        tuple(
+            Tensor((f"t{number}",), BY_NAME["uint8"], (4,), values=in_memory(value))
+            for number, value in enumerate(values)
+        ),
+        tmp_path / "a",
+    )
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        with open_checkpoint(tmp_path / "a") as a:
+            _written(a.tensors, tmp_path / "b")
+            with open_checkpoint(tmp_path / "b") as b:
+                found = [b[f"t{number}"].tobytes() for number in range(150)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len([*(tmp_path / "b").glob("*.safetensors")]) == 150
+    assert found == values
