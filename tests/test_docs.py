@@ -12,7 +12,6 @@ from types import ModuleType
 
 import pytest
 
-from ckpttool.cli.retention_config import KEYS
 from ckpttool.runs.retention.rules import RULES
 from tests.support.commands import Run
 
@@ -108,13 +107,6 @@ def test_every_option_stands_in_the_docs(command: str, run: Run) -> None:
 def test_every_rule_stands_among_the_policies(flag: str) -> None:
     page = (ROOT / "docs" / "policies.md").read_text("utf-8")
     assert re.search(rf"{flag}(?![\w-])", page)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_of_retention_stands_in_the_docs(key: str) -> None:
-    page = (ROOT / "docs" / "config.md").read_text("utf-8")
-    table = page.partition("## [retention]")[2].partition("\n## ")[0]
-    assert re.search(rf"^\| (?:`[a-z-]+`, )*`{key}`", table, re.MULTILINE)
 
 
 def test_every_command_has_a_page(run: Run) -> None:

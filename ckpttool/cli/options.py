@@ -124,8 +124,6 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     def run(context: typer.Context, **values: Any) -> int:
         given = given_values(context, options)
         own = {name: value for name, value in values.items() if name not in options}
-        if "context" in signature.parameters:
-            own["context"] = context
         records = {
             group: {name: value for name, value in given.items() if name in names}
             for group, names in groups.items()
@@ -167,10 +165,11 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
     option = options_of(source.record)[name]
     help = source.help.get(name, option.help)
     default = next(one.default for one in fields(source.record) if one.name == name)
-    type_: Any = str if option.parse else base_type(get_type_hints(source.record)[name])
+    is_text = option.is_text or option.parse is not None
+    type_: Any = str if is_text else base_type(get_type_hints(source.record)[name])
     if get_origin(type_) is Literal:
         type_ = _enumeration(name, get_args(type_))
-    if option.parse or default is MISSING:
+    if is_text or default is MISSING:
         default = None
     elif get_origin(type_) is list:
         default = [*default]
@@ -180,6 +179,7 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
         panel=option.panel,
         metavar=option.metavar,
         min=option.minimum,
+        max=option.maximum,
         show_default="[default:" not in help,
     )
     return inspect.Parameter(

@@ -12,6 +12,7 @@ from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose
 from ckpttool.cli.output import COULD_NOT, has_colour, say_error, say_warning
+from ckpttool.predict.request import PredictionRequest
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def verify(
-    context: typer.Context,
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -61,32 +61,12 @@ def verify(
         bool, typer.Option("--force", help="Replace an existing manifest or recording.")
     ] = False,
     predict: predicting.Predict = False,
-    model: predicting.Model = None,
-    model_args: predicting.ModelArgs = None,
-    optimizer: predicting.Optimizer = None,
-    optimizer_args: predicting.OptimizerArgs = None,
-    state_key: predicting.StateKey = None,
-    input: predicting.Input = None,
-    input_shapes: predicting.InputShapes = None,
-    signature: predicting.Signature = None,
-    batch_size: predicting.BatchSize = None,
-    seed: predicting.Seed = None,
-    record: predicting.Record = None,
-    expect: predicting.Expect = None,
-    rtol: predicting.Rtol = None,
-    atol: predicting.Atol = None,
-    labels: predicting.Labels = None,
-    min_accuracy: predicting.MinAccuracy = None,
-    max_error: predicting.MaxError = None,
-    resume_step: predicting.ResumeStep = False,
-    trust: predicting.Trust = False,
-    timeout: predicting.Timeout = None,
-    memory: predicting.Memory = None,
+    *,
+    prediction: Annotated[Given, OptionsOf(PredictionRequest)],
     junit: reports.Junit = None,
     sarif: reports.Sarif = None,
     github: reports.Github = None,
     summary: reports.Summary = None,
-    *,
     scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
     jobs: Jobs = None,
     quiet: Quiet = False,
@@ -107,7 +87,7 @@ def verify(
     predict = predict or names_prediction
     may_predict = predict or settings is not None
     is_complete = not quick and only is None
-    wishes = predicting.read_predict_options(context.params)
+    wishes = predicting.read_predict_options(prediction)
     _check_prediction_files(wishes, may_predict=may_predict)
     if write_manifest and not is_complete:
         raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
@@ -117,7 +97,7 @@ def verify(
         raise UsageError("--force goes with --write-manifest or --record")
     places = [*map(str, paths or (settings.paths if settings else ()))]
     check_targets(
-        {"--record": record, "--junit": junit, "--sarif": sarif, "--summary": summary},
+        {"--record": wishes.get("record"), "--junit": junit, "--sarif": sarif, "--summary": summary},
         files_read(places, wishes),
         force=force,
     )

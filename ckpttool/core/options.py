@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -24,7 +24,8 @@ class Option:
         metavar: What stands for the value in the help.
         panel: The part of the help that it stands in.
         parse: Makes the value of a text; None where number, word or text is the value.
-        minimum: The least number that is taken.
+        is_text: Whether the command line takes a text, which the command reads itself.
+        minimum, maximum: Which numbers are taken.
     """
 
     flags: tuple[str, ...]
@@ -32,7 +33,9 @@ class Option:
     metavar: str | None = None
     panel: str | None = None
     parse: Callable[[str], Any] | None = None
+    is_text: bool = False
     minimum: int | None = None
+    maximum: int | None = None
 
     @property
     def key(self) -> str:
@@ -40,9 +43,12 @@ class Option:
         return [flag for flag in self.flags if flag.startswith("--")][-1].removeprefix("--")
 
 
-def option(*flags: str, help: str, default: Any = None, **more: Any) -> Any:
+def option(*flags: str, help: str, default: Any = None, default_factory: Any = MISSING, **more: Any) -> Any:
     """Return a field of a dataclass that has an option."""
-    return field(default=default, metadata={"option": Option(flags=flags, help=help, **more)})
+    if default_factory is not MISSING:
+        default = MISSING
+    row = Option(flags=flags, help=help, **more)
+    return field(default=default, default_factory=default_factory, metadata={"option": row})
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import option
 
 TIMEOUT = 300.0
 """Seconds that loading and running may take, where nobody says."""
@@ -96,53 +97,83 @@ def _require_range(text: str, dtype: str, low: float | None, high: float | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """How a checkpoint is to be loaded and run, and what is expected of it.
+    """How a checkpoint is to be loaded and run, and what is expected of it: each attribute is an option.
 
-    Attributes:
-        model: Where the model's class or factory is: ``package.module:Factory`` or ``dir/file.py:Factory``.
-        model_args: Its keyword arguments.
-        optimizer: The optimizer's class, likewise; it is called with the model's parameters.
-        optimizer_args: Its keyword arguments.
-        state_key: Where the model's state dict lies, keys joined by dots, where there are several.
-        input: An ``.npz`` of named inputs, or an ``.npy`` of the only one.
-        input_shapes: Inputs to make up from ``seed``.
-        signature: Which signature of a SavedModel is called.
-        batch_size: What an unknown first dimension becomes, or None for what the model takes.
-        seed: What made-up inputs are made from.
-        expect: A recording that the outputs must equal.
-        record: Where inputs and outputs are recorded.
-        rtol: Relative tolerance; by default what suits each output's dtype.
-        atol: Absolute tolerance, likewise.
-        labels: An ``.npy`` or ``.npz`` with what the first output should say.
-        min_accuracy: The least share of right answers, 0 to 1.
-        max_error: The largest mean absolute error.
-        resume_step: Whether one training step is to be made.
-        trust: Whether code in the checkpoint may run.
-        timeout: Seconds that it all may take.
-        memory: Bytes that the child may use, or None.
+    The memory is in bytes, the tolerances are by default what suits each output's dtype.
     """
 
-    model: str | None = None
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str | None = None
-    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
-    state_key: str | None = None
-    input: str | None = None
-    input_shapes: tuple[InputSpec, ...] = ()
-    signature: str | None = None
-    batch_size: int | None = None
-    seed: int = 0
-    expect: str | None = None
-    record: str | None = None
-    rtol: float | None = None
-    atol: float | None = None
-    labels: str | None = None
-    min_accuracy: float | None = None
-    max_error: float | None = None
-    resume_step: bool = False
-    trust: bool = False
-    timeout: float = TIMEOUT
-    memory: int | None = None
+    model: str | None = option(
+        "--model", metavar="REF", help="The model's class or factory: pkg.module:Name or file.py:Name."
+    )
+    model_args: Mapping[str, Any] = option(
+        "--model-args",
+        metavar="JSON",
+        help="Keyword arguments for --model.",
+        is_text=True,
+        default_factory=dict,
+    )
+    optimizer: str | None = option(
+        "--optimizer", metavar="REF", help="Also load the state of this optimizer: torch.optim:Adam."
+    )
+    optimizer_args: Mapping[str, Any] = option(
+        "--optimizer-args",
+        metavar="JSON",
+        help="Keyword arguments for --optimizer.",
+        is_text=True,
+        default_factory=dict,
+    )
+    state_key: str | None = option(
+        "--state-key", metavar="KEY", help="Key of the state dict, if there are several."
+    )
+    input: str | None = option(
+        "--input", metavar="FILE", help="Inputs to run on: an .npz with named arrays, or an .npy."
+    )
+    input_shapes: tuple[InputSpec, ...] = option(
+        "--input-shape",
+        metavar="[NAME=]SHAPE",
+        help="Generate an input: 1,3,224,224:float32. May be repeated.",
+        default=(),
+    )
+    signature: str | None = option(
+        "--signature", metavar="NAME", help="Signature of a SavedModel. [default: serving_default]"
+    )
+    batch_size: int | None = option(
+        "--batch-size", metavar="N", help="Rows of a generated input. [default: 3 or fewer]", minimum=1
+    )
+    seed: int = option(
+        "--seed", metavar="N", help="Seed for generated inputs. [default: 0]", minimum=0, default=0
+    )
+    record: str | None = option(
+        "--record", metavar="FILE", help="Record inputs and outputs in this .npz file."
+    )
+    expect: str | None = option("--expect", metavar="FILE", help="Compare the outputs with this recording.")
+    rtol: float | None = option(
+        "--rtol", metavar="X", help="Relative tolerance. [default: by dtype]", minimum=0
+    )
+    atol: float | None = option(
+        "--atol", metavar="X", help="Absolute tolerance. [default: by dtype and size]", minimum=0
+    )
+    labels: str | None = option(
+        "--labels", metavar="FILE", help="Expected values of the first output for --input."
+    )
+    min_accuracy: float | None = option(
+        "--min-accuracy",
+        metavar="X",
+        help="Require at least this share of correct answers.",
+        minimum=0,
+        maximum=1,
+    )
+    max_error: float | None = option(
+        "--max-error", metavar="X", help="Allow at most this mean absolute error.", minimum=0
+    )
+    resume_step: bool = option(
+        "--resume-step", help="Run one training step: forward, backward, optimizer.", default=False
+    )
+    trust: bool = option("--trust", help="Allow code in the checkpoint to run.", default=False)
+    timeout: float = option(
+        "--timeout", metavar="S", help="Time limit in seconds. [default: 300]", default=TIMEOUT
+    )
+    memory: int | None = option("--memory", metavar="SIZE", help="Memory limit, such as 8GB.", is_text=True)
 
     def __post_init__(self) -> None:
         """Require that the wishes go together.
