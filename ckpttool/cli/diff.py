@@ -249,7 +249,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
 
         print_json(drift_document(series))
     elif not output.quiet:
-        from ckpttool.render.text_drift import drift_text
+        from ckpttool.render.text_diff import drift_text
 
         print(drift_text(series, colour=has_colour(sys.stdout), width=width(sys.stdout)))
     return _status([step.difference for step in series.steps])

@@ -1,13 +1,15 @@
-"""Numbers, sizes, shapes and times, as people write them."""
+"""Numbers, sizes, shapes, times, and how a value changed, as people write them."""
 
 from __future__ import annotations
 
 import math
 
-from ckpttool.render.terminal import printable
+from ckpttool.render.terminal import cut, printable
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _SMALL, _LARGE = 0.01, 10_000.0
+LONGEST_VALUE = 60
+_FEWEST_DIGITS, _MOST_DIGITS = 4, 17  # 17 tell every two float64 apart
 
 
 def number(value: object) -> str:
@@ -68,3 +70,23 @@ def utc_time(nanoseconds: int) -> str | None:
     except (ValueError, OverflowError, OSError):
         return None
     return f"{when:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def two_values(a: object, b: object) -> str:
+    """Return two values with as many digits as it takes to tell them apart."""
+    if isinstance(a, str) or isinstance(b, str):
+        return " → ".join(cut(printable(repr(value)), LONGEST_VALUE) for value in (a, b))
+    shown = [str(a), str(b)]
+    for digits in range(_FEWEST_DIGITS, _MOST_DIGITS + 1):
+        shown = [_digits(value, digits) for value in (a, b)]
+        if shown[0] != shown[1]:
+            break
+    return " → ".join(shown)
+
+
+def _digits(value: object, digits: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, float | complex):
+        return number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return amount(value)
+    return f"{value:.{digits}g}"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import Change, Difference, distances
 from ckpttool.ops.drift import Drift
-from ckpttool.render.diff_summary import summary_line
 from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, picture
-from ckpttool.render.text_diff import change_cells
-from ckpttool.render.text_drift import HEADINGS, drift_cells, short_names
+from ckpttool.render.text_diff import (
+    DRIFT_HEADINGS,
+    change_cells,
+    drift_cells,
+    fold_numbers,
+    module_of,
+    short_names,
+    summary_line,
+)
 from ckpttool.weights.comparing.statistics import relative_change
 
 _MOST_ROWS = 120
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _TITLE = "relative change |Δ| / |a|"
 
 
@@ -45,7 +49,7 @@ def drift_picture(kind: str, drift: Drift) -> bytes:
         Lines(title, names, {title: values}) for title, values in series.items() if set(values) != {None}
     ]
     title = f"{names[0]} → {names[-1]}"
-    return picture(kind, title, drawings, Numbers(HEADINGS, drift_cells(drift)))
+    return picture(kind, title, drawings, Numbers(DRIFT_HEADINGS, drift_cells(drift)))
 
 
 def _relative_changes(changed: Sequence[Change]) -> Mapping[str, float]:
@@ -60,11 +64,7 @@ def _relative_changes(changed: Sequence[Change]) -> Mapping[str, float]:
         for one in weights or changed
         if (measured := distances(one)) is not None
     }
-    folds: tuple[Callable[[str], str], ...] = (
-        lambda name: name.rpartition(".")[0] or name,
-        lambda name: _NUMBER.sub("*", name),
-    )
-    for fold in folds:
+    for fold in (module_of, fold_numbers):
         if len(largest) <= _MOST_ROWS:
             break
         folded: dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ckpttool.render.terminal import display_width, pad, shorten
+from ckpttool.render.terminal import Style, display_width, pad, shorten, styled
 
 GAP = 2
 _NARROWEST_NAME = 40
@@ -17,6 +17,14 @@ class TextTable(NamedTuple):
 
     lines: list[str]
     left_out: list[str]
+
+    def indented(self, colour: bool) -> list[str]:
+        """Return the lines as they stand below a sentence, and at last what did not fit."""
+        heading, *rows = self.lines
+        lines = [f"  {styled(heading, Style.DIM, colour)}", *(f"  {row}" for row in rows)]
+        if self.left_out:
+            lines.append(styled(f"  too narrow for: {', '.join(self.left_out)}", Style.DIM, colour))
+        return lines
 
 
 def text_table(
@@ -62,3 +70,14 @@ def text_table(
         ]
         lines.append((" " * GAP).join(cells).rstrip())
     return TextTable(lines, left_out)
+
+
+def aligned_pairs(pairs: Sequence[tuple[str, str]], between: str = "  ") -> list[str]:
+    """Return a line for each pair, indented, the second ones below one another."""
+    width = max((display_width(first) for first, _ in pairs), default=0)
+    return [f"  {pad(first, width)}{between}{second}" for first, second in pairs]
+
+
+def more_line(count: int, colour: bool) -> str:
+    """Return the line below a table that not all rows are in."""
+    return styled(f"  … and {count:,} more (--all shows them)", Style.DIM, colour)

@@ -1,8 +1,9 @@
-"""Text made fit for a terminal: names from files spelled out, colour, and how many columns a text takes."""
+"""Text made fit for a terminal: names from files spelled out, styles, and how many columns a text takes."""
 
 from __future__ import annotations
 
 import unicodedata
+from enum import IntEnum
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Control, format (bidirectional marks, zero-width), surrogate, private use, unassigned, line separators.
@@ -28,11 +29,21 @@ def is_printable(character: str) -> bool:
     return unicodedata.category(character) not in _UNFIT
 
 
-def colour_text(text: str, colour_name: str, colour: bool) -> str:
-    """Return the text in a colour if colour is wanted."""
-    import typer
+class Style(IntEnum):
+    """How a text stands out: what a terminal calls it (ECMA-48, SGR)."""
 
-    return typer.style(text, fg=colour_name) if colour else text
+    BOLD, DIM = 1, 2
+    RED, GREEN, YELLOW, CYAN = 31, 32, 33, 36
+
+
+def styled(text: str, style: Style, colour: bool) -> str:
+    """Return the text in a style if colour is wanted."""
+    return f"\x1b[{style.value}m{text}\x1b[0m" if colour and text else text
+
+
+def cut(text: str, room: int) -> str:
+    """Return a text without its end if it has more characters than there is room."""
+    return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
 def shorten(name: str, room: int) -> str:

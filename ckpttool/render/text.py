@@ -12,7 +12,7 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
 from ckpttool.render.numbers import file_size, number, shape_text
-from ckpttool.render.terminal import colour_text, printable, shorten
+from ckpttool.render.terminal import Style, cut, printable, shorten, styled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,7 @@ _FRAMEWORKS = {
 }
 _TRAINER_WORDS = {"epoch_id": "epoch", "step_id": "step"}
 _MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_STYLES = {"error": Style.RED, "warning": Style.YELLOW, "note": Style.CYAN}
 
 
 # inspect --------------------------------------------------------------------------------------------
@@ -118,8 +118,7 @@ def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:
             f"{key}={'…' if isinstance(value, Mapping | list) else number(value)}"
             for key, value in state.hyper_parameters.items()
         )
-        text = printable(", ".join(settings))
-        yield "settings", text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+        yield "settings", cut(printable(", ".join(settings)), _MAX_VALUE)
 
 
 def _origin(state: TrainingState, name: str) -> str:
@@ -280,18 +279,18 @@ def _verdict_line(verification: Verification, colour: bool) -> str:
     )
     skipped = [check.name for check in verification.checks if check.status is Status.SKIPPED]
     not_checked = f"; not checked: {', '.join(skipped)}" if skipped else ""
-    mark = colour_text(f"{word:<8}", style, colour)
+    mark = styled(f"{word:<8}", style, colour)
     size = file_size(verification.nbytes)
     details = f": {done}" if done else ""
     return f"{mark} {printable(verification.path)}  {kind}, {size}{details}{not_checked}"
 
 
-def _verdict(verification: Verification) -> tuple[str, str]:
+def _verdict(verification: Verification) -> tuple[str, Style]:
     if not verification.is_valid:
-        return ("NOT RUN" if verification.is_owed else "INVALID"), "red"
+        return ("NOT RUN" if verification.is_owed else "INVALID"), Style.RED
     if verification.safety is Safety.UNSAFE:
-        return "UNSAFE", "red"
-    return ("valid", "green") if verification.safety is Safety.SAFE else ("valid?", "yellow")
+        return "UNSAFE", Style.RED
+    return ("valid", Style.GREEN) if verification.safety is Safety.SAFE else ("valid?", Style.YELLOW)
 
 
 def _counts(verifications: list[Verification]) -> str:
@@ -337,7 +336,7 @@ def _finding_line(alike: Sequence[Finding], colour: bool) -> str:
     first = alike[0]
     mark = _MARKS[first.severity]
     ignored = "" if first.ignored is None else f" (ignored: {printable(first.ignored)})"
-    start = f"{colour_text(mark, _COLOURS[mark], colour and not ignored)} {first.code}"
+    start = f"{styled(mark, _STYLES[mark], colour and not ignored)} {first.code}"
     if len(alike) == 1:
         place = f" [{printable(first.where)}]" if first.where else ""
         return f"{start}{place}: {printable(first.message)}{ignored}"

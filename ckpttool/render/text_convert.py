@@ -7,10 +7,9 @@ import os
 from ckpttool.core.report import counted
 from ckpttool.ops.conversion import Converted
 from ckpttool.render.numbers import file_size
-from ckpttool.render.terminal import printable
+from ckpttool.render.terminal import Style, printable, styled
 
 _MAX_ROWS = 40
-_BOLD, _YELLOW = 1, 33
 
 
 def convert_text(converted: Converted, *, colour: bool = False) -> str:
@@ -24,11 +23,11 @@ def convert_text(converted: Converted, *, colour: bool = False) -> str:
         names_format = os.path.basename(converted.target).lower().endswith(f".{converted.format}")
         result = f"{size}{'' if names_format else f' as {converted.format}'}, read back and equal"
     head = f"{printable(source)} → {printable(converted.target)}: {result}"
-    lines = [f"\x1b[{_BOLD}m{head}\x1b[0m" if colour else head]
+    lines = [styled(head, Style.BOLD, colour)]
     lines += [f"  {printable(note)}" for note in converted.notes]
     if dropped := converted.dropped:
         count = f"not carried: {counted(len(dropped), 'thing')}"
-        lines.append(f"  \x1b[{_YELLOW}m{count}\x1b[0m" if colour else f"  {count}")
+        lines.append(f"  {styled(count, Style.YELLOW, colour)}")
         lines += [f"    {printable(one.path)}: {printable(one.why)}" for one in dropped[:_MAX_ROWS]]
         if len(dropped) > _MAX_ROWS:
             lines.append(f"    … {len(dropped) - _MAX_ROWS:,} more")

@@ -1,32 +1,40 @@
-"""The text of ``diff``: the answer in a sentence, the changed tensors as a table, and everything else."""
+"""The text of ``diff``: the answer in a sentence, the changed tensors as a table, and everything else.
+
+Of three checkpoints and more: a row for each, and what changed since the one before.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
-from ckpttool.render.diff_summary import change_text, moved_line, summary_line, two_values, value_text
-from ckpttool.render.numbers import amount, index_text, shape_text, share
-from ckpttool.render.tables import TextTable, text_table
-from ckpttool.render.terminal import display_width, pad, printable
-from ckpttool.weights.comparing.statistics import relative_change, relative_norm
+from ckpttool.ops.drift import Drift, DriftStep
+from ckpttool.render.numbers import (
+    LONGEST_VALUE,
+    amount,
+    file_size,
+    index_text,
+    number,
+    shape_text,
+    share,
+    two_values,
+)
+from ckpttool.render.tables import TextTable, aligned_pairs, more_line, text_table
+from ckpttool.render.terminal import Style, cut, printable, styled
+from ckpttool.weights.comparing.statistics import Tolerance, relative_change, relative_norm
 
 MAX_ROWS = 40
-_MOST_REMARKS = 4
+_MOST_VALUES, _MOST_MODULES, _MOST_THINGS, _MOST_REMARKS = 3, 4, 3, 4
 _IDENTITY = "fingerprint"
 """What TensorFlow gives to each save of a model: long numbers that nobody reads."""
-_RED, _GREEN, _YELLOW, _CYAN = 31, 32, 33, 36
-_BOLD, _DIM = 1, 2
 _KINDS = ("shape", "dtype", "values")
-_HEADINGS = ("tensor", "change", "differ", "max |Δ|", "at", "values", "mean |Δ|", "relative", "L2", "cosine")
-_LEFT = ("change", "at", "values")
-_DISPENSABLE = ("mean |Δ|", "cosine", "L2", "at", "values", "differ", "change")
-_MODULE_HEADINGS = ("module", "changed", "differ", "max |Δ|", "relative")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A component of a name that is a number: one layer of many."""
 
@@ -48,23 +56,22 @@ def diff_text(
         colour: Whether to write colour: what is gone in red, what is new in green.
         width: Columns of the terminal.
     """
-    paint = _Paint(colour)
     limit = None if all else MAX_ROWS
-    head = [paint(summary_line(difference), _BOLD)]
-    if moved := moved_line(difference):
+    head = [styled(summary_line(difference), Style.BOLD, colour)]
+    if moved := _moved_line(difference):
         head.append(moved)
     sections = [
-        [*_changed_lines(difference, paint, stat, limit, width)],
-        [*_unpaired_lines(difference, paint, limit)],
-        [*_value_lines(difference.values, paint, limit)],
-        [*_remark_lines(difference, paint, limit)],
+        [*_changed_lines(difference, colour, stat, limit, width)],
+        [*_unpaired_lines(difference, colour, limit)],
+        [*_value_lines(difference.values, colour, limit)],
+        [*_remark_lines(difference, colour, limit)],
     ]
     return "\n\n".join("\n".join(lines) for lines in (head, *sections) if lines)
 
 
 def name_only_text(difference: Difference) -> str:
     """Return the names of what changed, a line each with a letter, as ``git diff --name-status`` does."""
-    lines = [f"M\t{printable(both_names(one.a.name, one.b.name))}" for one in difference.changed]
+    lines = [f"M\t{printable(_both_names(one.a.name, one.b.name))}" for one in difference.changed]
     if difference.rename_counts:
         lines += [f"R\t{printable(a)}\t{printable(b)}" for a, b in difference.renamed]
     lines += [f"D\t{printable(one.name)}" for one in difference.removed]
@@ -72,91 +79,236 @@ def name_only_text(difference: Difference) -> str:
     return "\n".join(lines)
 
 
-class _Paint:
-    """Writes text in a colour or a weight, where that is wanted."""
-
-    def __init__(self, colour: bool) -> None:
-        self._colour = colour
-
-    def __call__(self, text: str, code: int) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and text else text
+# The answer ---------------------------------------------------------------------------------------
 
 
-def _cut(lines: Sequence[str], limit: int | None, paint: _Paint) -> Iterator[str]:
-    yield from lines[:limit]
-    if limit is not None and len(lines) > limit:
-        yield paint(f"  … and {len(lines) - limit:,} more (--all shows them)", _DIM)
+def summary_line(difference: Difference) -> str:
+    """Return the answer in one line: what changed and by how much, or that nothing did."""
+    if difference.equal:
+        return _equal_line(difference)
+    if replace(difference, not_compared=(), undecided=()).equal:
+        unsure = []
+        if things := difference.not_compared:
+            verb = "was" if len(things) == 1 else "were"
+            unsure.append(f"{counted(len(things), 'thing')} {verb} not compared: {_first_names(things)}")
+        if names := [one.name for one in difference.undecided]:
+            unsure.append(f"{counted(len(names), 'tensor')} may lie in another order: {_first_names(names)}")
+        certain = "certain " if difference.undecided else ""
+        return f"no {certain}difference found, but {' and '.join(unsure)}"
+    return "; ".join(filter(None, (tensors_line(difference), _value_words(difference.values))))
+
+
+def tensors_line(difference: Difference) -> str:
+    """Return what is to be said of the tensors of two checkpoints that differ."""
+    is_foreign = bool(not difference.compared and difference.removed and difference.added)
+    counts = ["no tensor in common"] if is_foreign else [*_change_words(difference)]
+    for facts, verb in ((difference.removed, "removed"), (difference.added, "added")):
+        if facts:
+            counts.append(f"{len(facts):,} {verb}{_common_name([one.name for one in facts])}")
+    if difference.renamed and difference.rename_counts:
+        a, b = (_common_name(names) for names in zip(*difference.renamed, strict=True))
+        modules = f"{a.rstrip(')')} → {b.removeprefix(' (')}" if a and b else ""
+        counts.append(f"{len(difference.renamed):,} renamed{modules}")
+    if difference.broken:
+        counts.append(f"{counted(len(difference.broken), 'tensor')} could not be compared")
+    if difference.not_compared:
+        counts.append(f"{counted(len(difference.not_compared), 'thing')} not compared")
+    if difference.undecided:
+        counts.append(f"{counted(len(difference.undecided), 'tensor')} undecided")
+    if not difference.changed and difference.compared:
+        counts.append(
+            f"{counted(difference.unchanged, 'tensor')} equal{tolerance_words(difference.tolerance)}"
+        )
+    return ", ".join(counts)
+
+
+def _equal_line(difference: Difference) -> str:
+    if not difference.compared:
+        return "equal: neither holds a tensor"
+    is_alike = difference.a.format == difference.b.format and not difference.rules and not difference.renamed
+    word = "equal" if is_alike else "equal in value"
+    size = file_size(difference.compared_nbytes)
+    count = counted(difference.compared, "tensor")
+    return f"{word}{tolerance_words(difference.tolerance)}: {count}, {size} compared"
+
+
+def tolerance_words(tolerance: Tolerance) -> str:
+    """Return the tolerance in words that follow "equal"; nothing if only equal values are equal."""
+    limits = (("rtol", tolerance.rtol), ("atol", tolerance.atol))
+    words = " and ".join(f"{name} {amount(limit).replace('.0e', 'e')}" for name, limit in limits if limit)
+    return f" within {words}" if words else ""
+
+
+def _first_names(things: Sequence[str]) -> str:
+    more = f" and {len(things) - _MOST_THINGS:,} more" if len(things) > _MOST_THINGS else ""
+    return ", ".join(map(printable, things[:_MOST_THINGS])) + more
+
+
+def _change_words(difference: Difference) -> Iterator[str]:
+    changed = difference.changed
+    if not changed:
+        return
+    of = f"{len(changed):,} of {counted(difference.compared, 'tensor')} changed"
+    kinds = Counter("in shape" for one in changed if one.kind == "shape")
+    for one in changed:
+        if one.kind == "dtype":
+            same = ", same values" if one.statistics is None else ""
+            kinds[f"from {one.a.dtype} to {one.b.dtype}{same}"] += 1
+    if [*kinds.values()] == [len(changed)]:
+        yield f"{of} {next(iter(kinds))}"
+    else:
+        words = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        yield f"{of} ({words})" if words else of
+    largest = _largest_change(changed)
+    if largest is not None and largest.statistics is not None:
+        yield f"max |Δ| {amount(largest.statistics.max_abs)} in {printable(largest.name)}"
+    if strange := sum(one.statistics.non_finite for one in changed if one.statistics is not None):
+        yield f"{counted(strange, 'value')} NaN or infinite"
+
+
+def _largest_change(changed: Iterable[Change]) -> Change | None:
+    """Return the change of the largest finite |Δ|, of a weight where one changed, or None."""
+    finite = [(one, one.statistics.max_abs) for one in changed if one.statistics is not None]
+    moved = [(one, most) for one, most in finite if most > 0]
+    weights = [(one, most) for one, most in moved if one.a.role is Role.WEIGHTS]
+    return max(weights or moved, key=lambda pair: pair[1], default=(None, 0.0))[0]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """Return the one name, or the module that all lie in, in brackets; nothing where there is none."""
+    if len(names) == 1:
+        return f" ({printable(names[0])})"
+    common = common_module(names)
+    return f" ({printable(common)}.*)" if common else ""
+
+
+def _value_words(changes: Sequence[ValueChange]) -> str:
+    both = [one for one in changes if ABSENT not in (one.a, one.b)]
+    texts = (f"{printable(one.path)} {change_text(one)}" for one in both)
+    words = [text for text in texts if len(text) <= LONGEST_VALUE][:_MOST_VALUES]
+    counts = (
+        (len(both) - len(words), "more value" if words else "value", "changed"),
+        (sum(one.b is ABSENT for one in changes), "value", "removed"),
+        (sum(one.a is ABSENT for one in changes), "value", "added"),
+    )
+    words += [f"{counted(count, noun)} {verb}" for count, noun, verb in counts if count]
+    return ", ".join(words)
+
+
+# What moved -----------------------------------------------------------------------------------------
+
+
+def _moved_line(difference: Difference) -> str | None:
+    """Return which modules changed, if others did not; None if a glance at the rest says as much."""
+    if not difference.unchanged or len(difference.changed) < 2:
+        return None
+    weights = [one.name for one in difference.changed if one.a.role is Role.WEIGHTS]
+    names = weights or [one.name for one in difference.changed]
+    modules = _changed_modules(names)
+    if modules is None:
+        common = common_module(names)
+        below = f", all in {printable(common)}" if common else ""
+        count = len({name.rpartition(".")[0] for name in names})
+        return f"changed in {counted(count, 'module')}{below}"
+    words = [*map(printable, modules)]
+    if weights:
+        states = Counter(one.a.role for one in difference.changed if one.a.role is not Role.WEIGHTS)
+        words += [f"{counted(count, 'tensor')} of the {role.value} state" for role, count in states.items()]
+    *most, last = words
+    return f"only {', '.join(most)} and {last} changed" if most else f"only {last} changed"
+
+
+def _changed_modules(names: Sequence[str]) -> list[str] | None:
+    """Return the few modules that hold all names, as globs; None where there are more than a few."""
+    paths = [name.split(".") for name in names]
+    deepest = max(map(len, paths)) - 1
+    shared = len(_shared_modules(paths))
+    for depth in range(deepest, min(shared, deepest - 1), -1):
+        globs = [".".join([*path[:depth], "*"]) if len(path) > depth else ".".join(path) for path in paths]
+        if len(different := [*dict.fromkeys(globs)]) <= _MOST_MODULES:
+            return different
+    return None
+
+
+def common_module(names: Sequence[str]) -> str:
+    """Return the innermost module in which all names lie, or an empty text."""
+    return ".".join(_shared_modules([name.split(".") for name in names]))
+
+
+def _shared_modules(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Return the modules with which all paths begin; a path's last component is no module."""
+    shared = []
+    for components in zip(*(path[:-1] for path in paths), strict=False):
+        if len({*components}) > 1:
+            break
+        shared.append(components[0])
+    return shared
 
 
 # Sections -------------------------------------------------------------------------------------------
 
 
 def _changed_lines(
-    difference: Difference, paint: _Paint, stat: bool, limit: int | None, width: int
+    difference: Difference, colour: bool, stat: bool, limit: int | None, width: int
 ) -> Iterator[str]:
     if not difference.changed:
         return
     if stat:
-        table, more = module_table(difference.changed, width - 2, limit)
+        table, more = _module_table(difference.changed, width - 2, limit)
     else:
-        changes = sorted_changes(difference.changed)
-        table = change_table(changes[:limit], width - 2)
+        changes = _sorted_changes(difference.changed)
+        table = _change_table(changes[:limit], width - 2)
         more = len(changes) - (len(table.lines) - 1)
-    heading, *rows = table.lines
-    yield f"  {paint(heading, _DIM)}"
-    yield from (f"  {row}" for row in rows)
-    if table.left_out:
-        yield paint(f"  too narrow for: {', '.join(table.left_out)}", _DIM)
+    yield from table.indented(colour)
     if more > 0:
-        yield paint(f"  … and {more:,} more (--all shows them)", _DIM)
+        yield more_line(more, colour)
 
 
-def _unpaired_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
+def _unpaired_lines(difference: Difference, colour: bool, limit: int | None) -> Iterator[str]:
     """Yield the tensors of one side alone, and those with another name on the other."""
-    yield from _cut([paint(f"- {_tensor_line(one)}", _RED) for one in difference.removed], limit, paint)
-    yield from _cut([paint(f"+ {_tensor_line(one)}", _GREEN) for one in difference.added], limit, paint)
-    if difference.rename_counts:
-        changed = {one.a.name for one in difference.changed}
-        lines = [
-            paint(f"  {printable(a)} → {printable(b)}{'' if a in changed else ': same content'}", _CYAN)
-            for a, b in difference.renamed
-        ]
-        yield from _cut(lines, limit, paint)
+    removed = [f"- {_tensor_line(one)}" for one in difference.removed]
+    added = [f"+ {_tensor_line(one)}" for one in difference.added]
+    changed = {one.a.name for one in difference.changed}
+    renamed = [
+        f"  {printable(a)} → {printable(b)}{'' if a in changed else ': same content'}"
+        for a, b in (difference.renamed if difference.rename_counts else ())
+    ]
+    yield from _first_lines(removed, limit, colour, Style.RED)
+    yield from _first_lines(added, limit, colour, Style.GREEN)
+    yield from _first_lines(renamed, limit, colour, Style.CYAN)
 
 
 def _tensor_line(facts: Facts) -> str:
     return f"{printable(facts.name)}  {facts.dtype} {shape_text(facts.shape)}"
 
 
-def _value_lines(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> Iterator[str]:
-    room = max(
-        (display_width(printable(one.path)) for one in values if ABSENT not in (one.a, one.b)), default=0
-    )
+def _value_lines(values: Sequence[ValueChange], colour: bool, limit: int | None) -> Iterator[str]:
+    both = [one for one in values if ABSENT not in (one.a, one.b)]
+    aligned = iter(aligned_pairs([(printable(one.path), change_text(one)) for one in both]))
     lines = []
     for one in values:
-        path = printable(one.path)
         if one.b is ABSENT:
-            lines.append(paint(f"- {path}  {value_text(one.a)}", _RED))
+            lines.append(styled(f"- {printable(one.path)}  {value_text(one.a)}", Style.RED, colour))
         elif one.a is ABSENT:
-            lines.append(paint(f"+ {path}  {value_text(one.b)}", _GREEN))
+            lines.append(styled(f"+ {printable(one.path)}  {value_text(one.b)}", Style.GREEN, colour))
         else:
-            lines.append(f"  {pad(path, room)}  {change_text(one)}")
-    yield from _cut(lines, limit, paint)
+            lines.append(next(aligned))
+    yield from _first_lines(lines, limit, colour)
 
 
-def _remark_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
+def _remark_lines(difference: Difference, colour: bool, limit: int | None) -> Iterator[str]:
     """Yield what couldn't be compared, what was done to compare the rest, and what is no difference."""
-    broken = (
+    broken = [
         f"! {printable(one.name)} of {one.side.value.upper()}: {printable(one.why)}"
         for one in difference.broken
-    )
-    yield from _cut([paint(line, _RED) for line in broken], limit, paint)
-    things = [paint(f"? not compared: {printable(one)}", _YELLOW) for one in difference.not_compared]
-    things += [paint(f"? undecided: {printable(one.text)}", _YELLOW) for one in difference.undecided]
-    yield from _cut(things, limit, paint)
+    ]
+    unsure = [f"? not compared: {printable(one)}" for one in difference.not_compared]
+    unsure += [f"? undecided: {printable(one.text)}" for one in difference.undecided]
+    yield from _first_lines(broken, limit, colour, Style.RED)
+    yield from _first_lines(unsure, limit, colour, Style.YELLOW)
     yield from (f"  {printable(rule)}: {counted(n, 'tensor')}" for rule, n in difference.rules.items())
     yield from (f"  {printable(note)}" for note in difference.notes)
-    yield from (paint(f"  {line}", _DIM) for line in _not_counted_lines(difference, limit))
+    yield from (styled(f"  {line}", Style.DIM, colour) for line in _not_counted_lines(difference, limit))
 
 
 def _not_counted_lines(difference: Difference, limit: int | None) -> Iterator[str]:
@@ -190,10 +342,42 @@ def _reported_value(change: ValueChange, value: str) -> str:
     return f"{printable(change.path)} {value}"
 
 
-# Changed tensors ------------------------------------------------------------------------------------
+def _first_lines(
+    lines: Sequence[str], limit: int | None, colour: bool, style: Style | None = None
+) -> Iterator[str]:
+    yield from (line if style is None else styled(line, style, colour) for line in lines[:limit])
+    if limit is not None and len(lines) > limit:
+        yield more_line(len(lines) - limit, colour)
 
 
-def sorted_changes(changed: Iterable[Change]) -> list[Change]:
+# Values ---------------------------------------------------------------------------------------------
+
+
+def value_text(value: object) -> str:
+    """Return a value that is not a tensor, in one short line."""
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, Mapping | list):
+        from ckpttool.render.json import dumps
+
+        return cut(printable(dumps(value)), LONGEST_VALUE)
+    return cut(printable(number(value)), LONGEST_VALUE) or "''"
+
+
+def change_text(change: ValueChange) -> str:
+    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
+    if isinstance(change.a, float | int) and isinstance(change.b, float | int):
+        return two_values(change.a, change.b)
+    return f"{value_text(change.a)} → {value_text(change.b)}"
+
+
+# Changed tensors ----------------------------------------------------------------------------------
+
+
+_HEADINGS = ("tensor", "change", "differ", "max |Δ|", "at", "values", "mean |Δ|", "relative", "L2", "cosine")
+
+
+def _sorted_changes(changed: Iterable[Change]) -> list[Change]:
     """Return changes with other shapes first, then other types; weights first, and what moved farthest."""
 
     def rank(change: Change) -> tuple[int, bool, float]:
@@ -206,26 +390,32 @@ def sorted_changes(changed: Iterable[Change]) -> list[Change]:
     return sorted(changed, key=rank)
 
 
-def change_table(changes: Sequence[Change], width: int) -> TextTable:
+def _change_table(changes: Sequence[Change], width: int) -> TextTable:
     """Return a row for each change, in the order given."""
     rows = [_change_row(one) for one in changes]
-    return text_table(_HEADINGS, rows, width=width, left=_LEFT, dispensable=_DISPENSABLE)
+    return text_table(
+        _HEADINGS,
+        rows,
+        width=width,
+        left=("change", "at", "values"),
+        dispensable=("mean |Δ|", "cosine", "L2", "at", "values", "differ", "change"),
+    )
 
 
 def change_cells(changed: Iterable[Change]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     """Return the headings, and the cells of every change: what matters most comes first."""
-    return _HEADINGS, [_change_row(one) for one in sorted_changes(changed)]
+    return _HEADINGS, [_change_row(one) for one in _sorted_changes(changed)]
 
 
 def _change_row(change: Change) -> tuple[str, ...]:
-    name = printable(both_names(change.a.name, change.b.name))
+    name = printable(_both_names(change.a.name, change.b.name))
     statistics = change.statistics
     if statistics is None:
-        return (name, kind_words(change), *("",) * (len(_HEADINGS) - 2))
+        return (name, _kind_words(change), *("",) * (len(_HEADINGS) - 2))
     is_far = distances(change) is not None
     return (
         name,
-        kind_words(change),
+        _kind_words(change),
         f"{statistics.count:,} of {statistics.size:,} ({share(statistics.count, statistics.size)})",
         amount(statistics.max_abs) if is_far else "",
         index_text(statistics.where),
@@ -237,12 +427,12 @@ def _change_row(change: Change) -> tuple[str, ...]:
     )
 
 
-def both_names(a: str, b: str) -> str:
+def _both_names(a: str, b: str) -> str:
     """Return a tensor's name, or its names on both sides where they differ."""
     return a if a == b else f"{a} → {b}"
 
 
-def kind_words(change: Change) -> str:
+def _kind_words(change: Change) -> str:
     """Return what changed besides values, in words; nothing where nothing else did."""
     words = []
     if change.a.shape != change.b.shape:
@@ -291,7 +481,7 @@ class _ModuleChanges:
         return f"{self.tensors:,}", differ, amount(self.max_abs), amount(relative)
 
 
-def module_table(changed: Iterable[Change], width: int, limit: int | None) -> tuple[TextTable, int]:
+def _module_table(changed: Iterable[Change], width: int, limit: int | None) -> tuple[TextTable, int]:
     """Return a row for each module with changes, and how many more than ``limit`` there are.
 
     Where there are more, modules that differ in numbers alone are one: ``layers.*.attn``.
@@ -301,13 +491,122 @@ def module_table(changed: Iterable[Change], width: int, limit: int | None) -> tu
     if limit is not None and len(modules) > limit:
         modules = _changes_by_module(changes, folded=True)
     rows = [(printable(name), *module.cells()) for name, module in [*modules.items()][:limit]]
-    table = text_table(_MODULE_HEADINGS, rows, width=width, dispensable=("differ",))
+    table = text_table(
+        ("module", "changed", "differ", "max |Δ|", "relative"), rows, width=width, dispensable=("differ",)
+    )
     return table, len(modules) - len(rows)
 
 
 def _changes_by_module(changes: Iterable[Change], *, folded: bool) -> dict[str, _ModuleChanges]:
     modules: dict[str, _ModuleChanges] = {}
     for one in changes:
-        name = one.name.rpartition(".")[0] or one.name
-        modules.setdefault(_NUMBER.sub("*", name) if folded else name, _ModuleChanges()).add(one)
+        name = module_of(one.name)
+        modules.setdefault(fold_numbers(name) if folded else name, _ModuleChanges()).add(one)
     return modules
+
+
+def module_of(name: str) -> str:
+    """Return the module that a tensor lies in; its own name if that has no module."""
+    return name.rpartition(".")[0] or name
+
+
+def fold_numbers(name: str) -> str:
+    """Return a name that layers share which differ in their numbers alone: ``layers.*.attn``."""
+    return _NUMBER.sub("*", name)
+
+
+# A series of checkpoints --------------------------------------------------------------------------
+
+
+DRIFT_HEADINGS = (
+    "checkpoint",
+    "epoch",
+    "step",
+    "loss",
+    "norm",
+    "changed",
+    "L2",
+    "relative",
+    "max |Δ|",
+    "in",
+    "cosine",
+)
+
+
+def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
+    """Return the answer in one line, then a row for each checkpoint in the order given.
+
+    Each row says what changed since the one above; the first one has nothing above it.
+    """
+    table = text_table(
+        DRIFT_HEADINGS,
+        drift_cells(drift),
+        width=width - 2,
+        left=("in",),
+        dispensable=("in", "cosine", "L2", "norm"),
+    )
+    lines = [styled(_drift_summary(drift), Style.BOLD, colour), "", *table.indented(colour)]
+    with_more = [step.difference for step in drift.steps if _has_more(step.difference)]
+    if with_more:
+        lines.append("")
+        names = dict(zip((point.path for point in drift.points), short_names(drift), strict=True))
+        lines += [f"  {printable(names[one.b.path])}: {tensors_line(one)}" for one in with_more]
+    return "\n".join(lines)
+
+
+def _drift_summary(drift: Drift) -> str:
+    count = counted(len(drift.points), "checkpoint")
+    if drift.equal:
+        return (
+            f"all equal{tolerance_words(drift.steps[0].difference.tolerance)}: {count}"
+            if drift.steps
+            else count
+        )
+    moved = sum(not step.difference.equal for step in drift.steps)
+    largest = max(drift.steps, key=lambda step: step.relative or 0.0)
+    summary = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
+    if not largest.relative:
+        return summary
+    path = printable(short_names(drift)[drift.steps.index(largest) + 1])
+    return f"{summary}, most of all the one to {path} (relative {amount(largest.relative)})"
+
+
+def _has_more(step: Difference) -> bool:
+    """Tell whether there is more to say of a step than its row says."""
+    unpaired = step.added or step.removed or step.renamed
+    unsure = step.broken or step.not_compared or step.undecided
+    return bool(unpaired or unsure or any(one.kind != "values" for one in step.changed))
+
+
+def drift_cells(drift: Drift) -> list[tuple[str, ...]]:
+    """Return the cells of each checkpoint's row."""
+    steps: Sequence[DriftStep | None] = [None, *drift.steps]
+    rows = []
+    for name, point, step in zip(short_names(drift), drift.points, steps, strict=True):
+        counts = ["" if value is None else number(value) for value in (point.epoch, point.step, point.loss)]
+        norm = "" if point.norm is None else f"{point.norm:.6g}"
+        rows.append((printable(name), *counts, norm, *(("",) * 6 if step is None else _step_cells(step))))
+    return rows
+
+
+def short_names(drift: Drift) -> list[str]:
+    """Return the paths; without their directory where that is the same for all."""
+    paths = [point.path for point in drift.points]
+    if len({os.path.dirname(path) for path in paths}) > 1:
+        return paths
+    return [os.path.basename(path) or path for path in paths]
+
+
+def _step_cells(step: DriftStep) -> tuple[str, ...]:
+    changed = step.difference.changed
+    count = f"{len(changed):,} of {step.difference.compared:,}"
+    if all(one.statistics is None for one in changed):
+        return (count, "", "", "", "", "")
+    return (
+        count,
+        amount(step.l2),
+        "" if step.relative is None else amount(step.relative),
+        amount(step.max_abs),
+        printable(step.largest or ""),
+        "" if step.cosine is None else f"{step.cosine:.6f}",
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size, number
 from ckpttool.render.tables import text_table
-from ckpttool.render.terminal import colour_text, printable, shorten
+from ckpttool.render.terminal import Style, cut, printable, shorten, styled
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 
 METRICS_SHOWN = 3
@@ -107,10 +107,8 @@ def flat_text(listing: Listing, style: ListStyle) -> str:
 
 
 def _heading(text: str, style: ListStyle) -> str:
-    import typer
-
     line = text if style.width is None else shorten(text, style.width)
-    return typer.style(line, bold=True) if style.colour else line
+    return styled(line, Style.BOLD, style.colour)
 
 
 def _heading_facts(series: ListedSeries, listing: Listing, style: ListStyle) -> Iterator[str]:
@@ -218,7 +216,7 @@ def _columns(
     if series is None or style.long or len({row.state for row in rows}) > 1:
         columns.append(("state", [row.state for row in rows]))
     notes = [notes_cell(row, style, is_alone=row.entry.group in alone, best=listing.best) for row in rows]
-    columns.append(("notes", [_cut(one, _MOST_NOTES) if style.is_cut else one for one in notes]))
+    columns.append(("notes", [cut(one, _MOST_NOTES) if style.is_cut else one for one in notes]))
     return columns
 
 
@@ -230,8 +228,6 @@ def _draw_table(
     indent: str,
 ) -> tuple[str, list[str]]:
     """Return lines below their headings, and the headings of what is left out."""
-    import typer
-
     headings = ["checkpoint", *(heading for heading, _ in columns)]
     cells = [list(row) for row in zip(names, *(column for _, column in columns), strict=True)]
     width = _ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
@@ -239,8 +235,8 @@ def _draw_table(
     lines, left_out = text_table(
         headings, cells, width=width, left=_LEFT, dispensable=dispensable, narrowest=_NARROWEST_NAME
     )
-    heading, *lines = [_cut(line, width) for line in lines]
-    drawn = [typer.style(heading, dim=True) if style.colour else heading]
+    heading, *lines = [cut(line, width) for line in lines]
+    drawn = [styled(heading, Style.DIM, style.colour)]
     drawn += [_colour_row(line, row, style) for line, row in zip(lines, rows, strict=True)]
     hidden: list[str] = []
     if style.is_cut:
@@ -259,19 +255,15 @@ def _dispensable(columns: Sequence[Column], rows: Sequence[ListedCheckpoint], st
     return [name for name in (*metrics[:0:-1], *others, *metrics[:1]) if name in headings]
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
 # Colour ---------------------------------------------------------------------------------------------
 
 
 def _colour_row(line: str, row: ListedCheckpoint, style: ListStyle) -> str:
     if row.entry.fault is not None or row.entry.danger is not None:
-        return colour_text(line, "red", style.colour)
+        return styled(line, Style.RED, style.colour)
     if row.kept == ():
-        return colour_text(line, "yellow", style.colour)
-    return colour_text(line, "green", style.colour and row.is_best)
+        return styled(line, Style.YELLOW, style.colour)
+    return styled(line, Style.GREEN, style.colour and row.is_best)
 
 
 # Cells: times and counts ----------------------------------------------------------------------------

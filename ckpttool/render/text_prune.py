@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size
-from ckpttool.render.terminal import colour_text, display_width, pad, printable, shorten
+from ckpttool.render.terminal import Style, display_width, pad, printable, shorten, styled
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pruning.explanation import Explanation
 from ckpttool.runs.pruning.prune import Pruned, foreign_files
@@ -104,7 +104,7 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     for row in rows:
         head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{pad(next(fitted), names)}  ")
         for line in _wrap_reason(head, row.why, width):
-            yield colour_text(line, "yellow", colour and row.verb == "remove")
+            yield styled(line, Style.YELLOW, colour and row.verb == "remove")
 
 
 def _is_note(row: _PlanRow) -> bool:
@@ -267,8 +267,8 @@ def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
     if explanation.asked is not None:
         yield f"{printable(explanation.asked)} belongs to {printable(explanation.entry.path)}"
     verb = "stays" if explanation.stays else "goes"
-    yield colour_text(
-        f"{printable(explanation.entry.path)} {verb}", "yellow", colour and not explanation.stays
+    yield styled(
+        f"{printable(explanation.entry.path)} {verb}", Style.YELLOW, colour and not explanation.stays
     )
     place = "; ".join(explanation.place)
     yield f"  {printable(explanation.key)}{': ' if place else ''}{printable(place)}"

@@ -19,8 +19,8 @@ VERDICTS = ("invalid", "unsafe", "not run", "valid (safety unknown)", "valid")
 
 def printable_cut(text: str, longest: int = LONGEST) -> str:
     """Return a text out of a file, spelled out where it isn't printable and cut where it is endless."""
-    cut = printable(text[:longest])
-    return cut if max(len(cut), len(text)) <= longest else f"{cut[: longest - 1]}…"
+    spelled = printable(text[:longest])
+    return spelled if max(len(spelled), len(text)) <= longest else f"{spelled[: longest - 1]}…"
 
 
 def finding_sentence(finding: Finding) -> str:

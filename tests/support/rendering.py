@@ -15,8 +15,7 @@ from ckpttool.render import github, junit, plot_diff, plot_series, sarif, summar
 from ckpttool.render import json as documents
 from ckpttool.render.plot import Numbers
 from ckpttool.render.text import inspect_text, verify_text
-from ckpttool.render.text_diff import diff_text, name_only_text
-from ckpttool.render.text_drift import drift_text
+from ckpttool.render.text_diff import diff_text, drift_text, name_only_text
 from ckpttool.render.text_moves import undo_text
 from ckpttool.runs.listing import Listing
 from ckpttool.runs.undo import Undone
