@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -17,8 +17,8 @@ from ckpttool.core.options import (
     OUTPUT_PANEL,
     SELECTION_PANEL,
     Option,
-    base_type,
     options_of,
+    value_types,
 )
 
 
@@ -166,7 +166,7 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
     help = source.help.get(name, option.help)
     default = next(one.default for one in fields(source.record) if one.name == name)
     is_text = option.is_text or option.parse is not None
-    type_: Any = str if is_text else base_type(get_type_hints(source.record)[name])
+    type_: Any = str if is_text else value_types(source.record)[name]
     if get_origin(type_) is Literal:
         type_ = _enumeration(name, get_args(type_))
     if is_text or default is MISSING:

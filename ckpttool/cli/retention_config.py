@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from ckpttool.cli.config import (
     ConfigDocument,
@@ -24,7 +24,7 @@ from ckpttool.cli.config import (
     whole_number,
 )
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import Option, base_type, options_of
+from ckpttool.core.options import Option, options_of, value_types
 from ckpttool.runs.pruning.request import Request, delete_limit
 from ckpttool.runs.retention.policies import PathRule, Policies
 from ckpttool.runs.retention.rules import Policy
@@ -59,8 +59,8 @@ def _delete_limit(text: str) -> str:
 
 def _readers(record: type) -> dict[str, Reader]:
     """Return what reads the values of a record's options, by their keys."""
-    types = get_type_hints(record)
-    return {one.key: _reader(one, base_type(types[name])) for name, one in options_of(record).items()}
+    types = value_types(record)
+    return {one.key: _reader(one, types[name]) for name, one in options_of(record).items()}
 
 
 def _reader(option: Option, type_: Any) -> Reader:

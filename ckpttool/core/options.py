@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 RULE_PANEL = "Rules (a checkpoint stays if any rule keeps it)"
 SELECTION_PANEL = "Selection"
@@ -57,8 +57,13 @@ def options_of(record: type) -> Mapping[str, Option]:
     return {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
 
 
-def base_type(hint: Any) -> Any:
-    """Return the type of an attribute's value where it isn't None; ``list[str]`` for any texts."""
+@cache
+def value_types(record: type) -> Mapping[str, Any]:
+    """Return the types of a record's attributes, where they aren't None; ``list[str]`` for any texts."""
+    return {name: _value_type(hint) for name, hint in get_type_hints(record).items()}
+
+
+def _value_type(hint: Any) -> Any:
     if type(None) in get_args(hint):
         (hint,) = (one for one in get_args(hint) if one is not type(None))
     return list[str] if get_origin(hint) in (tuple, Sequence) else hint

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import CONTRADICTION_SECONDS
+if TYPE_CHECKING:
+    from ckpttool.runs.members.entry import Entry
 
 EARLIEST = 347_155_200
 """1981 in seconds since 1970. Clocks that were never set begin in 1970, times in zip files in 1980."""
@@ -76,6 +76,8 @@ def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
     They lie within moments, all others apart; or they follow one another faster than anything is trained.
     """
+    from ckpttool.runs.members.order import CONTRADICTION_SECONDS
+
     for near in _split_at_gaps(sorted(entries, key=lambda entry: entry.modified_ns), CONTRADICTION_SECONDS):
         is_at_once = near[-1].modified_ns - near[0].modified_ns <= CONTRADICTION_SECONDS * 10**9
         for burst in [near] if is_at_once else _split_at_gaps(near, _COPY_SECONDS):

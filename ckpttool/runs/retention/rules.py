@@ -14,15 +14,15 @@ from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice, pairwise
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Option
-from ckpttool.formats.globs import Globs
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.order import written_last
 from ckpttool.runs.retention.dates import PERIODS, date_doubts, save_time
+
+if TYPE_CHECKING:
+    from ckpttool.runs.members.entry import Entry
 
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
 """Words in the name of a metric of which only the best value so far is kept."""
@@ -32,7 +32,7 @@ Mode = Literal["min", "max"]
 
 Incomplete = Literal["keep", "remove"]
 
-KeptWithReasons = Iterator[tuple[Entry, str]]
+KeptWithReasons: TypeAlias = "Iterator[tuple[Entry, str]]"
 """Checkpoints to keep, each with the reason in a few words."""
 
 
@@ -63,6 +63,8 @@ class History:
     @cached_property
     def written_last(self) -> Sequence[Entry]:
         """Return them with the last written first, where times contradict their order; else none."""
+        from ckpttool.runs.members.order import written_last
+
         return written_last(self.intact[::-1])
 
     @cached_property
@@ -274,6 +276,8 @@ def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
+    from ckpttool.formats.globs import Globs
+
     globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
         glob = next(chain.from_iterable(map(globs.of, entry.places)), None)
