@@ -1,10 +1,10 @@
 """Formats: a path is shown to each of them, and the one that recognises it opens it.
 
-To add a format, write one module in its framework's folder and put its class into ``FORMATS``. What formats
-share is in ``content/``, which knows no framework: a pickle's tree is taken apart once into tensors by path
-and plain data, and tensors get their roles and ties there. So a new pickle-based format brings only the rules
-for its own nodes: a ``leaf``, which says which tensors a node is, and a ``FrameworkNode``, which says what it
-becomes in ``Checkpoint.tree``.
+To add a format, write one module in its framework's folder, and a row of ``TRAITS`` that names it. What
+formats share is in ``content/``, which knows no framework: a pickle's tree is taken apart once into tensors
+by path and plain data, and tensors get their roles and ties there. So a new pickle-based format brings only
+the rules for its own nodes: a ``leaf``, which says which tensors a node is, and a ``FrameworkNode``, which
+says what it becomes in ``Checkpoint.tree``.
 
 - The table says which kinds of first bytes a format may have (zip, pickle, JSON). All formats of these
   kinds are asked, so that their order decides nothing, and the others are not imported. If two match, a
@@ -31,40 +31,10 @@ from ckpttool.core.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpo
 from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import open_with
+from ckpttool.formats.traits import TRAITS
 
-FORMATS: dict[str, str] = {
-    "torch.zip:PytorchZip": "zip",
-    "pickles:PytorchLegacy": "pickle other",
-    "torch.tar:PytorchTar": "tar",
-    "torch.torchscript:TorchScript": "zip",
-    "pickles:PlainPickle": "pickle other",
-    "safetensors.reader:Safetensors": "json",
-    "sharded:ShardedSafetensors": "json directory",
-    "sharded:ShardedPytorch": "json directory",
-    "hf_trainer:HfTrainer": "directory",
-    "tensorflow.checkpoint:TensorFlow": "table other directory",
-    "savedmodel.directory:SavedModelDirectory": "other directory",
-    "torch.dcp:TorchDcp": "directory",
-    "torch.dcp_safetensors:DcpSafetensors": "directory",
-    "torch.dcp_safetensors:DcpConsolidated": "directory",
-    "torch.deepspeed:DeepSpeed": "directory",
-    "torch.rank_set:RankFiles": "zip pickle other directory",
-    "torch.export:TorchExport": "zip",
-    "torch.stable_baselines:StableBaselines": "zip",
-    "arrays.files:Npy": "numpy",
-    "arrays.files:Npz": "zip",
-    "paddle.fluid:Fluid": "directory",
-    "pickles:PaddlePickle": "pickle other",
-    "paddle.files:PaddleFiles": "json other",
-    "hdf5.plain:Hdf5": "hdf5",
-    "keras.h5:KerasH5": "hdf5",
-    "keras.zip:KerasZip": "zip",
-    "keras.sharded:KerasSharded": "json directory",
-}
-"""Where each format's class lies in this package, and the kinds of content (``Probe.kinds``) it may have.
-
-All formats that may have a probe's kind of content are asked; the others are not even imported.
-"""
+_KINDS = {place: kinds.split() for row in TRAITS.values() for place, kinds in row.readers.items()}
+"""Where each reader's class lies in this package, and the kinds of content that it may have."""
 
 _LAST = "ckpttool.formats.step_directory:StepDirectory"
 """What a directory is that no format knows, and that is called as one save is: whatever lies in it."""
@@ -89,7 +59,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz
 @cache
 def formats(kinds: frozenset[str] | None = None) -> tuple[Format, ...]:
     """Return the formats that ckpttool knows by itself; with ``kinds`` those that may have such content."""
-    places = (place for place, has in FORMATS.items() if kinds is None or not kinds.isdisjoint(has.split()))
+    places = (place for place, has in _KINDS.items() if kinds is None or not kinds.isdisjoint(has))
     return tuple(_load(f"ckpttool.formats.{place}") for place in places)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpttool.formats.content.plain_data import RECORDS
@@ -38,11 +37,13 @@ class Program(NamedTuple):
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class Traits(NamedTuple):
     """One format; what its row doesn't say is so for most.
 
     Attributes:
+        readers: What opens it, as ``module:Class`` of ``formats/``, with the kinds of content
+            (``Probe.kinds``) that it may have: all readers of a probe's kinds are asked, the others not even
+            imported.
         writer: What writes it, as ``module:Class`` of ``formats/``; empty where nothing does.
         suffixes: Endings of a target's name that mean it; of several formats' the longest counts.
         model_suffixes: Endings that mean it where it is known which model the weights are of.
@@ -68,6 +69,7 @@ class Traits:
         members: What such a directory consists of, where its reader tells of all that lies there.
     """
 
+    readers: Mapping[str, str] = {}
     writer: str = ""
     suffixes: tuple[str, ...] = ()
     model_suffixes: tuple[str, ...] = ()
@@ -105,6 +107,14 @@ _SAVED_MODEL = re.compile(
 
 TRAITS: Mapping[str, Traits] = {
     "pytorch": Traits(
+        readers={
+            "torch.zip:PytorchZip": "zip",
+            "pickles:PytorchLegacy": "pickle other",
+            "torch.tar:PytorchTar": "tar",
+            "sharded:ShardedPytorch": "json directory",
+            "torch.deepspeed:DeepSpeed": "directory",
+            "torch.rank_set:RankFiles": "zip pickle other directory",
+        },
         writer="torch.writer:PyTorchWriter",
         suffixes=(".pt", ".pth", ".pth.tar", ".ckpt", ".bin"),
         dialect="objects",
@@ -114,6 +124,12 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "safetensors": Traits(
+        readers={
+            "safetensors.reader:Safetensors": "json",
+            "sharded:ShardedSafetensors": "json directory",
+            "hf_trainer:HfTrainer": "directory",
+            "torch.dcp_safetensors:DcpConsolidated": "directory",
+        },
         writer="safetensors.writer:SafetensorsWriter",
         suffixes=(".safetensors",),
         holds_tensors_alone=True,
@@ -122,6 +138,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "tensorflow": Traits(
+        readers={"tensorflow.checkpoint:TensorFlow": "table other directory"},
         writer="tensorflow.writer:TensorFlowWriter",
         suffixes=(".index",),
         family=Family.KERAS,
@@ -130,6 +147,7 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
     ),
     "savedmodel": Traits(
+        readers={"savedmodel.directory:SavedModelDirectory": "other directory"},
         writer="savedmodel.writer:SavedModelWriter",
         family=Family.KERAS,
         has_object_graph=True,
@@ -145,6 +163,7 @@ TRAITS: Mapping[str, Traits] = {
         members=_SAVED_MODEL,
     ),
     "keras": Traits(
+        readers={"keras.zip:KerasZip": "zip"},
         writer="keras.writer:KerasWriter",
         suffixes=(".keras",),
         family=Family.KERAS,
@@ -154,6 +173,7 @@ TRAITS: Mapping[str, Traits] = {
         own_keys=frozenset({"backend"}),
     ),
     "keras-h5": Traits(
+        readers={"keras.h5:KerasH5": "hdf5", "keras.sharded:KerasSharded": "json directory"},
         writer="keras.writer:KerasH5Writer",
         suffixes=(".weights.h5",),
         model_suffixes=(".h5",),
@@ -165,13 +185,20 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "hdf5": Traits(
+        readers={"hdf5.plain:Hdf5": "hdf5"},
         writer="hdf5.writer:Hdf5Writer",
         suffixes=(".h5", ".hdf5"),
         is_container=True,
         counts_epochs_from_one=True,
     ),
-    "numpy": Traits(writer="arrays.npz_writer:NpzWriter", suffixes=(".npz",), is_container=True),
+    "numpy": Traits(
+        readers={"arrays.files:Npy": "numpy", "arrays.files:Npz": "zip"},
+        writer="arrays.npz_writer:NpzWriter",
+        suffixes=(".npz",),
+        is_container=True,
+    ),
     "fluid": Traits(
+        readers={"paddle.fluid:Fluid": "directory"},
         writer="paddle.fluid_writer:FluidWriter",
         family=Family.PADDLE,
         varies=True,
@@ -182,6 +209,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"checkpoint", "variables"}),
     ),
     "torch-dcp": Traits(
+        readers={"torch.dcp:TorchDcp": "directory", "torch.dcp_safetensors:DcpSafetensors": "directory"},
         writer="torch.dcp_writer:TorchDcpWriter",
         dialect="objects",
         nests_state_dicts=True,
@@ -190,6 +218,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({None, "safetensors"}),
     ),
     "paddle": Traits(
+        readers={"pickles:PaddlePickle": "pickle other", "paddle.files:PaddleFiles": "json other"},
         family=Family.PADDLE,
         varies=True,
         nests_state_dicts=True,
@@ -198,14 +227,26 @@ TRAITS: Mapping[str, Traits] = {
         program_variants=frozenset({"inference", "training"}),
         own_keys=frozenset({"StructuredToParameterName@@"}),
     ),
-    "pickle": Traits(dialect="objects", nests_state_dicts=True, is_container=True, is_part_of_others=True),
+    "pickle": Traits(
+        readers={"pickles:PlainPickle": "pickle other"},
+        dialect="objects",
+        nests_state_dicts=True,
+        is_container=True,
+        is_part_of_others=True,
+    ),
     "torchscript": Traits(
-        program=Program("code", "the code", "code", "the program"), unread_files=("extra", RECORDS)
+        readers={"torch.torchscript:TorchScript": "zip"},
+        program=Program("code", "the code", "code", "the program"),
+        unread_files=("extra", RECORDS),
     ),
     "torch-export": Traits(
+        readers={"torch.export:TorchExport": "zip"},
         program=Program("models", "the exported graph", "models", "the program"),
         unread_files=(RECORDS,),
         own_keys=frozenset({"schema_version", "opset_version"}),
+    ),
+    "stable-baselines3": Traits(
+        readers={"torch.stable_baselines:StableBaselines": "zip"},
     ),
 }
 """Those of each format, by its name; those that can be written first."""
