@@ -15,7 +15,6 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.options import (
     EXECUTION_PANEL,
     OUTPUT_PANEL,
-    SELECTION_PANEL,
     Option,
     options_of,
     value_types,
@@ -71,14 +70,6 @@ Directory = Annotated[
 Null = Annotated[
     bool, typer_option("--null", "-0", help="End each path with NUL, for xargs -0.", panel=OUTPUT_PANEL)
 ]
-Recursive = Annotated[
-    bool, typer_option("--recursive", "-r", help="Search subdirectories, too.", panel=SELECTION_PANEL)
-]
-
-
-def is_given(value: object) -> bool:
-    """Tell whether an option was given: a number that is 0 was, though it equals False."""
-    return value is not None and value is not False and value not in ([], ())
 
 
 # The options of records -----------------------------------------------------------------------------

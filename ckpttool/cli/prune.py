@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, is_given, typer_option
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, typer_option
 from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
 from ckpttool.runs.pruning.request import Request
 from ckpttool.runs.retention.rules import Policy
@@ -90,7 +90,7 @@ def prune(
     from ckpttool.cli.prune_options import read_prune_options
 
     own = {"trash": trash, "empty_trash": empty_trash, "yes": yes, "jobs": jobs, "explain": explain}
-    given = {**rules, **request, **{name: value for name, value in own.items() if is_given(value)}}
+    given = {**rules, **request, **{name: one for name, one in own.items() if one not in (None, False)}}
     options = read_prune_options(
         None if directory is None else str(directory), given, config, tells_unread=not empty_trash
     )

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ckpttool.cli.options import Directory, Json, Quiet, Recursive
+from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet
 from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.runs.scope import Scope
 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be restored; change nothing.")]
 
 
 def undo(
     directory: Directory = Path(),
-    recursive: Recursive = False,
+    *,
+    scope: Annotated[Given, OptionsOf(Scope, ("recursive",))],
     dry_run: DryRun = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -26,7 +28,7 @@ def undo(
     """
     from ckpttool.runs.undo import undo as take_back
 
-    done = take_back(str(directory), recursive=recursive, dry_run=dry_run)
+    done = take_back(str(directory), **scope, dry_run=dry_run)
     for warning in done.warnings if not quiet else ():
         say_warning(warning)
     for problem in done.problems:
