@@ -115,7 +115,7 @@ def _plan_and_convert(
         for value in converted.dropped:
             say_warning(f"{value.path} is not carried: {value.why}")
     elif not converted.mismatches:
-        from ckpttool.render.text_convert import convert_text
+        from ckpttool.render.text_changes import convert_text
 
         print(convert_text(converted, colour=has_colour(sys.stdout)))
     return int(bool(converted.mismatches))

@@ -65,7 +65,7 @@ def _print(inspections: list[Inspection], field: str | None, json: bool, all_ten
 
         print_json(inspect_document(inspections))
     else:
-        from ckpttool.render.text import inspect_text
+        from ckpttool.render.text_inspect import inspect_text
 
         shown = (
             inspect_text(one, all_tensors=all_tensors, colour=has_colour(sys.stdout), width=width(sys.stdout))

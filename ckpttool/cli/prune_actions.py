@@ -236,7 +236,7 @@ def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) 
 
 def _print(outcomes: Sequence[Pruned], output: OutputOptions, stream: TextIO) -> None:
     """Print the plans that were not printed yet, and the total."""
-    from ckpttool.render.text_prune import total_line
+    from ckpttool.render.text_changes import total_line
 
     groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, output)]
     if output.quiet or not any(one.plan.groups for one in outcomes):
@@ -253,7 +253,7 @@ def _was_shown(outcome: Pruned, output: OutputOptions) -> bool:
 
 
 def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) -> str:
-    from ckpttool.render.text_prune import plan_text
+    from ckpttool.render.text_changes import plan_text
 
     columns = width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
     return plan_text(groups, width=columns, colour=has_colour(stream), verbose=output.verbose)
@@ -262,7 +262,7 @@ def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) ->
 def _print_plan(planned: PrunePlan, trash: str | None, output: OutputOptions) -> None:
     """Print a plan before anything is removed: if we are killed, the output says what was going on."""
     if output.consent.asks:
-        from ckpttool.render.text_prune import total_line
+        from ckpttool.render.text_changes import total_line
         from ckpttool.runs.pruning.prune import Pruned
 
         stream = sys.stderr if output.json else sys.stdout
@@ -305,7 +305,7 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
 
         print_json(explain_document(planned, explanation))
     elif not output.quiet:
-        from ckpttool.render.text_prune import explain_text
+        from ckpttool.render.text_changes import explain_text
 
         print(explain_text(explanation, colour=has_colour(sys.stdout)))
     for problem in problems:
@@ -379,7 +379,7 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
 def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
     """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
     from ckpttool.render.json import empty_document
-    from ckpttool.render.text_prune import empty_text
+    from ckpttool.render.text_changes import empty_text
 
     if output.consent.asks:
         print(empty_text(preview), file=sys.stderr if output.json else sys.stdout, flush=True)
@@ -403,7 +403,7 @@ def _report_emptied(emptied: Sequence[EmptiedTrash], output: OutputOptions, *, f
 
         print_json(empty_document(emptied))
     elif not output.quiet:
-        from ckpttool.render.text_prune import empty_text
+        from ckpttool.render.text_changes import empty_text
 
         print(empty_text(emptied), file=sys.stderr if failed else sys.stdout)
     would_go = output.check and any(one.removed for one in emptied)

@@ -52,7 +52,7 @@ def rename(
     the plan). Some trainers find only checkpoints with their own names; a warning says which. ckpttool undo
     restores the old names.
     """
-    from ckpttool.render.text_moves import rename_text, rename_total_line
+    from ckpttool.render.text_changes import rename_text, rename_total_line
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.runs.renaming.rename import rename as carry_out

@@ -80,7 +80,7 @@ def write_reports(
 
         write_report(wanted.sarif, sarif(verifications, failures, root=root).encode())
     if wanted.summary is not None:
-        from ckpttool.render.summary import summary
+        from ckpttool.render.github import summary
 
         append_report(wanted.summary, summary(verifications, failures).encode())
     under_github = os.environ.get("GITHUB_ACTIONS") == "true"

@@ -42,7 +42,7 @@ def undo(
             below = f" in it; something in {done.below:,} below (-r)" if done.below else ""
             say(f"{directory}: nothing to undo{below}")
     elif not quiet:
-        from ckpttool.render.text_moves import undo_text
+        from ckpttool.render.text_changes import undo_text
 
         print(undo_text(done))
     return int(bool(done.problems))

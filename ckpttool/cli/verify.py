@@ -197,7 +197,7 @@ def _print_verdicts(outcome: VerifyOutcome, json: bool, verbose: bool) -> None:
 
         print_json(verify_document(outcome.verifications, outcome.sealed))
         return
-    from ckpttool.render.text import verify_text
+    from ckpttool.render.verdicts import verify_text
 
     print(verify_text(outcome.verifications, verbose=verbose, colour=has_colour(sys.stdout)))
     _print_manifests(outcome.sealed, sys.stdout)

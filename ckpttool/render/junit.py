@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.report import Finding, Severity
 from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.render.verdict_words import (
+from ckpttool.render.verdicts import (
     finding_sentence,
     findings_of,
     findings_without_check,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core.report import Finding
 from ckpttool.ops.verdict import Verification
 from ckpttool.render.json import dumps
-from ckpttool.render.verdict_words import (
+from ckpttool.render.verdicts import (
     LONGEST,
     SEVERITIES,
     is_open,

@@ -11,12 +11,13 @@ import pytest
 
 from ckpttool import CheckpointError, Difference, Inspection, Verification
 from ckpttool.ops.drift import Drift
-from ckpttool.render import github, junit, plot_diff, plot_series, sarif, summary, terminal
+from ckpttool.render import github, junit, plot_diff, plot_series, sarif, terminal
 from ckpttool.render import json as documents
 from ckpttool.render.plot import Numbers
-from ckpttool.render.text import inspect_text, verify_text
+from ckpttool.render.text_changes import undo_text
 from ckpttool.render.text_diff import diff_text, drift_text, name_only_text
-from ckpttool.render.text_moves import undo_text
+from ckpttool.render.text_inspect import inspect_text
+from ckpttool.render.verdicts import verify_text
 from ckpttool.runs.listing import Listing
 from ckpttool.runs.undo import Undone
 
@@ -80,7 +81,7 @@ def report_of(
         "github": github.workflow_commands,
         "junit": junit.junit,
         "sarif": sarif.sarif,
-        "summary": summary.summary,
+        "summary": github.summary,
     }
     return write[form](verifications, unread, **options)
 

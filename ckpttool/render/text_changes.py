@@ -1,23 +1,36 @@
-"""The text of ``prune``: what stays or goes and why, one checkpoint explained, and an emptied trash."""
+"""The text of what changes files: ``prune``, ``rename`` and ``undo``, ``convert`` and ``merge``.
+
+Each text ends, or begins, with one line that says what it comes to.
+"""
 
 from __future__ import annotations
 
 import os
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size
+from ckpttool.render.tables import aligned_pairs
 from ckpttool.render.terminal import Style, display_width, pad, printable, shorten, styled
-from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pruning.explanation import Explanation
-from ckpttool.runs.pruning.prune import Pruned, foreign_files
-from ckpttool.runs.retention.plan import GroupPlan
-from ckpttool.transaction.paths import shown
-from ckpttool.transaction.trash import EmptiedTrash
+from ckpttool.transaction.paths import NotUndone, shown
+
+if TYPE_CHECKING:
+    from ckpttool.ops.conversion import Converted
+    from ckpttool.runs.members.entry import Entry
+    from ckpttool.runs.pruning.explanation import Explanation
+    from ckpttool.runs.pruning.prune import Pruned
+    from ckpttool.runs.renaming.rename import RenameResult
+    from ckpttool.runs.retention.plan import GroupPlan
+    from ckpttool.runs.undo import Undone
+    from ckpttool.transaction.trash import EmptiedTrash
+
+# prune: the plan ------------------------------------------------------------------------------------
+
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""
@@ -34,9 +47,6 @@ class _PlanRow(NamedTuple):
     verb: str
     name: str
     why: str
-
-
-# The plan -------------------------------------------------------------------------------------------
 
 
 def plan_text(
@@ -134,6 +144,8 @@ def _wrap_reason(head: str, why: str, width: int | None) -> list[str]:
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
+    from ckpttool.runs.pruning.prune import foreign_files
+
     is_long = len(group.keep) > _MOST and not verbose
     rows: list[_PlanRow] = []
     entries = [*(kept.entry for kept in group.keep), *group.remove]
@@ -152,6 +164,8 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
 
 def _foreign_words(entry: Entry) -> str:
     """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
+    from ckpttool.runs.pruning.prune import foreign_files
+
     names = foreign_files(entry)
     if not names:
         return ""
@@ -183,7 +197,7 @@ def _fold_alike(
     yield rows[-1]
 
 
-# The total ------------------------------------------------------------------------------------------
+# prune: the total, one checkpoint explained, an emptied trash ---------------------------------------
 
 
 def total_line(pruned: Pruned) -> str:
@@ -240,24 +254,6 @@ def _failure_words(pruned: Pruned, removed: int) -> str:
     return f"{line}; {len(pruned.failed):,} failed: {printable(why)}"
 
 
-# An emptied trash -----------------------------------------------------------------------------------
-
-
-def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
-    """Return what emptying the trash of some directories came to, in one line."""
-    count = sum(len(one.removed) for one in emptied)
-    if not count:
-        left = sum(one.left_bytes for one in emptied)
-        return f"nothing removed; {file_size(left)} are left in the trash" if left else "nothing in the trash"
-    size = file_size(sum(one.freed_bytes for one in emptied))
-    if any(one.dry_run for one in emptied):
-        return f"would remove {counted(count, 'checkpoint')} from the trash and free {size}"
-    return f"removed {counted(count, 'checkpoint')} from the trash, {size} freed"
-
-
-# One checkpoint explained ---------------------------------------------------------------------------
-
-
 def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
     """Return whether it stays, where it stands in its series, and what speaks for and against it."""
     return "\n".join(_explain_lines(explanation, colour))
@@ -278,3 +274,112 @@ def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
         yield "  for      nothing: no rule keeps it, nothing points at it, it is not pinned"
     for reason in explanation.against:
         yield f"  against  {printable(reason)}"
+
+
+def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
+    """Return what emptying the trash of some directories came to, in one line."""
+    count = sum(len(one.removed) for one in emptied)
+    if not count:
+        left = sum(one.left_bytes for one in emptied)
+        return f"nothing removed; {file_size(left)} are left in the trash" if left else "nothing in the trash"
+    size = file_size(sum(one.freed_bytes for one in emptied))
+    if any(one.dry_run for one in emptied):
+        return f"would remove {counted(count, 'checkpoint')} from the trash and free {size}"
+    return f"removed {counted(count, 'checkpoint')} from the trash, {size} freed"
+
+
+# rename, undo ---------------------------------------------------------------------------------------
+
+
+_COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
+
+
+def rename_text(renamed: RenameResult) -> str:
+    """Return old and new names, and what it comes to."""
+    directories: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    refused = {one.path for one in renamed.planned.plan.refused}
+    for old, new in renamed.renames:
+        name = printable(os.path.basename(new)) + ("  can't be used" if old in refused else "")
+        directories[os.path.dirname(old) or os.curdir].append((printable(os.path.basename(old)), name))
+    parts = []
+    for directory, pairs in directories.items():
+        parts.append("\n".join([printable(directory), *aligned_pairs(pairs, between="  ->  ")]))
+    return "\n\n".join([*parts, rename_total_line(renamed)])
+
+
+def rename_total_line(renamed: RenameResult) -> str:
+    """Return what a rename came to, in one line."""
+    plan = renamed.planned.plan
+    checkpoints = counted(plan.count, "checkpoint")
+    count = len(renamed.renames)
+    if renamed.failed:
+        planned = counted(len(plan.renamings), "checkpoint")
+        return f"renamed {count:,} of {planned}; {counted(len(renamed.failed), 'failure')}"
+    if renamed.declined or renamed.is_refused:
+        return f"nothing renamed of {checkpoints}"
+    if plan.refused:
+        return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be used"
+    if not plan.renamings:
+        return f"nothing to rename among {checkpoints}"
+    references = renamed.planned.update_count
+    follow = "follows" if references == 1 else "follow"
+    follows = f"; {counted(references, 'reference')} to them {follow}" if references else ""
+    verb = "would rename" if renamed.dry_run else "renamed"
+    return f"{verb} {count:,} of {checkpoints}{follows}"
+
+
+def undo_text(done: Undone) -> str:
+    """Return a heading, a line for each checkpoint and each pointer, and the total."""
+    from ckpttool.transaction.history import moment_of
+
+    command = _COMMANDS[done.kind or "trash"]
+    rows = [
+        (one.path, "from the trash" if done.kind == "trash" else f"was {os.path.basename(one.was)}")
+        for one in done.restored
+    ]
+    rows += [(path, "rewritten") for path in done.pointers]
+    lines = aligned_pairs([(printable(path), printable(what)) for path, what in rows])
+    return "\n".join([f"{command} of {moment_of(done.identity or '')}", *lines, _undo_total(done)])
+
+
+def _undo_total(done: Undone) -> str:
+    verb = "would restore" if done.dry_run else "restored"
+    if count := len(done.restored):
+        return f"{verb} {counted(count, 'checkpoint')}"
+    if done.pointers:
+        return f"{verb} {counted(len(done.pointers), 'pointer')}; no checkpoint had moved"
+    nothing = "would restore nothing" if done.dry_run else "nothing restored"
+    if not done.problems:
+        return f"{nothing}: everything is already as it was"
+    others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
+    problem = done.problems[0]
+    why = problem.why if isinstance(problem, NotUndone) else problem.message
+    return f"{nothing}: {printable(f'{os.path.basename(problem.path)}: {why}')}{others}"
+
+
+# convert, merge -------------------------------------------------------------------------------------
+
+
+_MOST_DROPPED = 40
+
+
+def convert_text(converted: Converted, *, colour: bool = False) -> str:
+    """Return a line for what a conversion made, and below it its notes and what was dropped."""
+    sources = converted.sources
+    source = sources[0] if len(sources) == 1 else f"{len(sources):,} parts"
+    size = f"{counted(converted.tensors, 'tensor')}, {file_size(converted.nbytes)}"
+    if converted.dry_run:
+        result = f"would write {size} as {converted.format}"
+    else:
+        names_format = os.path.basename(converted.target).lower().endswith(f".{converted.format}")
+        result = f"{size}{'' if names_format else f' as {converted.format}'}, read back and equal"
+    head = f"{printable(source)} → {printable(converted.target)}: {result}"
+    lines = [styled(head, Style.BOLD, colour)]
+    lines += [f"  {printable(note)}" for note in converted.notes]
+    if dropped := converted.dropped:
+        count = f"not carried: {counted(len(dropped), 'thing')}"
+        lines.append(f"  {styled(count, Style.YELLOW, colour)}")
+        lines += [f"    {printable(one.path)}: {printable(one.why)}" for one in dropped[:_MOST_DROPPED]]
+        if len(dropped) > _MOST_DROPPED:
+            lines.append(f"    … {len(dropped) - _MOST_DROPPED:,} more")
+    return "\n".join(lines)

@@ -1,18 +1,18 @@
-"""The text of ``inspect`` and ``verify``: what a checkpoint is, its tensors as a table, and findings."""
+"""The text of ``inspect``: what a checkpoint is, its tensors as a table, and what was found."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import TrainingState
-from ckpttool.core.report import Finding, Severity, counted
+from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.ops.inspect import Inspection, ValueStatistics
-from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
 from ckpttool.render.numbers import file_size, number, shape_text
-from ckpttool.render.terminal import Style, cut, printable, shorten, styled
+from ckpttool.render.terminal import cut, printable, shorten
+from ckpttool.render.verdicts import finding_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,10 +21,6 @@ MAX_ROWS = 40
 MAX_TRAINERS = 8
 """More lines than that push out what matters; ``--json`` has all."""
 _MAX_VALUE = 60
-_MAX_ALIKE = 4
-"""So many findings of one code get a line each; more get one line that names so many places."""
-_INFORMATIVE_CHECKS = ("checksum", "values", "manifest")
-"""Checks whose detail stands in the line of the verdict when they pass."""
 _FRAMEWORKS = {
     "pytorch": "PyTorch",
     "transformers": "Transformers",
@@ -33,11 +29,6 @@ _FRAMEWORKS = {
     "paddle": "Paddle",
 }
 _TRAINER_WORDS = {"epoch_id": "epoch", "step_id": "step"}
-_MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
-_STYLES = {"error": Style.RED, "warning": Style.YELLOW, "note": Style.CYAN}
-
-
-# inspect --------------------------------------------------------------------------------------------
 
 
 def inspect_text(
@@ -246,100 +237,3 @@ def _column_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 def _is_empty_column(column: int, rows: Sequence[Sequence[str]]) -> bool:
     return all(row[column] in _NOTHING for row in rows if len(row) > column)
-
-
-# verify ---------------------------------------------------------------------------------------------
-
-
-def verify_text(verifications: list[Verification], *, verbose: bool = False, colour: bool = False) -> str:
-    """Return a line a checkpoint, its findings below it, and a last line that counts."""
-    lines: list[str] = []
-    for verification in verifications:
-        lines.append(_verdict_line(verification, colour))
-        messages = {finding.message for finding in verification.findings}  # printed once, with their places
-        lines += [
-            f"    {check.name:<10} {check.status.value:<8} "
-            f"{'' if check.detail in messages else printable(check.detail)}".rstrip()
-            for check in verification.checks
-            if verbose or not verification.is_fine or check.name in PREDICTION
-        ]
-        lines += [f"    {line}" for line in finding_lines(verification.findings, colour, MAX_ROWS)]
-    if len(verifications) > 1:
-        lines.append(_counts(verifications))
-    return "\n".join(lines)
-
-
-def _verdict_line(verification: Verification, colour: bool) -> str:
-    word, style = _verdict(verification)
-    kind = " ".join(filter(None, (verification.format, verification.variant))) or "unrecognised"
-    done = ", ".join(
-        f"{check.name} {check.detail}"
-        for check in verification.checks
-        if check.status is Status.PASSED and check.name in _INFORMATIVE_CHECKS
-    )
-    skipped = [check.name for check in verification.checks if check.status is Status.SKIPPED]
-    not_checked = f"; not checked: {', '.join(skipped)}" if skipped else ""
-    mark = styled(f"{word:<8}", style, colour)
-    size = file_size(verification.nbytes)
-    details = f": {done}" if done else ""
-    return f"{mark} {printable(verification.path)}  {kind}, {size}{details}{not_checked}"
-
-
-def _verdict(verification: Verification) -> tuple[str, Style]:
-    if not verification.is_valid:
-        return ("NOT RUN" if verification.is_owed else "INVALID"), Style.RED
-    if verification.safety is Safety.UNSAFE:
-        return "UNSAFE", Style.RED
-    return ("valid", Style.GREEN) if verification.safety is Safety.SAFE else ("valid?", Style.YELLOW)
-
-
-def _counts(verifications: list[Verification]) -> str:
-    words = [_verdict(verification)[0] for verification in verifications]
-    counted = ", ".join(
-        f"{words.count(word):,} {word.rstrip('?').lower()}"
-        for word in ("valid", "INVALID", "NOT RUN", "UNSAFE")
-        if word in words
-    )
-    unknown = words.count("valid?")
-    doubt = f"{', ' if counted else ''}{unknown:,} valid, safety unknown" if unknown else ""
-    return f"{len(verifications):,} checkpoints: {counted}{doubt}"
-
-
-# Findings -------------------------------------------------------------------------------------------
-
-
-def finding_lines(findings: Iterable[Finding], colour: bool, limit: int | None = None) -> list[str]:
-    """Return a line for each finding, or for many of one code; at most ``limit``, and a count of the rest."""
-    groups = list(_group_findings(findings))
-    lines = [_finding_line(group, colour) for group in groups[:limit]]
-    if left := sum(map(len, groups[len(lines) :])):
-        lines.append(f"… and {left:,} more findings (--json has them all)")
-    return lines
-
-
-def _group_findings(findings: Iterable[Finding]) -> Iterator[Sequence[Finding]]:
-    """Yield the findings of each line, in the order of their first ones."""
-    groups: dict[tuple[Severity, str, str | None], list[Finding]] = {}
-    everything = list(findings)
-    for finding in everything:
-        if finding.where:
-            groups.setdefault((finding.severity, finding.code, finding.ignored), []).append(finding)
-    for finding in everything:
-        alike = groups.get((finding.severity, finding.code, finding.ignored), [])
-        if not finding.where or len(alike) <= _MAX_ALIKE:
-            yield [finding]
-        elif alike[0] is finding:
-            yield alike
-
-
-def _finding_line(alike: Sequence[Finding], colour: bool) -> str:
-    first = alike[0]
-    mark = _MARKS[first.severity]
-    ignored = "" if first.ignored is None else f" (ignored: {printable(first.ignored)})"
-    start = f"{styled(mark, _STYLES[mark], colour and not ignored)} {first.code}"
-    if len(alike) == 1:
-        place = f" [{printable(first.where)}]" if first.where else ""
-        return f"{start}{place}: {printable(first.message)}{ignored}"
-    places = ", ".join(printable(one.where or "") for one in alike[:_MAX_ALIKE])
-    which = "" if all(one.message == first.message for one in alike) else "the first: "
-    return f"{start} in {len(alike):,} places [{places}, …]: {which}{printable(first.message)}{ignored}"
