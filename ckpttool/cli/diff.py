@@ -170,7 +170,7 @@ def compare_two(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) ->
         difference = diff_checkpoints(a, b, wishes, advance=advance)
     if output.plot is not None:
         from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_diff import difference_picture
+        from ckpttool.render.plot_results import difference_picture
 
         write_report(output.plot, difference_picture(kind_of(output.plot), difference))
     if not output.quiet:
@@ -241,7 +241,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
         series = drift(paths, wishes, advance=advance)
     if output.plot is not None:
         from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_diff import drift_picture
+        from ckpttool.render.plot_results import drift_picture
 
         write_report(output.plot, drift_picture(kind_of(output.plot), series))
     if output.json and not output.quiet:

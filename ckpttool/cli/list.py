@@ -163,7 +163,7 @@ def list_(
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.reports import write_report
         from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_series import series_picture
+        from ckpttool.render.plot_results import series_picture
 
         title = paths[0] if len(paths) == 1 else os.curdir
         write_report(plot, series_picture(kind_of(plot), title, listing))

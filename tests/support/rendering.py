@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool import CheckpointError, Difference, Inspection, Verification
 from ckpttool.ops.drift import Drift
-from ckpttool.render import github, junit, plot_diff, plot_series, sarif, terminal
+from ckpttool.render import github, junit, plot_results, sarif, terminal
 from ckpttool.render import json as documents
 from ckpttool.render.plot import Numbers
 from ckpttool.render.text_changes import undo_text
@@ -100,10 +100,10 @@ def picture_of(result: Difference | Drift | Listing, kind: str = "svg", title: s
     """Return the picture of a result; a list of checkpoints has a title."""
     match result:
         case Difference():
-            return plot_diff.difference_picture(kind, result)
+            return plot_results.difference_picture(kind, result)
         case Drift():
-            return plot_diff.drift_picture(kind, result)
-    return plot_series.series_picture(kind, title, result)
+            return plot_results.drift_picture(kind, result)
+    return plot_results.series_picture(kind, title, result)
 
 
 @dataclass
@@ -123,6 +123,5 @@ def draw_nothing(patch: pytest.MonkeyPatch) -> Drawn:
         drawn.title, drawn.drawings, drawn.numbers = title, drawings, numbers
         return b"drawn"
 
-    for module in (plot_diff, plot_series):
-        patch.setattr(module, "picture", picture)
+    patch.setattr(plot_results, "picture", picture)
     return drawn
