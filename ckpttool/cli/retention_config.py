@@ -84,7 +84,7 @@ KEYS: Mapping[str, Reader] = {
     **_readers(Scope),
     "min-age": _REQUEST["min-age"],
     "max-delete": partial(_parse_text, _delete_limit),
-    "verify": _REQUEST["verify"],
+    "verify": _one_of("full", "quick"),
     "trash": truth,
     "yes": truth,
     "jobs": whole_number(1),

@@ -186,6 +186,7 @@ def test_a_file_may_say_nothing_of_it() -> None:
             "ckpttool.toml[retention]: group-by is 'run' (parent, prefix, format or none)",
         ),
         ("[retention]\nkeep-name = 'a*'", "ckpttool.toml[retention]: keep-name is 'a*' (a list of"),
+        ("[retention]\nverify = 'all'", "ckpttool.toml[retention]: verify is 'all' (full or quick)"),
         ("[retention]\nyes = 1", "ckpttool.toml[retention]: yes is 1 (true or false)"),
         (
             "[retention]\nkeep-within = 'soon'",
