@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 import re
@@ -95,6 +96,23 @@ def options_from(arguments: str) -> tuple[PruneOptions, dict[str, Any]]:
     given = given_values(context, {**options_of(Policy), **options_of(Request)})
     directory = None if values["directory"] is None else str(values["directory"])
     return read_prune_options(directory, {**given, **own}), values
+
+
+def test_what_is_given_counts_even_if_it_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ckpttool.toml").write_text("[retention]\nkeep-last = 3\nverify = 'quick'\nmin-age = '2h'\n")
+    Path("ckpttool.toml").chmod(0o644)
+    asked = [options_from(options)[0].requests()[0] for options in ("", "--verify full --min-age 0")]
+    assert [(one.depth, one.min_age) for one in asked] == [("quick", 7200), ("full", 0)]
+
+
+def test_the_first_mistake_of_the_command_line_is_told(run, series: Path) -> None:
+    mistakes = [("--min-age", "soon"), ("--max-size", "huge"), ("--keep-within", "3m")]
+    for first, second in itertools.permutations(mistakes, 2):
+        status, out, err = run("prune", series, *first, *second)
+        assert (status, out, err.startswith(f"ckpttool: error: {first[0]}: ")) == (2, "", True)
 
 
 LOSSES = "epoch,val_loss\n" + "".join(f"{epoch},{abs(epoch - 4)}\n" for epoch in range(1, 11))
