@@ -24,7 +24,7 @@ from ckpttool.cli.config import (
     whole_number,
 )
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import Option, options_of, value_types
+from ckpttool.core.options import Option, attributes_by_key, options_of, value_types
 from ckpttool.runs.pruning.request import Request, delete_limit
 from ckpttool.runs.retention.policies import PathRule, Policies
 from ckpttool.runs.retention.rules import Policy
@@ -89,7 +89,7 @@ KEYS: Mapping[str, Reader] = {
     "yes": truth,
     "jobs": whole_number(1),
 }
-_ATTRIBUTES = {one.key: name for record in (Policy, Request) for name, one in options_of(record).items()}
+_ATTRIBUTES = attributes_by_key(Policy) | attributes_by_key(Request)
 """The attributes that keys stand for."""
 
 

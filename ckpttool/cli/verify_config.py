@@ -25,6 +25,7 @@ from ckpttool.cli.config import (
     whole_number,
 )
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import attributes_by_key
 from ckpttool.ops.ignored_findings import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import InputSpec, PredictionRequest, parse_input
@@ -35,8 +36,7 @@ _COMMAND_LINE_ONLY = {
     "record": "recordings are only made on the command line: --record FILE",
 }
 _NEEDED = {"code": "a finding's code, as docs/findings.md lists them", "reason": "why it is of no matter"}
-_ATTRIBUTES = {"input-shape": "input_shapes"}
-"""Keys whose attribute of a ``PredictionRequest`` has another name."""
+_ATTRIBUTES = attributes_by_key(PredictionRequest)
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
 """Wishes that replace each other: a later rule with one of them drops the other."""
 
@@ -142,10 +142,7 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRu
     values = {key: KEYS[key](table[key], key) for key in KEYS if key in table}
     predict = truth(table["predict"], "predict") if "predict" in table else None
     ignores = _read_ignores(table["ignore"], origin) if "ignore" in table else None
-    wishes = {
-        _ATTRIBUTES.get(key, key.replace("-", "_")): _resolve_paths(key, value, directory)
-        for key, value in values.items()
-    }
+    wishes = {_ATTRIBUTES[key]: _resolve_paths(key, value, directory) for key, value in values.items()}
     return VerifyRule(origin, glob_below(table["path"]), predict, wishes, ignores)
 
 

@@ -57,6 +57,11 @@ def options_of(record: type) -> Mapping[str, Option]:
     return {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
 
 
+def attributes_by_key(record: type) -> dict[str, str]:
+    """Return the names of a record's attributes by what a configuration calls them."""
+    return {option.key: name for name, option in options_of(record).items()}
+
+
 @cache
 def value_types(record: type) -> Mapping[str, Any]:
     """Return the types of a record's attributes, where they aren't None; ``list[str]`` for any texts."""
