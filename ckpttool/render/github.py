@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.report import Severity
 from ckpttool.ops.verdict import Check, Status, Verification
+from ckpttool.render.terminal import printable_cut
 from ckpttool.render.verdicts import (
     VERDICTS,
     count_verdicts,
@@ -19,7 +20,6 @@ from ckpttool.render.verdicts import (
     is_undone,
     message_with_place,
     path_from_root,
-    printable_cut,
     rank_findings,
     verdict_word,
 )

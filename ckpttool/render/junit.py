@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.report import Finding, Severity
 from ckpttool.ops.verdict import Check, Status, Verification
+from ckpttool.render.terminal import printable_cut
 from ckpttool.render.verdicts import (
     finding_sentence,
     findings_of,
     findings_without_check,
     is_open,
     is_undone,
-    printable_cut,
 )
 
 if TYPE_CHECKING:

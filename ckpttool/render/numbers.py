@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ckpttool.render.terminal import cut, printable
+from ckpttool.render.terminal import printable, printable_cut
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _SMALL, _LARGE = 0.01, 10_000.0
@@ -75,7 +75,7 @@ def utc_time(nanoseconds: int) -> str | None:
 def two_values(a: object, b: object) -> str:
     """Return two values with as many digits as it takes to tell them apart."""
     if isinstance(a, str) or isinstance(b, str):
-        return " → ".join(cut(printable(repr(value)), LONGEST_VALUE) for value in (a, b))
+        return " → ".join(printable_cut(repr(value), LONGEST_VALUE) for value in (a, b))
     shown = [str(a), str(b)]
     for digits in range(_FEWEST_DIGITS, _MOST_DIGITS + 1):
         shown = [_digits(value, digits) for value in (a, b)]

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core.report import Finding
 from ckpttool.ops.verdict import Verification
 from ckpttool.render.json import dumps
+from ckpttool.render.terminal import LONGEST, printable_cut
 from ckpttool.render.verdicts import (
-    LONGEST,
     SEVERITIES,
     is_open,
     message_with_place,
     path_from_root,
-    printable_cut,
     verdict_word,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ckpttool.render.terminal import Style, display_width, pad, shorten, styled
@@ -49,27 +49,39 @@ def text_table(
         dispensable: Headings of columns that a narrow table leaves out, in this order.
         narrowest: Characters of a name that stay if no column is left to leave out.
     """
-    shown = [at for at in range(len(headings)) if at == 0 or any(row[at] for row in rows)]
     widths = [max(display_width(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
-    left_out = []
-    for heading in dispensable:
-        if min(widths[0], _NARROWEST_NAME) + sum(widths[at] + GAP for at in shown[1:]) <= width:
-            break
-        at = headings.index(heading)
-        if at in shown:
-            shown.remove(at)
-            left_out.append(heading)
-    room = max(narrowest, width - sum(widths[at] + GAP for at in shown[1:]))
+    behind = [at for at in range(1, len(headings)) if any(row[at] for row in rows)]
+    room = width - min(widths[0], _NARROWEST_NAME)
+    behind, left_out = columns_that_fit(room, behind, headings, widths, dispensable)
+    room = max(narrowest, width - sum(widths[at] + GAP for at in behind))
     widths[0] = min(widths[0], room)
     lines = []
     for row in (headings, *rows):
         cells = [pad(shorten(row[0], room), widths[0])]
         cells += [
-            pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at])
-            for at in shown[1:]
+            pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at]) for at in behind
         ]
         lines.append((" " * GAP).join(cells).rstrip())
     return TextTable(lines, left_out)
+
+
+def columns_that_fit(
+    room: int,
+    columns: Iterable[int],
+    headings: Sequence[str],
+    widths: Sequence[int],
+    dispensable: Iterable[str],
+) -> tuple[list[int], list[str]]:
+    """Return the columns that stay, with a gap before each, and the headings of those left out, in order."""
+    shown, left_out = list(columns), []
+    for heading in dispensable:
+        if sum(GAP + widths[at] for at in shown) <= room:
+            break
+        at = headings.index(heading)
+        if at in shown:
+            shown.remove(at)
+            left_out.append(heading)
+    return shown, left_out
 
 
 def aligned_pairs(pairs: Sequence[tuple[str, str]], between: str = "  ") -> list[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import unicodedata
 from enum import IntEnum
 
+ELLIPSIS = "…"
+LONGEST = 4096
+"""Characters of one name or sentence: the longest path that Linux opens. A file may hold longer names."""
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Control, format (bidirectional marks, zero-width), surrogate, private use, unassigned, line separators.
 _UNFIT = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -43,7 +46,12 @@ def styled(text: str, style: Style, colour: bool) -> str:
 
 def cut(text: str, room: int) -> str:
     """Return a text without its end if it has more characters than there is room."""
-    return text if len(text) <= room else f"{text[: room - 1]}…"
+    return text if len(text) <= room else f"{text[: room - 1]}{ELLIPSIS}"
+
+
+def printable_cut(text: str, longest: int = LONGEST) -> str:
+    """Return a text out of a file, spelled out where it isn't printable and cut where it is endless."""
+    return cut(printable(text[: longest + 1]), longest)
 
 
 def shorten(name: str, room: int) -> str:
@@ -51,7 +59,7 @@ def shorten(name: str, room: int) -> str:
     if display_width(name) <= room:
         return name
     end = (room - 1) * 2 // 3
-    return f"{_fitting_prefix(name, room - 1 - end)}…{_fitting_prefix(name[::-1], end)[::-1]}"
+    return f"{_fitting_prefix(name, room - 1 - end)}{ELLIPSIS}{_fitting_prefix(name[::-1], end)[::-1]}"
 
 
 def display_width(text: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size
 from ckpttool.render.tables import aligned_pairs
-from ckpttool.render.terminal import Style, display_width, pad, printable, shorten, styled
+from ckpttool.render.terminal import ELLIPSIS, Style, display_width, pad, printable, shorten, styled
 from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _MOST, _ALIKE, _FIRST = 24, 12, 5
 _MOST_FOREIGN_FILES = 4
 _NARROWEST, _WIDEST = 24, 40
 """Columns for names and for reasons where there is not enough room for both."""
-_ELLIPSIS = "…"
 _INDENT = len("  remove  ")
 
 
@@ -119,7 +118,7 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
 
 def _is_note(row: _PlanRow) -> bool:
     """Tell whether a line is no checkpoint's, but says how many more there are."""
-    return row.name.startswith(_ELLIPSIS)
+    return row.name.startswith(ELLIPSIS)
 
 
 def _shorten_names(names: Sequence[str], room: int) -> list[str]:
@@ -127,7 +126,7 @@ def _shorten_names(names: Sequence[str], room: int) -> list[str]:
     excess = max(map(display_width, names), default=0) - room
     shared = os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
     if 0 < excess < len(shared):
-        names = [_ELLIPSIS + name[excess + 1 :] for name in names]
+        names = [ELLIPSIS + name[excess + 1 :] for name in names]
     return [shorten(name, room) for name in names]
 
 
@@ -193,7 +192,7 @@ def _fold_alike(
     hidden = entries[_FIRST:-1]
     size = file_size(sum(entry.contents.nbytes for entry in hidden))
     yield from rows[:_FIRST]
-    yield _PlanRow(verb, f"{_ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "")
+    yield _PlanRow(verb, f"{ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "")
     yield rows[-1]
 
 

@@ -27,7 +27,7 @@ from ckpttool.render.numbers import (
     two_values,
 )
 from ckpttool.render.tables import TextTable, aligned_pairs, more_line, text_table
-from ckpttool.render.terminal import Style, cut, printable, styled
+from ckpttool.render.terminal import Style, printable, printable_cut, styled
 from ckpttool.weights.comparing.statistics import Tolerance, relative_change, relative_norm
 
 MAX_ROWS = 40
@@ -360,8 +360,8 @@ def value_text(value: object) -> str:
     if isinstance(value, Mapping | list):
         from ckpttool.render.json import dumps
 
-        return cut(printable(dumps(value)), LONGEST_VALUE)
-    return cut(printable(number(value)), LONGEST_VALUE) or "''"
+        return printable_cut(dumps(value), LONGEST_VALUE)
+    return printable_cut(number(value), LONGEST_VALUE) or "''"
 
 
 def change_text(change: ValueChange) -> str:

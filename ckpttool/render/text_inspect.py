@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import TrainingState
@@ -11,7 +11,8 @@ from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.render.numbers import file_size, number, shape_text
-from ckpttool.render.terminal import cut, printable, shorten
+from ckpttool.render.tables import GAP, columns_that_fit
+from ckpttool.render.terminal import printable, printable_cut, shorten
 from ckpttool.render.verdicts import finding_lines
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:
             f"{key}={'…' if isinstance(value, Mapping | list) else number(value)}"
             for key, value in state.hyper_parameters.items()
         )
-        yield "settings", cut(printable(", ".join(settings)), _MAX_VALUE)
+        yield "settings", printable_cut(", ".join(settings), _MAX_VALUE)
 
 
 def _origin(state: TrainingState, name: str) -> str:
@@ -135,12 +136,11 @@ def fluid_lines(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # The table of tensors -------------------------------------------------------------------------------
 
 
-_STATISTICS = ("min", "max", "mean", "std", "zeros", "NaN", "Inf")
+_COUNTS = ("zeros", "NaN", "Inf")
+_STATISTICS = ("min", "max", "mean", "std", *_COUNTS)
 _LEFT = ("  tensor", "type", "shape")
-_NOTHING = {"", "0"}
 _DISPENSABLE = ("size", "type", "zeros", "shape", "std", "mean")
 """Columns that a narrow table of statistics leaves out, in this order; counts that are all 0 go first."""
-_COLUMN_GAP = 2
 _NARROWEST_NAME = 20
 
 
@@ -152,28 +152,30 @@ def _tensor_table(inspection: Inspection, limit: int | None, width: int) -> tupl
     has_statistics = inspection.statistics is not None
     headings = [*_LEFT, "size", *(_STATISTICS if has_statistics else ())]
     rows = list(_tensor_rows(inspection, limit))
-    left_out = _columns_left_out(headings, rows, width) if has_statistics else []
-    shown = [at for at, heading in enumerate(headings) if heading not in left_out]
-    table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="dim")
-    for at in shown:
-        is_left = headings[at] in _LEFT
+    full = [row for row in rows if len(row) > 1]
+    widths = [max(map(len, (heading, *(row[at] for row in full)))) for at, heading in enumerate(headings)]
+    blank = {heading for at, heading in enumerate(headings) if all(row[at] in ("", "0") for row in full)}
+    name = min(max((len(row[0]) for row in rows), default=0), _NARROWEST_NAME)
+    dispensable = (*(one for one in _COUNTS if one in blank), *_DISPENSABLE) if has_statistics else ()
+    shown, left_out = columns_that_fit(
+        width - name - GAP, range(1, len(headings)), headings, widths, dispensable
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    for at in (0, *shown):
         table.add_column(
             headings[at],
-            justify="left" if is_left else "right",
+            justify="left" if headings[at] in _LEFT else "right",
             overflow="fold",
             no_wrap=has_statistics,
         )
-    room = max(
-        _NARROWEST_NAME,
-        width - sum(_column_widths(headings, rows)[at] + _COLUMN_GAP for at in shown[1:]) - _COLUMN_GAP,
-    )
+    room = max(_NARROWEST_NAME, width - sum(widths[at] + GAP for at in shown) - GAP)
     for row in rows:
+        cell = shorten(row[0], room) if has_statistics else row[0]
         if len(row) == 1:
-            table.add_row(Text(row[0] if not has_statistics else shorten(row[0], room), style="cyan"))
+            table.add_row(Text(cell, style="cyan"))
         else:
-            name = shorten(row[0], room) if has_statistics else row[0]
-            table.add_row(*map(Text, (name, *(row[at] for at in shown[1:]))))
-    return table, [heading for heading in left_out if not _is_empty_column(headings.index(heading), rows)]
+            table.add_row(*map(Text, (cell, *(row[at] for at in shown))))
+    return table, [heading for heading in left_out if heading not in blank]
 
 
 def _tensor_rows(inspection: Inspection, limit: int | None) -> Iterator[tuple[str, ...]]:
@@ -213,27 +215,3 @@ def _statistics_cells(statistics: Mapping[str, ValueStatistics] | None, tensor: 
         "" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
         for value in numbers
     )
-
-
-def _columns_left_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the headings of columns without which a table becomes narrow enough."""
-    widths = dict(zip(headings, _column_widths(headings, rows), strict=True))
-    del widths[headings[0]]
-    name = min(max((len(row[0]) for row in rows), default=0), _NARROWEST_NAME)
-    empty = [heading for heading in _STATISTICS[-3:] if _is_empty_column(headings.index(heading), rows)]
-    left_out: list[str] = []
-    for heading in dict.fromkeys((*empty, *_DISPENSABLE)):
-        if name + sum(_COLUMN_GAP + one for one in widths.values()) + _COLUMN_GAP <= width:
-            break
-        del widths[heading]
-        left_out.append(heading)
-    return left_out
-
-
-def _column_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    cells = [row for row in rows if len(row) == len(headings)]
-    return [max(map(len, (heading, *(row[at] for row in cells)))) for at, heading in enumerate(headings)]
-
-
-def _is_empty_column(column: int, rows: Sequence[Sequence[str]]) -> bool:
-    return all(row[column] in _NOTHING for row in rows if len(row) > column)

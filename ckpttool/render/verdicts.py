@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import PREDICTION, Check, Safety, Status, Verification
 from ckpttool.render.numbers import file_size
-from ckpttool.render.terminal import Style, printable, styled
+from ckpttool.render.terminal import Style, printable, printable_cut, styled
 
-LONGEST = 4096
-"""Characters of one name or sentence: the longest path that Linux opens. A file may hold longer names."""
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 """The worst first: what CI shows is cut at the end."""
 _MOST_FINDINGS = 40
@@ -121,12 +119,6 @@ def _finding_line(alike: Sequence[Finding], colour: bool) -> str:
 
 
 # For CI ---------------------------------------------------------------------------------------------
-
-
-def printable_cut(text: str, longest: int = LONGEST) -> str:
-    """Return a text out of a file, spelled out where it isn't printable and cut where it is endless."""
-    spelled = printable(text[:longest])
-    return spelled if max(len(spelled), len(text)) <= longest else f"{spelled[: longest - 1]}…"
 
 
 def finding_sentence(finding: Finding) -> str:
