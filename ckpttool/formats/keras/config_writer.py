@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.formats.keras.layers import Layer, layer_of
+from ckpttool.formats.keras.layers import ANY, Layer, layer_of, type_of
 from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
 from ckpttool.formats.keras.variable_order import KerasRefusal
 from ckpttool.io.hdf5_writer import attribute_fault
@@ -28,36 +28,6 @@ _MODULES = {"loss": "keras.losses", "metrics": "keras.metrics", "weighted_metric
 _OF_KERAS_3 = b'{"keras_version": "3.0.0", "backend": "tensorflow"}'
 """The metadata of a configuration of Keras 2: the first release that reads it."""
 _COMPILE, _OPTIMIZER = "compile_config", "optimizer_config"
-_ANY = object()
-_Removed = Mapping[str, object]
-_POOLED = ("MaxPooling", "AveragePooling", "GlobalMaxPooling", "GlobalAveragePooling")
-_UNCHANGED = (
-    *("Dense", "EinsumDense", "Embedding", "Masking"),
-    *("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax"),
-    *("Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization"),
-    *("Flatten", "Reshape", "Permute", "RepeatVector", "Rescaling", "Resizing", "CenterCrop"),
-    *("BatchNormalization", "LayerNormalization", "GroupNormalization", "UnitNormalization"),
-    *("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"),
-    *(f"{kind}{axes}D" for kind in (*_POOLED, "Conv") for axes in (1, 2, 3)),
-    *(f"{kind}{axes}D" for kind in ("UpSampling", "ZeroPadding", "Cropping") for axes in (1, 2, 3)),
-    *("Bidirectional", "TimeDistributed"),
-)
-_NO_GROUPS: _Removed = {"groups": 1}
-_SEPARATE: _Removed = {
-    "groups": 1,
-    "kernel_initializer": _ANY,
-    "kernel_regularizer": None,
-    "kernel_constraint": None,
-}
-_REMOVED_SETTINGS: Mapping[str, _Removed] = {
-    **{kind: {} for kind in _UNCHANGED},
-    "InputLayer": {"sparse": False, "ragged": False},
-    **{f"SpatialDropout{axes}D": {"noise_shape": None, "trainable": _ANY} for axes in (1, 2, 3)},
-    **{f"Conv{axes}DTranspose": _NO_GROUPS for axes in (1, 2, 3)},
-    **{f"{kind}Conv{axes}D": _SEPARATE for kind in ("Depthwise", "Separable") for axes in (1, 2)},
-    **{kind: {"time_major": False, "implementation": _ANY} for kind in ("LSTM", "GRU", "SimpleRNN")},
-}
-"""What Keras 3 lacks of a layer's settings, with the values that it always has."""
 _FUNCTIONS: frozenset[object] = frozenset(
     [
         *("elu", "exponential", "gelu", "linear", "relu", "selu", "sigmoid"),
@@ -220,11 +190,11 @@ def _keras_3_layer(node: Any) -> dict[str, Any]:
 
 def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     layer = f"layer {config.get('name')!r} ({kind})"
-    if kind not in _REMOVED_SETTINGS:
+    removed = type_of(kind).removed_settings
+    if removed is None:
         raise KerasRefusal(f"{layer} is none that Keras 3 is known to read as Keras 2 wrote it")
-    removed = _REMOVED_SETTINGS[kind]
     for key, value in config.items():
-        is_other = removed.get(key, _ANY) is not _ANY and value != removed[key]
+        is_other = removed.get(key, ANY) is not ANY and value != removed[key]
         if is_other or (key in _CHOICES and (not isinstance(value, str) or value not in _CHOICES[key])):
             raise KerasRefusal(
                 f"{layer} has {key}={value!r:.60}, which Keras 3 lacks or takes for something else"

@@ -15,24 +15,23 @@ from typing import NamedTuple
 
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.keras.layers import (
+    LAYERS,
     LAYERS_KEY,
-    RULES,
     Group,
     Layer,
     layer_of,
     layers_listed_by,
     layers_with_groups,
     snake_case,
+    type_of,
     weights_of,
 )
 from ckpttool.formats.keras.orders import KernelOrder, Place, orders_in
 
-_WRAPPERS = {"TimeDistributed": "layer", "Bidirectional": "layer", "RNN": "cell"}
-"""Layers around a layer, and what their configuration calls it."""
-
 _GROUPS = {
     snake_case(kind, words): kind
-    for kind in RULES.keys() - _WRAPPERS.keys() - {"StackedRNNCells"}
+    for kind, known in LAYERS.items()
+    if known.shapes is not None and not known.wraps and kind != "StackedRNNCells"
     for words in ("[a-z]+", "[a-z0-9]+")
 }
 _COUNT = re.compile(r"_[0-9]+$")
@@ -52,8 +51,7 @@ MISSING_WEIGHTS: Mapping[str, tuple[str, ...]] = {
 """What stands behind the class of a norm, and the weights that it says are missing."""
 _TEXT_OF_MISSING = {names: text for text, names in MISSING_WEIGHTS.items()}
 
-_NORMS = ("BatchNormalization", "LayerNormalization", "GroupNormalization")
-_GRU = ("GRU", "GRUCell")
+_NORMS = ("batch norm", "norm")
 
 Kinds = Mapping[str, str]
 Orders = Mapping[Place, KernelOrder]
@@ -108,18 +106,19 @@ Find = Callable[[tuple[str, ...]], "LayerKind | None"]
 def kind_of(layer: Layer) -> LayerKind | None:
     """Return the class of a layer, or of what it is wrapped around; None if nobody can tell."""
     inner = layer
-    while inner.kind in _WRAPPERS and inner.is_known:
-        wrapped = layer_of(inner.config.get(_WRAPPERS[inner.kind]))
+    while (key := type_of(inner.kind).wraps) and inner.is_known:
+        wrapped = layer_of(inner.config.get(key))
         if wrapped is None:
             return None
         inner = wrapped
     if inner.is_model or weights_of(inner) is None:
         return None
-    is_off = {name: inner.config.get(key) is False for key, name in _OPTIONAL.items() if inner.kind in _NORMS}
+    kind = type_of(inner.kind).kind
+    is_off = {name: inner.config.get(key) is False for key, name in _OPTIONAL.items() if kind in _NORMS}
     return LayerKind(
         inner.kind,
         missing=tuple(name for name, is_missing in is_off.items() if is_missing),
-        is_reset_early=inner.kind in _GRU and not inner.config.get("reset_after"),
+        is_reset_early=kind == "gru" and not inner.config.get("reset_after"),
     )
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from typing import Any, NamedTuple
 
-from ckpttool.formats.keras.names import WITHOUT, part_of_keras
+from ckpttool.formats.keras.names import part_of_keras
 
 Shape = tuple[int | None, ...] | None
 """The shape of a weight; None for an axis of any length, and for any shape at all."""
@@ -110,7 +111,7 @@ def weights_of(layer: Layer) -> list[Shape] | None:
     """Return the shapes of the weights that a layer has once it is built, or None if nobody can tell."""
     if layer.is_model:
         return _weights_of_model(layer)
-    config, rule = layer.config, RULES.get(layer.kind)
+    config, rule = layer.config, type_of(layer.kind).shapes
     if rule is None or not layer.is_known or any(config.get(key) for key in _CHANGED_BY):
         return None
     dtype = config.get("dtype")
@@ -139,7 +140,7 @@ def _weights_of_model(model: Layer) -> list[Shape] | None:
         return None
     shapes: list[Shape] = []
     for layer in layers:
-        of_layer = [] if layer.kind in WITHOUT else weights_of(layer)
+        of_layer = [] if type_of(layer.kind).is_weightless else weights_of(layer)
         if of_layer is None:
             return None
         shapes += of_layer
@@ -289,7 +290,7 @@ def _attention_scales(config: Config, given: BuildShape) -> Iterator[Shape]:
 
 def _inner_weights(node: object) -> Iterator[Shape]:
     layer = layer_of(node)
-    shapes = None if layer is None else [] if layer.kind in WITHOUT else weights_of(layer)
+    shapes = None if layer is None else [] if type_of(layer.kind).is_weightless else weights_of(layer)
     yield from [_UNKNOWN_SHAPE] if shapes is None else shapes
 
 
@@ -317,35 +318,180 @@ def _any_weight(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield None
 
 
-RULES: dict[str, Rule] = {
-    "AdditiveAttention": _attention_scales,
-    "Attention": _attention_scales,
-    "BatchNormalization": _batch_norm,
-    "Bidirectional": _both_directions,
-    "Dense": _dense,
-    "EinsumDense": _any_and("bias_axes"),
-    "Embedding": _embeddings,
-    "GRU": _recurrent(3),
-    "GRUCell": _recurrent(3),
-    "GroupNormalization": _scale_and_center,
-    "GroupQueryAttention": _grouped_attention,
-    "GroupedQueryAttention": _grouped_attention,
-    "LSTM": _recurrent(4),
-    "LSTMCell": _recurrent(4),
-    "LayerNormalization": _scale_and_center,
-    "MultiHeadAttention": _attention,
-    "PReLU": _any_weight,
-    "RMSNormalization": _any_weight,
-    "RNN": _wrapper_of("cell"),
-    "ReversibleEmbedding": _reversible_embeddings,
-    "SimpleRNN": _recurrent(1),
-    "SimpleRNNCell": _recurrent(1),
-    "StackedRNNCells": _cells,
-    "TimeDistributed": _wrapper_of("layer"),
-    **{f"Conv{axes}D": _convolution for axes in (1, 2, 3)},
-    **{f"Conv{axes}DTranspose": _transposed_convolution for axes in (1, 2, 3)},
-    **{f"ConvLSTM{axes}D": _recurrent_convolution for axes in (1, 2, 3)},
-    **{f"DepthwiseConv{axes}D": _depthwise for axes in (1, 2)},
-    **{f"LocallyConnected{axes}D": _any_and("use_bias") for axes in (1, 2)},
-    **{f"SeparableConv{axes}D": _separable for axes in (1, 2)},
+# What is known of each class of layer -----------------------------------------------------------------
+
+
+class Flow(Enum):
+    """What a layer does to the order in which features lie; ``orders`` follows it through a model."""
+
+    SAME = "each element is where it was"
+    NORM = "the same, with weights for each feature"
+    SPATIAL = "works along all axes but the channels"
+    CONVOLUTION = "makes channels of channels"
+    GLOBAL_POOL = "leaves one value of each channel"
+    RECURRENT = "makes features of each sequence"
+    ATTENTION = "mixes what it takes"
+    DENSE = "makes features along the last axis"
+    EMBEDDING = "makes features of numbers"
+    FLATTEN = "makes one axis of all"
+    INPUT = "says what the model takes"
+    REPEAT = "makes a sequence of one element"
+    RESHAPE = "makes other axes"
+    DISTRIBUTE = "does to each step what the layer inside does"
+
+
+class LayerType(NamedTuple):
+    """What is known of a class of layer.
+
+    Attributes:
+        flow: What it does to the order of features; None where nobody follows it.
+        kind: How its weights correspond to PyTorch's: a key of ``RULES`` in ``weights/pairing/layouts.py``.
+        shapes: Yields the shapes of the weights that it has once it is built; None where nobody can tell.
+        is_weightless: Whether it never has weights, wherever it stands.
+        names: What Keras 3 calls its weights, in the order in which it numbers them.
+        untrained: How many of them, the last ones, are never trained.
+        wraps: What its configuration calls the layer that it is wrapped around.
+        cell: The class of the cell inside it, which has its weights.
+        removed_settings: What Keras 3 lacks of its settings in Keras 2, with the values that it always has;
+            None where it is not known to read it.
+    """
+
+    flow: Flow | None = None
+    kind: str | None = None
+    shapes: Rule | None = None
+    is_weightless: bool = False
+    names: tuple[str, ...] = ()
+    untrained: int = 0
+    wraps: str = ""
+    cell: str = ""
+    removed_settings: Mapping[str, object] | None = None
+
+
+ANY = object()
+"""Any value of a setting."""
+_UNCHANGED: Mapping[str, object] = {}
+_KERNEL, _NORM = ("kernel", "bias"), ("gamma", "beta")
+_SEPARATE_KERNELS = ("depthwise_kernel", "pointwise_kernel", "bias")
+_RECURRENT = ("kernel", "recurrent_kernel", "bias")
+_NO_GROUPS = {"groups": 1}
+_SEPARATE = {"groups": 1, "kernel_initializer": ANY, "kernel_regularizer": None, "kernel_constraint": None}
+_NO_TIME = {"time_major": False, "implementation": ANY}
+_GATES = (("LSTM", "lstm", 4), ("GRU", "gru", 3), ("SimpleRNN", "rnn", 1))
+
+_PLAIN = LayerType(Flow.SAME, is_weightless=True, removed_settings=_UNCHANGED)
+_SPATIAL = LayerType(Flow.SPATIAL, is_weightless=True, removed_settings=_UNCHANGED)
+_AUGMENTATION = LayerType(Flow.SPATIAL)
+_GLOBAL_POOL = LayerType(Flow.GLOBAL_POOL, is_weightless=True, removed_settings=_UNCHANGED)
+_CONVOLUTION = LayerType(Flow.CONVOLUTION, "conv", _convolution, names=_KERNEL, removed_settings=_UNCHANGED)
+_ATTENTION = LayerType(Flow.ATTENTION, shapes=_attention_scales)
+_GROUPED = LayerType(Flow.ATTENTION, shapes=_grouped_attention)
+
+LAYERS: Mapping[str, LayerType] = {
+    **dict.fromkeys(
+        ("Activation", "AlphaDropout", "Dropout", "ELU", "GaussianDropout", "GaussianNoise"), _PLAIN
+    ),
+    **dict.fromkeys(("LeakyReLU", "Masking", "ReLU", "Rescaling", "Softmax", "UnitNormalization"), _PLAIN),
+    **dict.fromkeys(("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"), _PLAIN),
+    **{
+        f"SpatialDropout{n}D": _PLAIN._replace(removed_settings={"noise_shape": None, "trainable": ANY})
+        for n in (1, 2, 3)
+    },
+    "Identity": LayerType(Flow.SAME, is_weightless=True),
+    "ActivityRegularization": LayerType(Flow.SAME, removed_settings=_UNCHANGED),
+    "Dot": LayerType(is_weightless=True, removed_settings=_UNCHANGED),
+    "Permute": LayerType(is_weightless=True, removed_settings=_UNCHANGED),
+    "Flatten": LayerType(Flow.FLATTEN, is_weightless=True, removed_settings=_UNCHANGED),
+    "InputLayer": LayerType(
+        Flow.INPUT, is_weightless=True, removed_settings={"sparse": False, "ragged": False}
+    ),
+    "RepeatVector": LayerType(Flow.REPEAT, is_weightless=True, removed_settings=_UNCHANGED),
+    "Reshape": LayerType(Flow.RESHAPE, is_weightless=True, removed_settings=_UNCHANGED),
+    # Over images
+    **{
+        f"{kind}{n}D": _SPATIAL
+        for kind in ("MaxPooling", "AveragePooling", "ZeroPadding", "Cropping", "UpSampling")
+        for n in (1, 2, 3)
+    },
+    **{f"Global{kind}Pooling{n}D": _GLOBAL_POOL for kind in ("Max", "Average") for n in (1, 2, 3)},
+    **dict.fromkeys(("RandomCrop", "RandomFlip", "RandomRotation", "RandomZoom"), _AUGMENTATION),
+    **dict.fromkeys(("CenterCrop", "Resizing"), _AUGMENTATION._replace(removed_settings=_UNCHANGED)),
+    **{f"Conv{n}D": _CONVOLUTION for n in (1, 2, 3)},
+    **{f"Convolution{n}D": LayerType(kind="conv") for n in (1, 2, 3)},
+    **{
+        f"Conv{n}DTranspose": _CONVOLUTION._replace(
+            kind="transposed conv", shapes=_transposed_convolution, removed_settings=_NO_GROUPS
+        )
+        for n in (1, 2, 3)
+    },
+    **{
+        f"DepthwiseConv{n}D": _CONVOLUTION._replace(
+            kind="depthwise", shapes=_depthwise, removed_settings=_SEPARATE
+        )
+        for n in (1, 2)
+    },
+    **{
+        f"SeparableConv{n}D": _CONVOLUTION._replace(
+            kind="separable", shapes=_separable, names=_SEPARATE_KERNELS, removed_settings=_SEPARATE
+        )
+        for n in (1, 2)
+    },
+    **{f"LocallyConnected{n}D": LayerType(shapes=_any_and("use_bias")) for n in (1, 2)},
+    # Features
+    "Dense": LayerType(Flow.DENSE, "dense", _dense, names=_KERNEL, removed_settings=_UNCHANGED),
+    "EinsumDense": LayerType(shapes=_any_and("bias_axes"), names=_KERNEL, removed_settings=_UNCHANGED),
+    "Embedding": LayerType(
+        Flow.EMBEDDING, "embedding", _embeddings, names=("embeddings",), removed_settings=_UNCHANGED
+    ),
+    "ReversibleEmbedding": LayerType(shapes=_reversible_embeddings),
+    "BatchNormalization": LayerType(
+        Flow.NORM,
+        "batch norm",
+        _batch_norm,
+        names=(*_NORM, "moving_mean", "moving_variance"),
+        untrained=2,
+        removed_settings=_UNCHANGED,
+    ),
+    "SyncBatchNormalization": LayerType(Flow.NORM, "batch norm"),
+    "LayerNormalization": LayerType(
+        Flow.NORM, "norm", _scale_and_center, names=_NORM, removed_settings=_UNCHANGED
+    ),
+    "GroupNormalization": LayerType(
+        Flow.NORM, "norm", _scale_and_center, names=_NORM, removed_settings=_UNCHANGED
+    ),
+    "RMSNormalization": LayerType(Flow.NORM, "rms norm", _any_weight, names=("scale",)),
+    "Normalization": LayerType(Flow.NORM),
+    "PReLU": LayerType(Flow.NORM, shapes=_any_weight, names=("alpha",), removed_settings=_UNCHANGED),
+    "AdditiveAttention": _ATTENTION,
+    "Attention": _ATTENTION,
+    "MultiHeadAttention": LayerType(Flow.ATTENTION, shapes=_attention),
+    "GroupQueryAttention": _GROUPED,
+    "GroupedQueryAttention": _GROUPED,
+    # Sequences
+    **{
+        name: LayerType(
+            Flow.RECURRENT, kind, _recurrent(gates), cell=f"{name}Cell", removed_settings=_NO_TIME
+        )
+        for name, kind, gates in _GATES
+    },
+    **{
+        f"{name}Cell": LayerType(None, kind, _recurrent(gates), names=_RECURRENT)
+        for name, kind, gates in _GATES
+    },
+    **{f"ConvLSTM{n}D": LayerType(shapes=_recurrent_convolution, cell="ConvLSTMCell") for n in (1, 2, 3)},
+    "RNN": LayerType(Flow.RECURRENT, shapes=_wrapper_of("cell"), wraps="cell"),
+    "StackedRNNCells": LayerType(shapes=_cells),
+    "Bidirectional": LayerType(
+        Flow.RECURRENT, shapes=_both_directions, wraps="layer", removed_settings=_UNCHANGED
+    ),
+    "TimeDistributed": LayerType(
+        Flow.DISTRIBUTE, shapes=_wrapper_of("layer"), wraps="layer", removed_settings=_UNCHANGED
+    ),
 }
+"""By the name of the class; nothing is known of others."""
+
+_UNKNOWN = LayerType()
+
+
+def type_of(kind: str) -> LayerType:
+    """Return what is known of a class of layer."""
+    return LAYERS.get(kind, _UNKNOWN)

@@ -158,19 +158,6 @@ VOCABULARIES = frozenset({"StringLookup", "IntegerLookup", "IndexLookup", "TextV
 FILES = frozenset({"ckpt_to_load_from", "vocabulary_file"})
 """Where feature columns have names of files that are read."""
 
-_LAYERS_WITHOUT = """
-Activation Add AlphaDropout Average AveragePooling1D AveragePooling2D AveragePooling3D Concatenate
-Cropping1D Cropping2D Cropping3D Dot Dropout ELU Flatten GaussianDropout GaussianNoise
-GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
-GlobalMaxPooling2D GlobalMaxPooling3D Identity InputLayer LeakyReLU Masking MaxPooling1D MaxPooling2D
-MaxPooling3D Maximum Minimum Multiply Permute ReLU RepeatVector Rescaling Reshape Softmax
-SpatialDropout1D SpatialDropout2D SpatialDropout3D Subtract UnitNormalization UpSampling1D UpSampling2D
-UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
-"""
-
-WITHOUT = frozenset(_LAYERS_WITHOUT.split())
-"""Layers without weights, that other layers and models may contain."""
-
 
 def part_of_keras(module: str) -> str | None:
     """Return the part of Keras that a module belongs to, "" for the top, or None if it is none."""

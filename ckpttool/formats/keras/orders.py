@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from ckpttool.formats.keras.layers import Layer, layers_listed_by
+from ckpttool.formats.keras.layers import Flow, Layer, layers_listed_by, type_of
 from ckpttool.io.jsontext import objects
 
 Place = tuple[str, ...]
@@ -20,38 +20,6 @@ Place = tuple[str, ...]
 Way = Literal["input", "features", "series", "image", "flat", "unknown"]
 SEQUENCE = 2
 """The axes of a sequence, without the batch; more are an image."""
-AS_THEY_ARE = frozenset(
-    (
-        *("Activation", "ActivityRegularization", "AlphaDropout", "Dropout", "ELU", "GaussianDropout"),
-        *("GaussianNoise", "Identity", "LeakyReLU", "Masking", "ReLU", "Rescaling", "Softmax"),
-        *("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "UnitNormalization"),
-    )
-)
-"""Layers behind which each element is where it was."""
-NORMS = frozenset(
-    (
-        *("BatchNormalization", "SyncBatchNormalization", "LayerNormalization", "GroupNormalization"),
-        *("RMSNormalization", "Normalization", "PReLU"),
-    )
-)
-"""Layers with weights for each feature, behind which each element is where it was."""
-_MOVING = ("MaxPooling", "AveragePooling", "ZeroPadding", "Cropping", "UpSampling")
-OVER_IMAGES = frozenset(f"{kind}{axes}D" for kind in _MOVING for axes in (1, 2, 3)) | {
-    *("CenterCrop", "RandomCrop", "RandomFlip", "RandomRotation", "RandomZoom", "Resizing"),
-}
-"""Layers without weights that work along all axes but the channels."""
-CONVOLUTIONS = frozenset(
-    f"{kind}{axes}D{ending}"
-    for kind in ("Conv", "SeparableConv", "DepthwiseConv")
-    for axes in (1, 2, 3)
-    for ending in ("", "Transpose")
-)
-GLOBAL_POOLS = frozenset(f"Global{kind}Pooling{axes}D" for kind in ("Max", "Average") for axes in (1, 2, 3))
-RECURRENT = frozenset({"LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional"})
-ATTENTIONS = frozenset(
-    {"MultiHeadAttention", "Attention", "AdditiveAttention", "GroupQueryAttention", "GroupedQueryAttention"}
-)
-MERGES = frozenset({"Add", "Average", "Maximum", "Minimum", "Multiply", "Subtract"})
 _SEQUENTIAL = "Sequential"
 
 
@@ -83,23 +51,21 @@ class _ModelWalk:
     def __init__(self) -> None:
         self.orders: dict[Place, KernelOrder] = {}
         self._doubted: set[Place] = set()
-        self._rules: dict[str, Callable[[Layer, Place, FeatureOrder], FeatureOrder]] = {
-            **dict.fromkeys(AS_THEY_ARE, lambda layer, place, given: given),
-            **dict.fromkeys(NORMS, self._norm),
-            **dict.fromkeys(OVER_IMAGES, self._over_image),
-            **dict.fromkeys(CONVOLUTIONS, self._convolution),
-            **dict.fromkeys(GLOBAL_POOLS, self._global_pool),
-            **dict.fromkeys(RECURRENT, self._recurrent),
-            **dict.fromkeys(ATTENTIONS, self._attention),
-            **dict.fromkeys(MERGES, lambda layer, place, given: given),
-            "Concatenate": lambda layer, place, given: given,
-            "Dense": self._dense,
-            "Embedding": self._embedding,
-            "Flatten": self._flatten,
-            "InputLayer": self._input,
-            "RepeatVector": lambda layer, place, given: given._replace(rank=SEQUENCE),
-            "Reshape": self._reshape,
-            "TimeDistributed": self._distributed,
+        self._rules: dict[Flow | None, Callable[[Layer, Place, FeatureOrder], FeatureOrder]] = {
+            Flow.SAME: lambda layer, place, given: given,
+            Flow.NORM: self._norm,
+            Flow.SPATIAL: self._over_image,
+            Flow.CONVOLUTION: self._convolution,
+            Flow.GLOBAL_POOL: self._global_pool,
+            Flow.RECURRENT: self._recurrent,
+            Flow.ATTENTION: self._attention,
+            Flow.DENSE: self._dense,
+            Flow.EMBEDDING: self._embedding,
+            Flow.FLATTEN: self._flatten,
+            Flow.INPUT: self._input,
+            Flow.REPEAT: lambda layer, place, given: given._replace(rank=SEQUENCE),
+            Flow.RESHAPE: self._reshape,
+            Flow.DISTRIBUTE: self._distributed,
         }
 
     def through(self, model: Layer, place: Place, given: FeatureOrder) -> FeatureOrder:
@@ -130,7 +96,7 @@ class _ModelWalk:
             self._doubt(given.makers, f"it is joined with what {given.said or 'a Flatten'} gives")
         if layer.is_model:
             return self.through(layer, place, given)
-        rule = self._rules.get(layer.kind) if layer.is_known else None
+        rule = self._rules.get(type_of(layer.kind).flow) if layer.is_known else None
         if rule is not None:
             return rule(layer, place, given)
         self._doubt_inputs(place, given)

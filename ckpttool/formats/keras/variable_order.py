@@ -15,33 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.formats.keras.layers import RULES, Layer, layer_of, layers_with_groups, snake_case, weights_of
-from ckpttool.formats.keras.names import CLASSES, WITHOUT
+from ckpttool.formats.keras.layers import Layer, layer_of, layers_with_groups, snake_case, type_of, weights_of
+from ckpttool.formats.keras.names import CLASSES
 
 Parts = tuple[str, ...]
 
 LAYERS_GROUP, VARS_GROUP = "layers", "vars"
-_RECURRENT = frozenset({"LSTM", "GRU", "SimpleRNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"})
 _CONV_CELL = "ConvLSTMCell"
-_UNTRAINED = {"BatchNormalization": 2}
-"""How many of a layer's own weights, the last ones, are never trained."""
 _OWN_STORE = frozenset({"TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "FeatureSpace"})
-
-_KERNEL, _NORM = ("kernel", "bias"), ("gamma", "beta")
-_NAMES: dict[str, tuple[str, ...]] = {
-    "BatchNormalization": (*_NORM, "moving_mean", "moving_variance"),
-    "LayerNormalization": _NORM,
-    "GroupNormalization": _NORM,
-    "Embedding": ("embeddings",),
-    "PReLU": ("alpha",),
-    "RMSNormalization": ("scale",),
-    "Recurrent": ("kernel", "recurrent_kernel", "bias"),
-    **{f"Conv{axes}D{more}": _KERNEL for axes in (1, 2, 3) for more in ("", "Transpose")},
-    **{f"DepthwiseConv{axes}D": _KERNEL for axes in (1, 2)},
-    **{f"SeparableConv{axes}D": ("depthwise_kernel", "pointwise_kernel", "bias") for axes in (1, 2)},
-    "Dense": _KERNEL,
-    "EinsumDense": _KERNEL,
-}
 
 
 class KerasRefusal(Exception):
@@ -87,8 +68,8 @@ def _nested_slots(
     names = _weight_names(layer, own)
     if len(set(names)) < len(names):
         names = [f"{word}_{at}" for at, word in enumerate(names)]
-    trained = own - _UNTRAINED.get(layer.kind, 0) if layer.config.get("trainable", True) else 0
-    if own and is_inner and layer.kind not in (*RULES, _CONV_CELL):
+    trained = own - type_of(layer.kind).untrained if layer.config.get("trainable", True) else 0
+    if own and is_inner and layer.kind != _CONV_CELL and type_of(layer.kind).shapes is None:
         raise KerasRefusal(f"which weights of {layer.name!r} ({layer.kind}) are trained is not known")
     for at in range(own):
         yield WeightSlot((*group, VARS_GROUP, str(at)), (*name, names[at]), at < trained)
@@ -97,14 +78,12 @@ def _nested_slots(
 
 
 def _weight_names(layer: Layer, count: int) -> list[str]:
-    kind = "Recurrent" if layer.kind.endswith("Cell") else layer.kind
-    known = _NAMES.get(kind, ())
-    if kind in ("BatchNormalization", "LayerNormalization", "GroupNormalization"):
-        absent = [
-            word for word, key in zip(_NORM, ("scale", "center"), strict=True) if not layer.config.get(key)
-        ]
-        known = tuple(word for word in known if word not in absent)
-    if kind.startswith("SeparableConv") or len(known) >= count:
+    layer_type = type_of("LSTMCell" if layer.kind.endswith("Cell") else layer.kind)
+    known = layer_type.names
+    if layer_type.kind in ("batch norm", "norm"):
+        is_absent = {"gamma": not layer.config.get("scale"), "beta": not layer.config.get("center")}
+        known = tuple(word for word in known if not is_absent.get(word))
+    if layer_type.kind == "separable" or len(known) >= count:
         return list(known[:count])
     return [f"variable_{at}" for at in range(count)] if count > 1 else ["variable"] * count
 
@@ -113,7 +92,7 @@ def require_own_layer(layer: Layer) -> None:
     """Require that a layer stores its weights as Keras's own layers do, and not in an order of its own."""
     if not layer.is_known or layer.kind not in CLASSES:
         raise KerasRefusal(f"layer {layer.name!r} ({layer.kind}) is not one of Keras's own")
-    if layer.kind in _OWN_STORE or (layer.kind in RULES and weights_of(layer) is None):
+    if layer.kind in _OWN_STORE or (type_of(layer.kind).shapes is not None and weights_of(layer) is None):
         raise KerasRefusal(
             f"layer {layer.name!r} ({layer.kind}) was quantized, adapted or stores its own state"
         )
@@ -121,12 +100,11 @@ def require_own_layer(layer: Layer) -> None:
 
 def parts_of_layer(layer: Layer) -> list[tuple[Parts, Layer]]:
     """Return the layers that a layer is made of, in its order, each with the path to its group."""
-    if layer.kind in WITHOUT:
+    if type_of(layer.kind).is_weightless:
         return []
     if layer.is_model:
         return [((LAYERS_GROUP, name), part) for part, (name, _) in layers_with_groups(layer)]
-    if layer.kind in _RECURRENT:
-        cell = _CONV_CELL if layer.kind.startswith("ConvLSTM") else f"{layer.kind}Cell"
+    if cell := type_of(layer.kind).cell:
         return [(("cell",), _made_layer(layer, f"{snake_case(layer.kind, '[a-z]+')}_cell", cell))]
     if layer.kind in ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention"):
         return _attention_denses(layer)
@@ -187,7 +165,7 @@ _MADE_OF: dict[str, Callable[[Mapping[str, Any]], list[tuple[Parts, Layer]]]] = 
 
 def own_weight_count(group: Parts, layer: Layer) -> int:
     """Return how many weights of its own a layer makes, by its config; a ``WeightCount``."""
-    if layer.kind in WITHOUT or layer.is_model or parts_of_layer(layer):
+    if type_of(layer.kind).is_weightless or layer.is_model or parts_of_layer(layer):
         return 0
     if layer.kind == _CONV_CELL:
         return 3 if layer.config.get("use_bias", True) else 2

@@ -16,9 +16,8 @@ from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.hdf5.writer import name_refusals
 from ckpttool.formats.keras.compare import layer_names_by_group
 from ckpttool.formats.keras.config_writer import as_keras_3, is_keras2, model_of
-from ckpttool.formats.keras.layers import RULES, Layer, layers_with_groups, weights_of
+from ckpttool.formats.keras.layers import Layer, layers_with_groups, type_of, weights_of
 from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
-from ckpttool.formats.keras.names import WITHOUT
 from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
 from ckpttool.formats.keras.variable_order import (
     LAYERS_GROUP,
@@ -206,9 +205,9 @@ class _NumberedPlaces:
     def _add_layer(self, layer: Layer, group: Parts, weights: list[tuple[Parts, str]]) -> None:
         if not weights:
             return
-        if layer.kind not in WITHOUT and not parts_of_layer(layer):
+        if not type_of(layer.kind).is_weightless and not parts_of_layer(layer):
             require_own_layer(layer)
-            for path, _ in weights if layer.kind not in RULES else ():
+            for path, _ in weights if type_of(layer.kind).shapes is None else ():
                 # A weight that is named after a layer inside shows that there is one.
                 behind = path[::-1][: path[::-1].index(layer.name)] if layer.name in path else path[-1:]
                 if len(behind) > 1:
@@ -339,7 +338,7 @@ class _ListedPlaces:
         below = [path for path in self._unlisted if path[: len(group)] == group]
         own = [path for path in below if path[len(group) : -1] == (VARS_GROUP,)]
         if not below:
-            is_made = layer.kind in WITHOUT or layer.is_model or parts_of_layer(layer)
+            is_made = type_of(layer.kind).is_weightless or layer.is_model or parts_of_layer(layer)
             if self._is_built and not is_made and weights_of(layer):  # they lie elsewhere
                 raise KerasRefusal(
                     f"layer {layer.name!r} ({layer.kind}) shares its weights with another place"

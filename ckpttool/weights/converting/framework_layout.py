@@ -47,20 +47,8 @@ KerasTensors = dict[int, list[tuple[Tensor, str | None]]]
 """For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""
 _MODEL = "--model FILE takes names and layouts from a file of Keras"
 _CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
-_KINDS = {
-    "Linear": "dense",
-    "NonDynamicallyQuantizableLinear": "dense",
-    "Embedding": "embedding",
-    "LayerNorm": "norm",
-    "GroupNorm": "norm",
-    "SyncBatchNorm": "batch norm",
-    "LSTM": "lstm",
-    "GRU": "gru",
-    "RNN": "rnn",
-    "MultiheadAttention": "multi-head",
-    **{f"BatchNorm{n}d": "batch norm" for n in (1, 2, 3)},
-    **{f"Conv{n}d": "conv" for n in (1, 2, 3)},
-    **{f"ConvTranspose{n}d": "transposed conv" for n in (1, 2, 3)},
+_KINDS = {module: kind for kind, rule in RULES.items() for module in rule.modules} | {
+    "MultiheadAttention": "multi-head"
 }
 _IN_CHAINS = frozenset(
     (

@@ -18,6 +18,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.keras.kinds import MISSING_WEIGHTS, UNLIKE
 from ckpttool.formats.keras.kinds import UNWIRED as UNWIRED_KIND
+from ckpttool.formats.keras.layers import type_of
 from ckpttool.formats.traits import Family, traits_of
 
 Steps = tuple[str, ...]
@@ -50,26 +51,6 @@ ATTENTION = {
     "output_dense": "out_proj",
 }
 """What Keras calls the four layers inside a MultiHeadAttention, as attributes and as names."""
-_KINDS = {
-    "Dense": "dense",
-    "Embedding": "embedding",
-    "BatchNormalization": "batch norm",
-    "SyncBatchNormalization": "batch norm",
-    "LayerNormalization": "norm",
-    "GroupNormalization": "norm",
-    "LSTM": "lstm",
-    "LSTMCell": "lstm",
-    "GRU": "gru",
-    "GRUCell": "gru",
-    "SimpleRNN": "rnn",
-    "SimpleRNNCell": "rnn",
-    "RMSNormalization": "rms norm",
-    **{f"Conv{n}D": "conv" for n in (1, 2, 3)},
-    **{f"Convolution{n}D": "conv" for n in (1, 2, 3)},
-    **{f"Conv{n}DTranspose": "transposed conv" for n in (1, 2, 3)},
-    **{f"DepthwiseConv{n}D": "depthwise" for n in (1, 2)},
-    **{f"SeparableConv{n}D": "separable" for n in (1, 2)},
-}
 _ORDERS: Mapping[str | None, tuple[tuple[str, ...], ...]] = {
     "dense": (("kernel",), ("kernel", "bias")),
     "conv": (("kernel",), ("kernel", "bias")),
@@ -234,7 +215,7 @@ def _keras_layer(
     class_name, space, details = (stated or "").partition(" ")
     if traits_of(checkpoint.conventions).holds_layers and is_numbered:
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
-        kind = _KINDS.get(class_name) if stated is not None else kind_of_shapes(shapes)
+        kind = type_of(class_name).kind if stated is not None else kind_of_shapes(shapes)
         missing = MISSING_WEIGHTS.get(space + details, ())
         orders = [tuple(name for name in names if name not in missing) for names in _ORDERS.get(kind, ())]
         order = next((names for names in orders if len(names) == len(group)), None)
@@ -242,7 +223,7 @@ def _keras_layer(
             return WeightLayer(place, None, group)
         return _checked_layer(place, kind, _by_number(group, order), stated)
     variables = _by_variable_name(group)
-    kind = _KINDS.get(class_name) if stated is not None else kind_of_names(variables)
+    kind = type_of(class_name).kind if stated is not None else kind_of_names(variables)
     if kind == "dense" and any(CELL.fullmatch(step) for step in place):
         kind = None  # TensorFlow 1 has a cell's two kernels in one
     return _checked_layer(place, kind, variables, stated)

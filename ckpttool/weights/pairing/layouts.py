@@ -85,10 +85,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """The layout of one type of layer, in words and for each of its variables."""
+    """The layout of one type of layer, in words and for each of its variables.
+
+    ``modules`` are PyTorch's classes whose weights are meant.
+    """
 
     text: str
     turns: Mapping[str, tuple[Turn, ...]]
+    modules: tuple[str, ...] = ()
 
 
 CONVOLUTIONS = {
@@ -110,7 +114,7 @@ _NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
 _STATISTICS = {"moving_mean": (Turn("running_mean"),), "moving_variance": (Turn("running_var"),)}
 
 
-def _recurrent(name: str) -> LayoutRule:
+def _recurrent(name: str, module: str) -> LayoutRule:
     return LayoutRule(
         f"{name} kernel (I, g·u), recurrent_kernel (u, g·u) = weight_ih (g·u, I), weight_hh (g·u, u)",
         {
@@ -118,16 +122,22 @@ def _recurrent(name: str) -> LayoutRule:
             "recurrent_kernel": (Turn("weight_hh_l0", _MATRIX),),
             "bias": (Turn("bias_l0"),),
         },
+        (module,),
     )
 
 
 RULES: Mapping[str, LayoutRule] = {
-    "dense": LayoutRule(DENSE, {"kernel": (Turn("weight", _MATRIX),)}),
+    "dense": LayoutRule(
+        DENSE, {"kernel": (Turn("weight", _MATRIX),)}, ("Linear", "NonDynamicallyQuantizableLinear")
+    ),
     "flattened": LayoutRule(FLATTENED, {"kernel": (Turn("weight", {2: FLATTEN}),)}),
-    "conv": LayoutRule(CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}),
+    "conv": LayoutRule(
+        CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}, ("Conv1d", "Conv2d", "Conv3d")
+    ),
     "transposed conv": LayoutRule(
         "transposed convolution kernel (k…, O, I) = weight (I, O, k…)",
         {"kernel": (Turn("weight", CONVOLUTIONS),)},
+        ("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
     ),
     "depthwise": LayoutRule(
         "depthwise kernel (k…, C, m) = convolution weight (C·m, 1, k…)",
@@ -144,12 +154,15 @@ RULES: Mapping[str, LayoutRule] = {
     "batch norm": LayoutRule(
         "gamma, beta, moving_mean, moving_variance = BatchNorm weight, bias, running_mean, running_var",
         _NORM | _STATISTICS,
+        ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"),
     ),
-    "norm": LayoutRule("gamma, beta = norm weight, bias", _NORM),
+    "norm": LayoutRule("gamma, beta = norm weight, bias", _NORM, ("LayerNorm", "GroupNorm")),
     "rms norm": LayoutRule("scale = RMSNorm weight", {"scale": (Turn("weight"),)}),
-    "embedding": LayoutRule("embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}),
-    "lstm": _recurrent("LSTM"),
-    "rnn": _recurrent("SimpleRNN"),
+    "embedding": LayoutRule(
+        "embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}, ("Embedding",)
+    ),
+    "lstm": _recurrent("LSTM", "LSTM"),
+    "rnn": _recurrent("SimpleRNN", "RNN"),
     "gru": LayoutRule(
         "GRU gates z, r, h = r, z, n; bias (2, 3u) = bias_ih, bias_hh",
         {
@@ -160,6 +173,7 @@ RULES: Mapping[str, LayoutRule] = {
                 for row, part in enumerate(("ih", "hh"))
             ),
         },
+        ("GRU",),
     ),
     "attention": LayoutRule(
         "MultiHeadAttention kernel (E, H, d) = weight (H·d, E)",
