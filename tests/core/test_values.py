@@ -93,7 +93,8 @@ def pairs(draw: st.DrawFn) -> Pair:
             lazy, array = concatenate([lazy, other[0]], PATH), np.concatenate([array, other[1]])
         elif step == "add":
             nothing = zeros(lazy, PATH)
-            lazy, array = add_tensors(add_tensors(lazy, lazy, PATH), nothing, PATH), array + array
+            added = add_tensors(add_tensors(lazy, lazy, PATH), nothing, PATH)
+            lazy, array = added, array + array + np.zeros_like(array)  # -0 and 0 are 0
         elif step == "signs" and array.dtype.kind == "c" and lazy.values is not None:
             values = flip_signs(lazy.values, lazy.dtype, conjugated=True, negated=True)
             lazy, array = Tensor(PATH, lazy.dtype, lazy.shape, values=values), -array.conj()
