@@ -22,7 +22,6 @@ from ckpttool.render.terminal import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 KINDS = ("svg", "png", "html")
 MARK = "ckpttool picture"
@@ -46,50 +45,19 @@ th:first-child, td:first-child { text-align: left }
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """A bar for each name, top down; None draws no bar."""
+class Drawing(ABC):
+    """A part of a picture, which draws itself."""
 
     title: str
-    names: Sequence[str]
-    values: Sequence[float | None]
 
-
-@dataclass(frozen=True, slots=True)
-class Heat:
-    """A field for each row and column; None stays empty.
-
-    Where it is logarithmic, and the values span more than a power of ten, each has as much room.
-    """
-
-    title: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    values: Sequence[Sequence[float | None]]
-    is_logarithmic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Series over the same points; None leaves a gap."""
-
-    title: str
-    points: Sequence[str]
-    series: Mapping[str, Sequence[float | None]]
-
-
-class Panel(ABC):
-    """What draws itself; for one command alone."""
-
-    title: str
-    height: float  # inches
+    @property
+    @abstractmethod
+    def height(self) -> float:
+        """Return its height in inches."""
 
     @abstractmethod
     def draw(self, axes: Axes) -> None:
         """Draw on axes that have their title."""
-
-
-Drawing = Bars | Heat | Lines | Panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +134,14 @@ def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
     from matplotlib.figure import Figure
 
     with _own_settings():
-        heights = [_height(one) for one in drawings]
+        heights = [one.height for one in drawings]
         figure = Figure(figsize=(_WIDTH, sum(heights) + (0.4 if title else 0)), layout="constrained")
         if title:
             figure.suptitle(label(title, 2 * _LONGEST_NAME))
         axes = figure.subplots(len(drawings), 1, squeeze=False, height_ratios=heights)[:, 0]
         for one, place in zip(drawings, axes, strict=True):
-            _draw(one, figure, place)
+            place.set_title(label(one.title, 2 * _LONGEST_NAME))
+            one.draw(place)
         out = io.BytesIO()
         metadata = {"Creator": MARK, "Date": None} if kind == "svg" else {"Software": MARK}
         figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
@@ -199,65 +168,97 @@ def _own_settings() -> Iterator[None]:
         yield
 
 
-def _height(drawing: Drawing) -> float:
-    """Return a drawing's height in inches."""
-    if isinstance(drawing, Panel):
-        return drawing.height
-    if isinstance(drawing, Lines):
+# What is drawn --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bars(Drawing):
+    """A bar for each name, top down; None draws no bar."""
+
+    title: str
+    names: Sequence[str]
+    values: Sequence[float | None]
+
+    @property
+    def height(self) -> float:
+        return _height_of_rows(len(self.names))
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the bars, and in words those that have no length."""
+        lengths = [0.0 if value is None or not math.isfinite(value) else value for value in self.values]
+        axes.barh(range(len(lengths)), lengths, color=_COLOUR)
+        axes.set_yticks(range(len(lengths)), [label(name) for name in self.names])
+        axes.set_ylim(len(lengths) - 0.4, -0.6)
+        axes.grid(axis="x", alpha=0.3)
+        left = axes.get_yaxis_transform()
+        for at, value in enumerate(self.values):
+            if value is not None and not math.isfinite(value):
+                axes.text(0.01, at, str(value), transform=left, va="center", color="#a40000")
+
+
+@dataclass(frozen=True, slots=True)
+class Heat(Drawing):
+    """A field for each row and column; None stays empty.
+
+    Where it is logarithmic, and the values span more than a power of ten, each has as much room.
+    """
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    is_logarithmic: bool = False
+
+    @property
+    def height(self) -> float:
+        return _height_of_rows(len(self.rows))
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the fields, and the scale of their colours beside them."""
+        from matplotlib.colors import LogNorm
+        from matplotlib.ticker import FuncFormatter, NullFormatter
+
+        values = [[_gap(value) for value in row] for row in self.values]
+        positive = [value for row in values for value in row if value > 0]
+        is_wide = bool(positive) and max(positive) > 10 * min(positive)
+        norm = LogNorm(min(positive), max(positive)) if self.is_logarithmic and is_wide else None
+        image = axes.imshow(
+            values or [[math.nan]], aspect="auto", interpolation="nearest", cmap=_MAP, norm=norm
+        )
+        every = max(1, math.ceil(len(self.rows) / _MOST_ROWS))
+        axes.set_yticks(range(0, len(self.rows), every), [label(name) for name in self.rows[::every]])
+        _name_points(axes, self.columns)
+        scale = axes.figure.colorbar(
+            image, ax=axes, format=FuncFormatter(lambda value, position: amount(value))
+        )
+        scale.ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Drawing):
+    """Series over the same points; None leaves a gap."""
+
+    title: str
+    points: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+
+    @property
+    def height(self) -> float:
         return _LINES_HEIGHT
-    rows = len(drawing.names if isinstance(drawing, Bars) else drawing.rows)
-    return _MARGIN + _ROW * min(max(rows, 1), _MOST_ROWS)
+
+    def draw(self, axes: Axes) -> None:
+        """Draw a line for each series, and their names if there are several."""
+        for name, values in self.series.items():
+            axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=label(name))
+        axes.set_xlim(-0.5, max(len(self.points), 1) - 0.5)
+        _name_points(axes, self.points)
+        axes.grid(alpha=0.3)
+        if len(self.series) > 1:
+            axes.legend()
 
 
-def _draw(drawing: Drawing, figure: Figure, axes: Axes) -> None:
-    axes.set_title(label(drawing.title, 2 * _LONGEST_NAME))
-    if isinstance(drawing, Panel):
-        drawing.draw(axes)
-    elif isinstance(drawing, Bars):
-        _draw_bars(drawing, axes)
-    elif isinstance(drawing, Heat):
-        _draw_heat(drawing, figure, axes)
-    else:
-        _draw_lines(drawing, axes)
-
-
-def _draw_bars(bars: Bars, axes: Axes) -> None:
-    values = [0.0 if value is None or not math.isfinite(value) else value for value in bars.values]
-    axes.barh(range(len(values)), values, color=_COLOUR)
-    axes.set_yticks(range(len(values)), [label(name) for name in bars.names])
-    axes.set_ylim(len(values) - 0.4, -0.6)
-    axes.grid(axis="x", alpha=0.3)
-    for at, value in enumerate(bars.values):
-        if value is not None and not math.isfinite(value):
-            axes.text(
-                0.01, at, str(value), transform=axes.get_yaxis_transform(), va="center", color="#a40000"
-            )
-
-
-def _draw_heat(heat: Heat, figure: Figure, axes: Axes) -> None:
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    values = [[_gap(value) for value in row] for row in heat.values]
-    positive = [value for row in values for value in row if value > 0]
-    is_wide = bool(positive) and max(positive) > 10 * min(positive)
-    norm = LogNorm(min(positive), max(positive)) if heat.is_logarithmic and is_wide else None
-    image = axes.imshow(values or [[math.nan]], aspect="auto", interpolation="nearest", cmap=_MAP, norm=norm)
-    every = max(1, math.ceil(len(heat.rows) / _MOST_ROWS))
-    axes.set_yticks(range(0, len(heat.rows), every), [label(name) for name in heat.rows[::every]])
-    _name_points(axes, heat.columns)
-    scale = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda value, position: amount(value)))
-    scale.ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _draw_lines(lines: Lines, axes: Axes) -> None:
-    for name, values in lines.series.items():
-        axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=label(name))
-    axes.set_xlim(-0.5, max(len(lines.points), 1) - 0.5)
-    _name_points(axes, lines.points)
-    axes.grid(alpha=0.3)
-    if len(lines.series) > 1:
-        axes.legend()
+def _height_of_rows(count: int) -> float:
+    return _MARGIN + _ROW * min(max(count, 1), _MOST_ROWS)
 
 
 def _name_points(axes: Axes, names: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import Change, Difference, distances
 from ckpttool.ops.drift import Drift
 from ckpttool.render.numbers import file_size, number, utc_time
-from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, Panel, label, picture
+from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, label, picture
 from ckpttool.render.text_diff import (
     DRIFT_HEADINGS,
     change_cells,
@@ -111,7 +111,7 @@ _AXES: Mapping[str, Callable[[ListedCheckpoint], float | None]] = {
 
 
 @dataclass(frozen=True)
-class SeriesPanel(Panel):
+class SeriesPanel(Drawing):
     """A series: lines of metrics, and behind them a bar for each size.
 
     Attributes:
