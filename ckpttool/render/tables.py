@@ -1,4 +1,4 @@
-"""Tables of plain text that leave out columns on a narrow terminal."""
+"""Tables of plain text: columns that line up, and fewer of them on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -88,6 +88,27 @@ def aligned_pairs(pairs: Sequence[tuple[str, str]], between: str = "  ") -> list
     """Return a line for each pair, indented, the second ones below one another."""
     width = max((display_width(first) for first, _ in pairs), default=0)
     return [f"  {pad(first, width)}{between}{second}" for first, second in pairs]
+
+
+def aligned_numbers(cells: Sequence[str]) -> list[str]:
+    """Return a column of numbers of one width, their decimal points below one another; empty cells stay."""
+    before = max(map(_decimal_point, cells), default=0)
+    aligned = [" " * (before - _decimal_point(cell)) + cell if cell else "" for cell in cells]
+    width = max(map(len, aligned), default=0)
+    return [cell.ljust(width) if cell else "" for cell in aligned]
+
+
+def _decimal_point(cell: str) -> int:
+    """Return where a number's decimal point is, or would be."""
+    if not is_number(cell):
+        return len(cell)
+    ends = [at for mark in ".e" if (at := cell.find(mark)) >= 0]
+    return min(ends, default=len(cell))
+
+
+def is_number(cell: str) -> bool:
+    """Tell whether a cell is a number with digits: neither NaN nor inf."""
+    return cell.lstrip("-")[:1].isdigit()
 
 
 def more_line(count: int, colour: bool) -> str:

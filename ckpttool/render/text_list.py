@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size, number
-from ckpttool.render.tables import text_table
+from ckpttool.render.tables import aligned_numbers, is_number, text_table
 from ckpttool.render.terminal import Style, cut, printable, shorten, styled
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 
@@ -336,11 +336,7 @@ def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = 
         key: iter(_number_cells([value for value, other in zip(values, keys, strict=True) if other == key]))
         for key in dict.fromkeys(keys)
     }
-    cells = [next(written[key]) for key in keys]
-    before = max(map(_decimal_point, cells), default=0)
-    aligned = [" " * (before - _decimal_point(cell)) + cell if cell else "" for cell in cells]
-    width = max(map(len, aligned), default=0)
-    return [cell.ljust(width) if cell else "" for cell in aligned]
+    return aligned_numbers([next(written[key]) for key in keys])
 
 
 def _number_cells(values: Sequence[float | None]) -> list[str]:
@@ -354,11 +350,11 @@ def _number_cells(values: Sequence[float | None]) -> list[str]:
             cells.append(f"{value:.{_DIGITS}g}")
         else:
             cells.append(f"{value:.{decimals}f}")
-    numbers = [cell for cell in cells if _is_number(cell)]
+    numbers = [cell for cell in cells if is_number(cell)]
     while decimals and numbers and all(cell.endswith("0") for cell in numbers):
         decimals -= 1
-        cells = [cell[:-1].rstrip(".") if _is_number(cell) else cell for cell in cells]
-        numbers = [cell for cell in cells if _is_number(cell)]
+        cells = [cell[:-1].rstrip(".") if is_number(cell) else cell for cell in cells]
+        numbers = [cell for cell in cells if is_number(cell)]
     return cells
 
 
@@ -377,18 +373,6 @@ def _decimals(known: Sequence[float]) -> int | None:
         if len({f"{value:.{decimals}f}" for value in different}) == len(different):
             return decimals
     return fewest
-
-
-def _is_number(cell: str) -> bool:
-    return cell.lstrip("-")[:1].isdigit()  # neither NaN nor inf
-
-
-def _decimal_point(cell: str) -> int:
-    """Return where a number's decimal point is, or would be."""
-    if not _is_number(cell):
-        return len(cell)
-    ends = [at for mark in ".e" if (at := cell.find(mark)) >= 0]
-    return min(ends, default=len(cell))
 
 
 # Cells: notes ---------------------------------------------------------------------------------------
