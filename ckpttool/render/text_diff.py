@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
-from ckpttool.ops.drift import Drift, DriftStep
 from ckpttool.render.numbers import (
     LONGEST_VALUE,
     amount,
@@ -29,6 +29,9 @@ from ckpttool.render.numbers import (
 from ckpttool.render.tables import TextTable, aligned_pairs, more_line, text_table
 from ckpttool.render.terminal import Style, printable, printable_cut, styled
 from ckpttool.weights.comparing.statistics import Tolerance, relative_change, relative_norm
+
+if TYPE_CHECKING:
+    from ckpttool.ops.drift import Drift, DriftStep
 
 MAX_ROWS = 40
 _MOST_VALUES, _MOST_MODULES, _MOST_THINGS, _MOST_REMARKS = 3, 4, 3, 4
@@ -556,12 +559,10 @@ def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
 
 def _drift_summary(drift: Drift) -> str:
     count = counted(len(drift.points), "checkpoint")
+    if not drift.steps:
+        return count
     if drift.equal:
-        return (
-            f"all equal{tolerance_words(drift.steps[0].difference.tolerance)}: {count}"
-            if drift.steps
-            else count
-        )
+        return f"all equal{tolerance_words(drift.steps[0].difference.tolerance)}: {count}"
     moved = sum(not step.difference.equal for step in drift.steps)
     largest = max(drift.steps, key=lambda step: step.relative or 0.0)
     summary = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
