@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from ckpttool.render.terminal import Style, display_width, pad, shorten, styled
+from ckpttool.render.terminal import ELLIPSIS, Style, display_width, pad, shorten, styled
 
 GAP = 2
 _NARROWEST_NAME = 40
 """Names are shortened no further while there are columns that can go."""
+NARROWEST_TEXT = 24
+"""Columns that names and texts have where there is not enough room for both."""
 
 
 class TextTable(NamedTuple):
@@ -109,6 +113,33 @@ def _decimal_point(cell: str) -> int:
 def is_number(cell: str) -> bool:
     """Tell whether a cell is a number with digits: neither NaN nor inf."""
     return cell.lstrip("-")[:1].isdigit()
+
+
+def shorten_names(names: Sequence[str], room: int) -> list[str]:
+    """Return names as far as there is room: what all of them begin with goes first."""
+    excess = max(map(display_width, names), default=0) - room
+    shared = os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
+    if 0 < excess < len(shared):
+        names = [ELLIPSIS + name[excess + 1 :] for name in names]
+    return [shorten(name, room) for name in names]
+
+
+def hanging_lines(head: str, text: str, width: int | None, indent: int) -> list[str]:
+    """Return a text behind a head, its further lines below its first; below the head if that is long.
+
+    Args:
+        head: Stands before it.
+        text: Is wrapped between words.
+        width: Columns of the terminal; None leaves the line whole.
+        indent: Columns before a text below its head.
+    """
+    start = display_width(head)
+    if width is None or start + display_width(text) <= width:
+        return [f"{head}{text}".rstrip()]
+    is_below = width - start < NARROWEST_TEXT
+    before = " " * (indent if is_below else start)
+    lines = textwrap.wrap(text, width, initial_indent=before, subsequent_indent=before)
+    return [head.rstrip(), *lines] if is_below else [head + lines[0][start:], *lines[1:]]
 
 
 def more_line(count: int, colour: bool) -> str:

@@ -6,7 +6,6 @@ Each text ends, or begins, with one line that says what it comes to.
 from __future__ import annotations
 
 import os
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.report import counted
 from ckpttool.render.numbers import file_size
-from ckpttool.render.tables import aligned_pairs
-from ckpttool.render.terminal import ELLIPSIS, Style, display_width, pad, printable, shorten, styled
+from ckpttool.render.tables import NARROWEST_TEXT, aligned_pairs, hanging_lines, shorten_names
+from ckpttool.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
 from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""
 _MOST_FOREIGN_FILES = 4
-_NARROWEST, _WIDEST = 24, 40
-"""Columns for names and for reasons where there is not enough room for both."""
+_WIDEST_REASON = 40
+"""Columns for reasons where there is not enough room for names and all of them."""
 _INDENT = len("  remove  ")
 
 
@@ -99,7 +98,7 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     }
     for word, why in remarks.items():
         if why is not None:
-            yield from _wrap_reason(f"  {word}: ", printable(why), width)
+            yield from hanging_lines(f"  {word}: ", printable(why), width, _INDENT)
     if is_listed and not verbose:
         size = file_size(sum(kept.entry.contents.nbytes for kept in group.keep))
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
@@ -108,38 +107,17 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     names = max((display_width(row.name) for row in rows if not _is_note(row)), default=0)
     if width is not None:
         reasons = max((len(row.why) for row in rows), default=0)
-        names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST), _NARROWEST))
-    fitted = iter(_shorten_names([row.name for row in rows if not _is_note(row)], names))
+        names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST_REASON), NARROWEST_TEXT))
+    fitted = iter(shorten_names([row.name for row in rows if not _is_note(row)], names))
     for row in rows:
         head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{pad(next(fitted), names)}  ")
-        for line in _wrap_reason(head, row.why, width):
+        for line in hanging_lines(head, row.why, width, _INDENT):
             yield styled(line, Style.YELLOW, colour and row.verb == "remove")
 
 
 def _is_note(row: _PlanRow) -> bool:
     """Tell whether a line is no checkpoint's, but says how many more there are."""
     return row.name.startswith(ELLIPSIS)
-
-
-def _shorten_names(names: Sequence[str], room: int) -> list[str]:
-    """Return names as far as there is room: what all of them begin with goes first."""
-    excess = max(map(display_width, names), default=0) - room
-    shared = os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
-    if 0 < excess < len(shared):
-        names = [ELLIPSIS + name[excess + 1 :] for name in names]
-    return [shorten(name, room) for name in names]
-
-
-def _wrap_reason(head: str, why: str, width: int | None) -> list[str]:
-    """Return a text behind a head, its further lines below its first; below the head if that is long."""
-    if width is None or display_width(head) + display_width(why) <= width:
-        return [f"{head}{why}".rstrip()]
-    if width - display_width(head) >= _NARROWEST:
-        indent = " " * display_width(head)
-        first, *more = textwrap.wrap(why, width, initial_indent=indent, subsequent_indent=indent)
-        return [head + first[len(indent) :], *more]
-    below = " " * _INDENT
-    return [head.rstrip(), *textwrap.wrap(why, width, initial_indent=below, subsequent_indent=below)]
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
