@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -78,8 +78,7 @@ Given = Mapping[str, Any]
 """The values of a record's attributes that were given on the command line, by their names."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptionsOf:
+class OptionsOf(NamedTuple):
     """Stands in a command's signature, as ``Annotated[Given, OptionsOf(Record)]``, for options of a record.
 
     Attributes:
@@ -91,7 +90,7 @@ class OptionsOf:
 
     record: type
     names: Sequence[str] = ()
-    help: Mapping[str, str] = field(default_factory=dict)
+    help: Mapping[str, str] = {}
 
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.render.numbers import file_size, number, shape_text
-from ckpttool.render.tables import GAP, columns_that_fit
-from ckpttool.render.terminal import printable, printable_cut, shorten
+from ckpttool.render.tables import GAP, columns_that_fit, more_line
+from ckpttool.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
 from ckpttool.render.verdicts import finding_lines
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MAX_ROWS = 40
 MAX_TRAINERS = 8
@@ -36,39 +34,24 @@ def inspect_text(
     inspection: Inspection, *, all_tensors: bool = False, colour: bool = False, width: int = 100
 ) -> str:
     """Return what a checkpoint is: a summary, then its tensors by module, then what was found."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=colour,
-        no_color=not colour,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
     checkpoint = inspection.checkpoint
     variant = f" ({checkpoint.variant})" if checkpoint.variant else ""
     incomplete = "" if checkpoint.complete else ", INCOMPLETE"
     title = f"{printable(checkpoint.path)}: {checkpoint.format}{variant}{incomplete}"
-    console.print(title, style="bold", soft_wrap=True)
-    for label, value in _summary(inspection):
-        console.print(f"  {label:<14} {value}", soft_wrap=True)
+    lines = [styled(title, Style.BOLD, colour)]
+    lines += (f"  {label:<14} {value}" for label, value in _summary(inspection))
     if inspection.tensors:
-        console.print()
-        table, left_out = _tensor_table(inspection, None if all_tensors else MAX_ROWS, width)
-        console.print(table)
+        table, left_out = _tensor_table(inspection, None if all_tensors else MAX_ROWS, width, colour)
+        lines += ["", *table]
         if left_out:
-            console.print(f"  too narrow for: {', '.join(left_out)}", style="dim")
+            text = f"  too narrow for: {', '.join(left_out)}"
+            lines += (styled(line, Style.DIM, colour) for line in textwrap.wrap(text, width))
     hidden = 0 if all_tensors else len(inspection.tensors) - MAX_ROWS
     if hidden > 0:
-        console.print(f"  … and {hidden:,} more (--all shows them)", style="dim")
+        lines.append(more_line(hidden, colour))
     if inspection.findings:
-        console.print()
-        for line in finding_lines(inspection.findings, colour):
-            out.write(f"  {line}\n")
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        lines += ["", *(f"  {line}" for line in finding_lines(inspection.findings, colour))]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
@@ -144,11 +127,10 @@ _DISPENSABLE = ("size", "type", "zeros", "shape", "std", "mean")
 _NARROWEST_NAME = 20
 
 
-def _tensor_table(inspection: Inspection, limit: int | None, width: int) -> tuple[Table, list[str]]:
-    """Return the table, and the headings of columns for which it is too narrow."""
-    from rich.table import Table
-    from rich.text import Text
-
+def _tensor_table(
+    inspection: Inspection, limit: int | None, width: int, colour: bool
+) -> tuple[list[str], list[str]]:
+    """Return the lines of the table, and the headings of columns for which it is too narrow."""
     has_statistics = inspection.statistics is not None
     headings = [*_LEFT, "size", *(_STATISTICS if has_statistics else ())]
     rows = list(_tensor_rows(inspection, limit))
@@ -160,22 +142,47 @@ def _tensor_table(inspection: Inspection, limit: int | None, width: int) -> tupl
     shown, left_out = columns_that_fit(
         width - name - GAP, range(1, len(headings)), headings, widths, dispensable
     )
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
-    for at in (0, *shown):
-        table.add_column(
-            headings[at],
-            justify="left" if headings[at] in _LEFT else "right",
-            overflow="fold",
-            no_wrap=has_statistics,
-        )
     room = max(_NARROWEST_NAME, width - sum(widths[at] + GAP for at in shown) - GAP)
-    for row in rows:
-        cell = shorten(row[0], room) if has_statistics else row[0]
-        if len(row) == 1:
-            table.add_row(Text(cell, style="cyan"))
-        else:
-            table.add_row(*map(Text, (cell, *(row[at] for at in shown))))
-    return table, [heading for heading in left_out if heading not in blank]
+    drawn = [headings, *rows]
+    cells = [
+        (shorten(row[0], room) if has_statistics else row[0], *(row[at] for at in shown if len(row) > 1))
+        for row in drawn
+    ]
+    columns = [max(display_width(row[at]) for row in cells if len(row) > at) for at in range(1 + len(shown))]
+    if sum(columns) + GAP * len(shown) > width:
+        lines = _folded_lines(cells, width, colour, no_wrap=has_statistics)
+    else:
+        lines = list(_lines(cells, columns, colour))
+    return lines, [heading for heading in left_out if heading not in blank]
+
+
+def _lines(cells: Sequence[Sequence[str]], columns: Sequence[int], colour: bool) -> Iterator[str]:
+    is_left = [heading in _LEFT for heading in cells[0]]
+    for at_row, row in enumerate(cells):
+        padded = (
+            pad(cell, columns[at]) if is_left[at] else " " * (columns[at] - display_width(cell)) + cell
+            for at, cell in enumerate(row)
+        )
+        line = (" " * GAP).join(padded).rstrip()
+        style = Style.DIM if at_row == 0 else Style.CYAN if len(row) == 1 else None
+        yield line if style is None else styled(line, style, colour)
+
+
+def _folded_lines(cells: Sequence[Sequence[str]], width: int, colour: bool, *, no_wrap: bool) -> list[str]:
+    """Return the lines of a table that is too wide, whose cells go on in the next line."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    for heading in cells[0]:
+        justify: Literal["left", "right"] = "left" if heading in _LEFT else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=no_wrap)
+    for row in cells[1:]:
+        table.add_row(*(Text(cell, style="cyan" if len(row) == 1 else "") for cell in row))
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=colour, no_color=not colour).print(table)
+    return out.getvalue().splitlines()
 
 
 def _tensor_rows(inspection: Inspection, limit: int | None) -> Iterator[tuple[str, ...]]:
