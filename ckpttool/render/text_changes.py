@@ -40,11 +40,12 @@ _INDENT = len("  remove  ")
 
 
 class _PlanRow(NamedTuple):
-    """A checkpoint's line in a plan."""
+    """A line of a plan: a checkpoint's, or a note that says how many more there are."""
 
     verb: str
     name: str
     why: str
+    is_note: bool = False
 
 
 def plan_text(
@@ -104,20 +105,15 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
         return
     rows = _rows(group, verbose)
-    names = max((display_width(row.name) for row in rows if not _is_note(row)), default=0)
+    names = max((display_width(row.name) for row in rows if not row.is_note), default=0)
     if width is not None:
         reasons = max((len(row.why) for row in rows), default=0)
         names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST_REASON), NARROWEST_TEXT))
-    fitted = iter(shorten_names([row.name for row in rows if not _is_note(row)], names))
+    fitted = iter(shorten_names([row.name for row in rows if not row.is_note], names))
     for row in rows:
-        head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{pad(next(fitted), names)}  ")
+        head = f"  {row.verb:<6}  " + (row.name if row.is_note else f"{pad(next(fitted), names)}  ")
         for line in hanging_lines(head, row.why, width, _INDENT):
             yield styled(line, Style.YELLOW, colour and row.verb == "remove")
-
-
-def _is_note(row: _PlanRow) -> bool:
-    """Tell whether a line is no checkpoint's, but says how many more there are."""
-    return row.name.startswith(ELLIPSIS)
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
@@ -170,7 +166,7 @@ def _fold_alike(
     hidden = entries[_FIRST:-1]
     size = file_size(sum(entry.contents.nbytes for entry in hidden))
     yield from rows[:_FIRST]
-    yield _PlanRow(verb, f"{ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "")
+    yield _PlanRow(verb, f"{ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "", is_note=True)
     yield rows[-1]
 
 

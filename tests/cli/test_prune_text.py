@@ -83,6 +83,13 @@ def test_how_many_more_there_are_widens_no_column(run, tmp_path: Path) -> None:
     assert lines[7].startswith("  remove  … 33 more, ")
 
 
+def test_a_name_that_begins_as_a_note_does_is_a_name(run, series: Path) -> None:
+    for path in series.iterdir():
+        path.rename(path.with_name(path.name.replace("model", "…")))
+    out = run("prune", series, "--keep", "1", "-n").out
+    assert "\n  keep    …_epoch_10.pth  newest, last 1\n  remove  …_epoch_9.pth   4.1 kB\n" in out
+
+
 def test_what_a_rule_keeps_beside_what_fits_is_told(run, series: Path) -> None:
     rules = ["--keep-best", 1, "--metric", "loss", "--mode", "max", "--max-size", "9kB"]
     status, out, err = run("prune", series, *rules, "-n")
