@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Role
+from ckpttool.cli.render.json import dumps, training_document
 from ckpttool.core.roles import role_of
 from ckpttool.core.training import training_state
-from ckpttool.render.json import dumps, training_document
 
 KEYS = st.one_of(
     st.sampled_from(

@@ -108,14 +108,14 @@ def _plan_and_convert(
         place = f"{target}[{finding.where}]" if finding.where else target
         say_warning(f"{place}: {finding.message}")
     if json:
-        from ckpttool.render.json import convert_document
+        from ckpttool.cli.render.json import convert_document
 
         print_json(convert_document(converted))
     elif quiet:
         for value in converted.dropped:
             say_warning(f"{value.path} is not carried: {value.why}")
     elif not converted.mismatches:
-        from ckpttool.render.text_changes import convert_text
+        from ckpttool.cli.render.text_changes import convert_text
 
         print(convert_text(converted, colour=has_colour(sys.stdout)))
     return int(bool(converted.mismatches))

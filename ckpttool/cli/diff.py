@@ -169,8 +169,8 @@ def compare_two(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) ->
     ):
         difference = diff_checkpoints(a, b, wishes, advance=advance)
     if output.plot is not None:
-        from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_results import difference_picture
+        from ckpttool.cli.render.plot import kind_of
+        from ckpttool.cli.render.plot_results import difference_picture
 
         write_report(output.plot, difference_picture(kind_of(output.plot), difference))
     if not output.quiet:
@@ -206,16 +206,16 @@ def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
 
 def _print_difference(difference: Difference, output: DiffOutput) -> None:
     if output.json:
-        from ckpttool.render.json import diff_document
+        from ckpttool.cli.render.json import diff_document
 
         print_json(diff_document(difference))
     elif output.name_only:
-        from ckpttool.render.text_diff import name_only_text
+        from ckpttool.cli.render.text_diff import name_only_text
 
         if names := name_only_text(difference):
             print(names)
     else:
-        from ckpttool.render.text_diff import diff_text
+        from ckpttool.cli.render.text_diff import diff_text
 
         colour, columns = has_colour(sys.stdout), width(sys.stdout)
         print(diff_text(difference, all=output.all, stat=output.stat, colour=colour, width=columns))
@@ -240,16 +240,16 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
         series = drift(paths, wishes, advance=advance)
     if output.plot is not None:
-        from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_results import drift_picture
+        from ckpttool.cli.render.plot import kind_of
+        from ckpttool.cli.render.plot_results import drift_picture
 
         write_report(output.plot, drift_picture(kind_of(output.plot), series))
     if output.json and not output.quiet:
-        from ckpttool.render.json import drift_document
+        from ckpttool.cli.render.json import drift_document
 
         print_json(drift_document(series))
     elif not output.quiet:
-        from ckpttool.render.text_diff import drift_text
+        from ckpttool.cli.render.text_diff import drift_text
 
         print(drift_text(series, colour=has_colour(sys.stdout), width=width(sys.stdout)))
     return _status([step.difference for step in series.steps])

@@ -61,11 +61,11 @@ def _print(inspections: list[Inspection], field: str | None, json: bool, all_ten
         print("\n".join(_field(inspection, field) for inspection in inspections))
     elif json:
         from ckpttool.cli.output import print_json
-        from ckpttool.render.json import inspect_document
+        from ckpttool.cli.render.json import inspect_document
 
         print_json(inspect_document(inspections))
     else:
-        from ckpttool.render.text_inspect import inspect_text
+        from ckpttool.cli.render.text_inspect import inspect_text
 
         shown = (
             inspect_text(one, all_tensors=all_tensors, colour=has_colour(sys.stdout), width=width(sys.stdout))
@@ -94,9 +94,9 @@ def _field(inspection: Inspection, key: str) -> str:
     Raises:
         UsageError: There is no such key.
     """
+    from ckpttool.cli.render.json import dumps, inspect_document
+    from ckpttool.cli.render.terminal import printable
     from ckpttool.core.errors import UsageError
-    from ckpttool.render.json import dumps, inspect_document
-    from ckpttool.render.terminal import printable
 
     (value,) = inspect_document([inspection])["checkpoints"]
     for part in key.split("."):

@@ -20,9 +20,9 @@ from ckpttool.cli.options import (
 )
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, progress, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_journals
+from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.streams import discard
 from ckpttool.core.errors import UsageError
-from ckpttool.render.terminal import printable
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _tell(text: str) -> None:
 
 def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
     if json:
-        from ckpttool.render.json import latest_document
+        from ckpttool.cli.render.json import latest_document
 
         print_json(latest_document(found))
     elif found.entry is not None and not quiet:

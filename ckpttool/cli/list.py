@@ -21,9 +21,9 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import print_paths, say_empty, say_journals, with_directory
 from ckpttool.cli.prune import Directory
+from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
-from ckpttool.render.terminal import printable
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 
@@ -161,9 +161,9 @@ def list_(
             say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
         _warn(listing, everything=long or not sys.stderr.isatty())
     if plot is not None and listing.checkpoints:
+        from ckpttool.cli.render.plot import kind_of
+        from ckpttool.cli.render.plot_results import series_picture
         from ckpttool.cli.reports import write_report
-        from ckpttool.render.plot import kind_of
-        from ckpttool.render.plot_results import series_picture
 
         title = paths[0] if len(paths) == 1 else os.curdir
         write_report(plot, series_picture(kind_of(plot), title, listing))
@@ -227,7 +227,7 @@ def _warn(listing: Listing, *, everything: bool) -> None:
 
 def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutput) -> None:
     if output.json:
-        from ckpttool.render.json import list_document
+        from ckpttool.cli.render.json import list_document
 
         print_json(list_document(listing))
     elif output.quiet:
@@ -245,7 +245,7 @@ def _print(listing: Listing, output: ListOutput) -> None:
     """Print text: for people on a terminal, and a line a checkpoint with all of it elsewhere."""
     import time
 
-    from ckpttool.render.text_list import ListStyle, flat_text, list_text
+    from ckpttool.cli.render.text_list import ListStyle, flat_text, list_text
 
     is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
     style = ListStyle(

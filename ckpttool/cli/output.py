@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ckpttool.render.terminal import printable
+from ckpttool.cli.render.terminal import printable
 
 FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
 """Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C."""
@@ -73,7 +73,7 @@ def progress(what: str, total: int) -> Iterator[Advance]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document."""
-    from ckpttool.render.json import dumps
+    from ckpttool.cli.render.json import dumps
 
     print(dumps(document))
 

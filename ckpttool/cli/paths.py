@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ckpttool.cli.output import say, say_error, say_warning
-from ckpttool.render.terminal import printable
+from ckpttool.cli.render.terminal import printable
 
 _HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers it"
 _MOST_CANDIDATES = 10

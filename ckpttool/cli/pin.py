@@ -10,8 +10,8 @@ import typer
 from ckpttool.cli.options import Json, Null, Quiet
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
+from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import UsageError
-from ckpttool.render.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
     for message in done.recovered if not quiet else ():
         say_warning(message)
     if json:
-        from ckpttool.render.json import pin_document
+        from ckpttool.cli.render.json import pin_document
 
         print_json(pin_document(done.pins, done.changed))
     elif not quiet:
@@ -91,7 +91,7 @@ def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in listed.items() if key not in void}
     if json:
-        from ckpttool.render.json import pin_document
+        from ckpttool.cli.render.json import pin_document
 
         print_json(pin_document([*pins.values()], void=faults))
     elif pins and not quiet:

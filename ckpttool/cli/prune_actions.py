@@ -22,8 +22,8 @@ from ckpttool.cli.output import (
 )
 from ckpttool.cli.paths import directory_name, say_journals, with_directory
 from ckpttool.cli.prune_options import unmatched_rules
+from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
-from ckpttool.render.terminal import printable
 from ckpttool.runs.reasons import true_of_all
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _report_wrong_rules(options: PruneOptions, problems: Sequence[Problem], outp
     outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(problems))
     _say(outcome, quiet=output.quiet)
     if output.json:
-        from ckpttool.render.json import prune_document
+        from ckpttool.cli.render.json import prune_document
 
         print_json(prune_document(outcome))
     return 1
@@ -225,7 +225,7 @@ def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) 
         _print(outcomes, output, sys.stderr)
         return COULD_NOT
     if output.json:
-        from ckpttool.render.json import prune_document
+        from ckpttool.cli.render.json import prune_document
 
         print_json(prune_document(outcome))
     else:
@@ -236,7 +236,7 @@ def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) 
 
 def _print(outcomes: Sequence[Pruned], output: OutputOptions, stream: TextIO) -> None:
     """Print the plans that were not printed yet, and the total."""
-    from ckpttool.render.text_changes import total_line
+    from ckpttool.cli.render.text_changes import total_line
 
     groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, output)]
     if output.quiet or not any(one.plan.groups for one in outcomes):
@@ -253,7 +253,7 @@ def _was_shown(outcome: Pruned, output: OutputOptions) -> bool:
 
 
 def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) -> str:
-    from ckpttool.render.text_changes import plan_text
+    from ckpttool.cli.render.text_changes import plan_text
 
     columns = width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
     return plan_text(groups, width=columns, colour=has_colour(stream), verbose=output.verbose)
@@ -262,7 +262,7 @@ def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) ->
 def _print_plan(planned: PrunePlan, trash: str | None, output: OutputOptions) -> None:
     """Print a plan before anything is removed: if we are killed, the output says what was going on."""
     if output.consent.asks:
-        from ckpttool.render.text_changes import total_line
+        from ckpttool.cli.render.text_changes import total_line
         from ckpttool.runs.pruning.prune import Pruned
 
         stream = sys.stderr if output.json else sys.stdout
@@ -301,11 +301,11 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
     planned = make_plan(request, progress)
     explanation = explain(planned, path)
     if output.json:
-        from ckpttool.render.json import explain_document
+        from ckpttool.cli.render.json import explain_document
 
         print_json(explain_document(planned, explanation))
     elif not output.quiet:
-        from ckpttool.render.text_changes import explain_text
+        from ckpttool.cli.render.text_changes import explain_text
 
         print(explain_text(explanation, colour=has_colour(sys.stdout)))
     for problem in problems:
@@ -378,8 +378,8 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
 
 def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
     """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
-    from ckpttool.render.json import empty_document
-    from ckpttool.render.text_changes import empty_text
+    from ckpttool.cli.render.json import empty_document
+    from ckpttool.cli.render.text_changes import empty_text
 
     if output.consent.asks:
         print(empty_text(preview), file=sys.stderr if output.json else sys.stdout, flush=True)
@@ -399,11 +399,11 @@ def _report_emptied(emptied: Sequence[EmptiedTrash], output: OutputOptions, *, f
     for problem in problems:
         say_error(f"{problem.path}: {problem.message}")
     if output.json and not failed:
-        from ckpttool.render.json import empty_document
+        from ckpttool.cli.render.json import empty_document
 
         print_json(empty_document(emptied))
     elif not output.quiet:
-        from ckpttool.render.text_changes import empty_text
+        from ckpttool.cli.render.text_changes import empty_text
 
         print(empty_text(emptied), file=sys.stderr if failed else sys.stdout)
     would_go = output.check and any(one.removed for one in emptied)

@@ -52,7 +52,7 @@ def rename(
     the plan). Some trainers find only checkpoints with their own names; a warning says which. ckpttool undo
     restores the old names.
     """
-    from ckpttool.render.text_changes import rename_text, rename_total_line
+    from ckpttool.cli.render.text_changes import rename_text, rename_total_line
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.runs.renaming.rename import rename as carry_out
@@ -79,7 +79,7 @@ def rename(
         say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be named)")
         return COULD_NOT
     if json:
-        from ckpttool.render.json import rename_document
+        from ckpttool.cli.render.json import rename_document
 
         print_json(rename_document(renamed))
     elif not quiet and renamed.planned.plan.count:

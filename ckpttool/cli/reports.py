@@ -72,21 +72,21 @@ def write_reports(
     """Write the reports that are wanted; annotations go to stderr, where GitHub reads them too."""
     root = os.environ.get("GITHUB_WORKSPACE")
     if wanted.junit is not None:
-        from ckpttool.render.junit import junit
+        from ckpttool.cli.render.junit import junit
 
         write_report(wanted.junit, junit(verifications, failures, seconds=seconds).encode())
     if wanted.sarif is not None:
-        from ckpttool.render.sarif import sarif
+        from ckpttool.cli.render.sarif import sarif
 
         write_report(wanted.sarif, sarif(verifications, failures, root=root).encode())
     if wanted.summary is not None:
-        from ckpttool.render.github import summary
+        from ckpttool.cli.render.github import summary
 
         append_report(wanted.summary, summary(verifications, failures).encode())
     under_github = os.environ.get("GITHUB_ACTIONS") == "true"
     is_annotated = under_github if wanted.github is None else wanted.github
     if is_annotated:
-        from ckpttool.render.github import workflow_commands
+        from ckpttool.cli.render.github import workflow_commands
 
         say(workflow_commands(verifications, failures, root=root).rstrip("\n"))
 
@@ -166,7 +166,7 @@ def check_plot(path: str, read: Sequence[str]) -> None:
         UsageError: It is none, or would replace something else.
         MissingPackage: matplotlib is not installed.
     """
-    from ckpttool.render.plot import check_can_draw, kind_of
+    from ckpttool.cli.render.plot import check_can_draw, kind_of
 
     kind_of(path)
     check_targets({"--plot": path}, read)

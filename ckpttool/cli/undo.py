@@ -34,7 +34,7 @@ def undo(
     for problem in done.problems:
         say_error(f"{problem.path}: {problem.message}")
     if json:
-        from ckpttool.render.json import undo_document
+        from ckpttool.cli.render.json import undo_document
 
         print_json(undo_document(done))
     elif done.identity is None:
@@ -42,7 +42,7 @@ def undo(
             below = f" in it; something in {done.below:,} below (-r)" if done.below else ""
             say(f"{directory}: nothing to undo{below}")
     elif not quiet:
-        from ckpttool.render.text_changes import undo_text
+        from ckpttool.cli.render.text_changes import undo_text
 
         print(undo_text(done))
     return int(bool(done.problems))

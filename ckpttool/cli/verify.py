@@ -193,11 +193,11 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
 def _print_verdicts(outcome: VerifyOutcome, json: bool, verbose: bool) -> None:
     if json:
         from ckpttool.cli.output import print_json
-        from ckpttool.render.json import verify_document
+        from ckpttool.cli.render.json import verify_document
 
         print_json(verify_document(outcome.verifications, outcome.sealed))
         return
-    from ckpttool.render.verdicts import verify_text
+    from ckpttool.cli.render.verdicts import verify_text
 
     print(verify_text(outcome.verifications, verbose=verbose, colour=has_colour(sys.stdout)))
     _print_manifests(outcome.sealed, sys.stdout)
@@ -205,7 +205,7 @@ def _print_verdicts(outcome: VerifyOutcome, json: bool, verbose: bool) -> None:
 
 def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
     """Print a line for each manifest that is there now: also for those written before something failed."""
-    from ckpttool.render.terminal import printable
+    from ckpttool.cli.render.terminal import printable
 
     for one in sealed.values():
         if one.files:

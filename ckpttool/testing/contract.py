@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 
+from ckpttool.cli.render.json import dumps, finite, inspect_document
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Extent
@@ -21,7 +22,6 @@ from ckpttool.formats.interface import Probe
 from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
-from ckpttool.render.json import dumps, finite, inspect_document
 from ckpttool.testing.damage import (
     DAMAGES,
     copied,

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import pytest
 
 from ckpttool import CheckpointError, Difference, Inspection, Verification
+from ckpttool.cli.render import github, junit, plot_results, sarif, terminal
+from ckpttool.cli.render import json as documents
+from ckpttool.cli.render.plot import Numbers
+from ckpttool.cli.render.text_changes import undo_text
+from ckpttool.cli.render.text_diff import diff_text, drift_text, name_only_text
+from ckpttool.cli.render.text_inspect import inspect_text
+from ckpttool.cli.render.verdicts import verify_text
 from ckpttool.ops.drift import Drift
-from ckpttool.render import github, junit, plot_results, sarif, terminal
-from ckpttool.render import json as documents
-from ckpttool.render.plot import Numbers
-from ckpttool.render.text_changes import undo_text
-from ckpttool.render.text_diff import diff_text, drift_text, name_only_text
-from ckpttool.render.text_inspect import inspect_text
-from ckpttool.render.verdicts import verify_text
 from ckpttool.runs.listing import Listing
 from ckpttool.runs.undo import Undone
 

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ckpttool.cli.render.numbers import file_size, number
+from ckpttool.cli.render.tables import aligned_numbers, is_number, text_table
+from ckpttool.cli.render.terminal import Style, cut, printable, shorten, styled
 from ckpttool.core.report import counted
-from ckpttool.render.numbers import file_size, number
-from ckpttool.render.tables import aligned_numbers, is_number, text_table
-from ckpttool.render.terminal import Style, cut, printable, shorten, styled
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 
 METRICS_SHOWN = 3

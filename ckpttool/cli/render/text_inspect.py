@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from ckpttool.cli.render.numbers import file_size, number, shape_text
+from ckpttool.cli.render.tables import GAP, columns_that_fit, more_line
+from ckpttool.cli.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
+from ckpttool.cli.render.verdicts import finding_lines
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.ops.inspect import Inspection, ValueStatistics
-from ckpttool.render.numbers import file_size, number, shape_text
-from ckpttool.render.tables import GAP, columns_that_fit, more_line
-from ckpttool.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
-from ckpttool.render.verdicts import finding_lines
 
 MAX_ROWS = 40
 MAX_TRAINERS = 8

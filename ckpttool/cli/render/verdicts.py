@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from ckpttool.cli.render.numbers import file_size
+from ckpttool.cli.render.terminal import Style, printable, printable_cut, styled
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import PREDICTION, Check, Safety, Status, Verification
-from ckpttool.render.numbers import file_size
-from ckpttool.render.terminal import Style, printable, printable_cut, styled
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 """The worst first: what CI shows is cut at the end."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.cli.render.terminal import is_printable
 from ckpttool.ops.verdict import safety_of
-from ckpttool.render.terminal import is_printable
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import TrainingState
@@ -391,7 +391,7 @@ def list_document(listing: Listing) -> dict[str, Any]:
 
 
 def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
-    from ckpttool.render.numbers import utc_time
+    from ckpttool.cli.render.numbers import utc_time
 
     entry = listed.entry
     return {

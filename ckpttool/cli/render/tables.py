@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from ckpttool.render.terminal import ELLIPSIS, Style, display_width, pad, shorten, styled
+from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, shorten, styled
 
 GAP = 2
 _NARROWEST_NAME = 40

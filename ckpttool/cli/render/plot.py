@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.cli.render.numbers import amount
+from ckpttool.cli.render.terminal import printable, shorten
 from ckpttool.core.errors import MissingPackage, UsageError
-from ckpttool.render.numbers import amount
-from ckpttool.render.terminal import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.core.report import Finding, Severity
-from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.render.terminal import printable_cut
-from ckpttool.render.verdicts import (
+from ckpttool.cli.render.terminal import printable_cut
+from ckpttool.cli.render.verdicts import (
     finding_sentence,
     findings_of,
     findings_without_check,
     is_open,
     is_undone,
 )
+from ckpttool.core.report import Finding, Severity
+from ckpttool.ops.verdict import Check, Status, Verification
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

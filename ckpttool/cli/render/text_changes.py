@@ -12,10 +12,10 @@ from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttool.cli.render.numbers import file_size
+from ckpttool.cli.render.tables import NARROWEST_TEXT, aligned_pairs, hanging_lines, shorten_names
+from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
 from ckpttool.core.report import counted
-from ckpttool.render.numbers import file_size
-from ckpttool.render.tables import NARROWEST_TEXT, aligned_pairs, hanging_lines, shorten_names
-from ckpttool.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
 from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:

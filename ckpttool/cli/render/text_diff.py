@@ -13,10 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpttool.core.report import counted
-from ckpttool.core.tensor import Role
-from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
-from ckpttool.render.numbers import (
+from ckpttool.cli.render.numbers import (
     LONGEST_VALUE,
     amount,
     file_size,
@@ -26,8 +23,11 @@ from ckpttool.render.numbers import (
     share,
     two_values,
 )
-from ckpttool.render.tables import TextTable, aligned_pairs, more_line, text_table
-from ckpttool.render.terminal import Style, printable, printable_cut, styled
+from ckpttool.cli.render.tables import TextTable, aligned_pairs, more_line, text_table
+from ckpttool.cli.render.terminal import Style, printable, printable_cut, styled
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Role
+from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
 from ckpttool.weights.comparing.statistics import Tolerance, relative_change, relative_norm
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def value_text(value: object) -> str:
     if value is ABSENT:
         return "absent"
     if isinstance(value, Mapping | list):
-        from ckpttool.render.json import dumps
+        from ckpttool.cli.render.json import dumps
 
         return printable_cut(dumps(value), LONGEST_VALUE)
     return printable_cut(number(value), LONGEST_VALUE) or "''"

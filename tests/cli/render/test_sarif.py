@@ -21,7 +21,7 @@ from tests.support.rendering import escaped, limit_results, report_of
 Verified = Callable[..., Verification]
 sarif = partial(report_of, "sarif")
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-PUBLISHED = Path(__file__).parents[1] / "schemas" / "sarif-schema-2.1.0.json"
+PUBLISHED = Path(__file__).parents[2] / "schemas" / "sarif-schema-2.1.0.json"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ckpttool import MissingPackage, UsageError
-from ckpttool.render.plot import (
+from ckpttool.cli.render.plot import (
     KINDS,
     MARK,
     Bars,

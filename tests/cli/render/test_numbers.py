@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.render.numbers import amount, file_size, number, share, two_values, utc_time
-from ckpttool.render.text_list import age_words, metric_cells
+from ckpttool.cli.render.numbers import amount, file_size, number, share, two_values, utc_time
+from ckpttool.cli.render.text_list import age_words, metric_cells
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.core.report import Severity
-from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.render.terminal import printable_cut
-from ckpttool.render.verdicts import (
+from ckpttool.cli.render.terminal import printable_cut
+from ckpttool.cli.render.verdicts import (
     VERDICTS,
     count_verdicts,
     is_open,
@@ -23,6 +21,8 @@ from ckpttool.render.verdicts import (
     rank_findings,
     verdict_word,
 )
+from ckpttool.core.report import Severity
+from ckpttool.ops.verdict import Check, Status, Verification
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError

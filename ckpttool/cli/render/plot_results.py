@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpttool.core.report import counted
-from ckpttool.core.tensor import Role
-from ckpttool.ops.difference import Change, Difference, distances
-from ckpttool.ops.drift import Drift
-from ckpttool.render.numbers import file_size, number, utc_time
-from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, label, picture
-from ckpttool.render.text_diff import (
+from ckpttool.cli.render.numbers import file_size, number, utc_time
+from ckpttool.cli.render.plot import Bars, Drawing, Heat, Lines, Numbers, label, picture
+from ckpttool.cli.render.text_diff import (
     DRIFT_HEADINGS,
     change_cells,
     drift_cells,
@@ -23,7 +19,18 @@ from ckpttool.render.text_diff import (
     short_names,
     summary_line,
 )
-from ckpttool.render.text_list import ListStyle, count_cell, metric_of, notes_cell, policy_cell, shown_metrics
+from ckpttool.cli.render.text_list import (
+    ListStyle,
+    count_cell,
+    metric_of,
+    notes_cell,
+    policy_cell,
+    shown_metrics,
+)
+from ckpttool.core.report import counted
+from ckpttool.core.tensor import Role
+from ckpttool.ops.difference import Change, Difference, distances
+from ckpttool.ops.drift import Drift
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
 from ckpttool.weights.comparing.statistics import relative_change
 

@@ -18,7 +18,7 @@ from tests.support.rendering import escaped, report_of
 
 Verified = Callable[..., Verification]
 junit = partial(report_of, "junit")
-SCHEMA = Path(__file__).parents[1] / "schemas" / "junit-10.xsd"
+SCHEMA = Path(__file__).parents[2] / "schemas" / "junit-10.xsd"
 
 
 @pytest.fixture(scope="module")

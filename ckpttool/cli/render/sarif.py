@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.core.report import Finding
-from ckpttool.ops.verdict import Verification
-from ckpttool.render.json import dumps
-from ckpttool.render.terminal import LONGEST, printable_cut
-from ckpttool.render.verdicts import (
+from ckpttool.cli.render.json import dumps
+from ckpttool.cli.render.terminal import LONGEST, printable_cut
+from ckpttool.cli.render.verdicts import (
     SEVERITIES,
     is_open,
     message_with_place,
     path_from_root,
     verdict_word,
 )
+from ckpttool.core.report import Finding
+from ckpttool.ops.verdict import Verification
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError
