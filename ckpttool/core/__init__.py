@@ -1,1 +1,7 @@
-"""What every room builds on: bytes that can be read anywhere, and a tensor's elements as lazy values."""
+"""What every room builds on: checkpoints, tensors and their lazy values, findings, errors, names.
+
+A ``Checkpoint`` is a mapping of lazy tensors (``tensor``), whose elements come from ``values``: a few sources
+of blocks, and what is made of them. ``report`` has findings, ``errors`` what a user is told in one line.
+``naming`` and ``name_patterns`` read epochs and steps out of names, ``roles`` what a tensor serves,
+``training`` what is said of the training. ``options`` says an option of a command once.
+"""

@@ -19,4 +19,8 @@ What a pickle does
     it is made, ``states`` what is set on objects, by the lists in ``names/`` that ``trust`` reads;
     ``pickle_safety`` turns what isn't on the lists into findings. Nothing recurses, and what is built has a
     budget in bytes.
+
+What runs beside
+    ``work`` is the one pool of threads, or whatever executor is handed to it; ``children`` the one place that
+    starts child processes, which end with their parent.
 """

@@ -2,8 +2,8 @@
 
 What goes is renamed into the stage of a journal, and unlinked only there, so that no half of a checkpoint
 ever lies where one is looked for. Everything happens below open directories, never through a symlink: what
-another process puts in a path's place meanwhile is not touched. See ``journal`` for what is written down, and
-``recovery`` for what is done about it later.
+another process puts in a path's place meanwhile is not touched. ``journal`` says what is written down before;
+what a kill left is settled at the end of this module, when ``recovery`` asks for it.
 """
 
 from __future__ import annotations
