@@ -15,7 +15,7 @@ from tests.benchmarks.measure import Measurement
 _NOT_IMPORTED = {
     "inspect": ("torch", "tensorflow", "numpy"),
     "diff": ("torch", "tensorflow", "keras", "paddle", "matplotlib", "numpy"),
-    "verify": ("torch", "tensorflow", "keras", "paddle", "ckpttool.predict"),
+    "verify": ("torch", "tensorflow", "keras", "paddle", "ckpttool.predict.jobs", "ckpttool.predict.run"),
 }
 _MEGABYTE = 1_000_000
 
