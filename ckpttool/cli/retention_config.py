@@ -1,7 +1,7 @@
 """``[retention]`` and ``[[retention.rule]]`` of a configuration.
 
-``KEYS`` is the table: each key, which is an option's name, with the function that reads its value. Options of
-records are read by what their attributes say.
+``KEYS`` is the table: each key, which is an option's name, with the function that reads its value. Rules, and
+what selects checkpoints, are read by what their attributes say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Findings, and the report that every renderer draws."""
+"""Findings: what is wrong or remarkable, where, and how bad it is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What is to be known of each format beside what its checkpoints say of themselves: one row a format.
 
-Nothing outside of ``formats/`` names a format to tell what it can or can't; it asks the row.
+What is outside of ``formats/`` asks the row what a format can or can't. The few places that name one all the
+same stand in a list of ``tests/test_house.py``, each with its reason.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import option
 from ckpttool.core.report import Finding
+from ckpttool.formats.traits import TRAITS
 
 
 def _shard_size(text: str) -> int:
@@ -32,8 +33,7 @@ class ConvertWishes:
     to: str | None = option(
         "--to",
         metavar="FORMAT",
-        help="pytorch, safetensors, tensorflow, savedmodel, keras, keras-h5, hdf5, numpy, fluid, torch-dcp. "
-        "[default: by DST's name]",
+        help=f"{', '.join(name for name, row in TRAITS.items() if row.writer)}. [default: by DST's name]",
     )
     only: Literal["weights", "all"] = option(
         "--only",

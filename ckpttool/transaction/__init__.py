@@ -5,7 +5,7 @@ touched (``journal``). ``removal`` renames what goes into that directory and unl
 ``move_transaction`` gives checkpoints their new names before they lose the old ones, changes pointers in
 between, and records how it is taken back (``history``). ``recovery`` finishes what a kill left if a part of
 it is gone or its survivors are still there, and takes it back otherwise; ``record_undo`` takes back what was
-done, ``trash`` empties it.
+done, ``trash`` puts things aside, and empties itself.
 
 A target that is written (``staged_output``) appears whole, or not at all: it is written in a locked directory
 beside the target, under its final names, made durable, then renamed. A kill leaves that directory without its

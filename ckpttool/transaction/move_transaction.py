@@ -2,7 +2,7 @@
 
 A journal is written first; then all get their new names, pointers are made to say them, the old names go, and
 a record is written from which it can be undone. At no moment is a checkpoint whole in no place. What a kill
-left is done to its end by ``recovery``, or else taken back.
+left is done to its end by ``recover_moves``, or else taken back, when ``recovery`` asks for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A node becomes what it is in Python where it is plain, stays as it is where it is data of a class that is
 known to be harmless, and becomes an ``Opaque`` elsewhere. Tensors inside of what can't be carried stay, under
-the same names. What a framework's own objects become is said by its room.
+the same names. What a framework's own objects become is said in its folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which weights Keras's own layers have, told from their configuration.
+"""Layers as configurations of Keras have them, and ``LAYERS``: what is known of each class, a row each.
 
 Nothing is told of a layer that is someone else's, that was quantized, adapted or built from data, or whose
 configuration lacks what decides: its weights are listed, and not judged.

@@ -85,7 +85,7 @@ class Model:
         return self._read_weights()
 
     def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
-        """Return what is needed to write the model again; see ``keras_native``."""
+        """Return what is needed to write the model again; see ``native``."""
         from ckpttool.formats.keras.native import ASSET, STORED, stored_native
         from ckpttool.formats.keras.native import CONFIG as KEPT_CONFIG
         from ckpttool.formats.keras.native import METADATA as KEPT_METADATA

@@ -1,4 +1,4 @@
-"""Thins out a directory of checkpoints: the one place that deletes what users made."""
+"""Thins out a directory of checkpoints: survey, plan, verify what stays, ask, and hand on what goes."""
 
 from __future__ import annotations
 
