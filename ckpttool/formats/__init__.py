@@ -12,7 +12,7 @@ says what it becomes in ``Checkpoint.tree``.
 - ``open()`` checks all structure: every extent lies inside its file, shape times type is the number of
   bytes, offsets and strides stay inside the storage. After it, reading a tensor can't go out of bounds.
 - Whoever opens a file closes it, unless a checkpoint takes it over: ``open_with`` does that for a probe,
-  ``OpenedParts`` for checkpoints in several files.
+  ``Opening`` for further files; it gathers what is found in them, too.
 - All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
   last bytes, doubling offsets), ``bystanders`` judges files of a directory that its format has no use for.
 - A directory is listed once, however many sets of files lie in it.

@@ -85,7 +85,7 @@ class HfTrainer(Format):
         is_accelerate = _is_accelerate(entries)
         with OpenedParts("part") as parts:
             if STATE not in entries and not is_accelerate:
-                parts.fault("missing", "there is none; the save was interrupted before its end", STATE)
+                parts.fault("part-missing", "there is none; the save was interrupted before its end", STATE)
             metadata: dict[str, Any] = {
                 "trainer_state": {key: value for key, value in state.items() if key != "log_history"}
             }
@@ -94,7 +94,7 @@ class HfTrainer(Format):
                     try:
                         metadata[_stem(name)] = _read_json(directory, name, "config")
                     except DamagedCheckpoint as failure:
-                        parts.fault("damaged", failure.reason, name)
+                        parts.fault("part-damaged", failure.reason, name)
             weights = _weights(directory, entries)
             tensors = _add_weights(parts, metadata, weights, entries)
             tensors += _add_rank_sets(parts, metadata, directory, entries)
@@ -195,7 +195,7 @@ def _add_weights(
 ) -> list[Tensor]:
     """Open all sets of weights, and return the tensors of the first."""
     if not weights and not any(map(_WEIGHTS_DIRECTORY.fullmatch, entries)):
-        parts.fault("missing", "no model.safetensors, pytorch_model.bin or adapter_model", None)
+        parts.fault("part-missing", "no model.safetensors, pytorch_model.bin or adapter_model", None)
     tensors: list[Tensor] = []
     for unit in weights:
         name = os.path.basename(unit.path)

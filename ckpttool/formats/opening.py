@@ -1,15 +1,56 @@
-"""Opens a path or what discovery found with a format, and adds what other readings of the files could run."""
+"""Opens a path or what discovery found with a format, and adds what other readings of the files could run.
+
+``Opening`` is what a format's reader gathers meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.report import Finding, error
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.readings import add_readings, further_readings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(kw_only=True, eq=False)
+class Opening:
+    """What was found of a checkpoint so far; a context manager that closes its files if opening fails.
+
+    Attributes:
+        findings: What is wrong with it.
+        safety: What loading it could run.
+        complete: Whether all that belongs to it is there and could be read.
+        opened: Closes its files.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    safety: list[Finding] = field(default_factory=list)
+    complete: bool = True
+    opened: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.opened.close()
+
+    def fault(self, code: str, message: str, where: str | None = None) -> None:
+        """Note an error because of which the checkpoint is not complete."""
+        self.findings.append(error(code, message, where))
+        self.complete = False
+
+    def keep(self) -> Callable[[], None]:
+        """Return what closes the files; leaving the context does so no more."""
+        return self.opened.pop_all().close
 
 
 def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:

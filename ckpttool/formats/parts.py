@@ -4,53 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import warning
 from ckpttool.core.tensor import Span
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.interface import Format, Probe, SetFormat
-from ckpttool.formats.opening import open_with
+from ckpttool.formats.opening import Opening, open_with
 
 
-class OpenedParts:
-    """The files of a checkpoint that lies in several, as far as they open, and what was found in them.
-
-    A context manager that closes them where opening fails halfway.
-    """
+class OpenedParts(Opening):
+    """The files of a checkpoint that lies in several, as far as they open, and what was found in them."""
 
     def __init__(self, kind: str) -> None:
-        """Begin without files; ``kind`` is what one is called in codes: ``shard``, ``part``."""
+        """Begin without files; ``kind`` is what one is called if it is damaged: ``shard``, ``part``."""
+        super().__init__()
         self.parts: dict[str, Checkpoint] = {}
-        self.findings: list[Finding] = []
-        self.safety: list[Finding] = []
         self.judged: set[str] = set()
-        self.complete = True
         self._kind = kind
-        self._opened = ExitStack()
-
-    def __enter__(self) -> OpenedParts:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._opened.close()
-
-    def fault(self, what: str, message: str, where: str | None) -> None:
-        """Note an error because of which the checkpoint is not complete."""
-        self.findings.append(error(f"{self._kind}-{what}", message, where))
-        self.complete = False
 
     def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:
         """Open a file; where it is damaged, note an error and return None."""
         try:
-            part = self._opened.enter_context(open())
+            part = self.opened.enter_context(open())
         except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
             self.judged.add(os.path.abspath(failure.path))
             place = "" if failure.where is None else f"{failure.where}: "
-            self.fault("damaged", f"{place}{failure.reason}", name)
+            self.fault(f"{self._kind}-damaged", f"{place}{failure.reason}", name)
             self.safety += (add_part_name(finding, name) for finding in getattr(failure, "safety", ()))
             if not name.endswith(".safetensors"):
                 message = "it could not be read, so what loading it would run is not known"
@@ -68,10 +50,6 @@ class OpenedParts:
         for name, part in self.parts.items():
             for span in part.spans():
                 yield replace(span, where=f"{name}: {span.where}")
-
-    def keep(self) -> Callable[[], None]:
-        """Return what closes the files; leaving the context does so no more."""
-        return self._opened.pop_all().close
 
 
 def open_file(path: str) -> Checkpoint:

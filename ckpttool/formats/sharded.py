@@ -196,9 +196,9 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
     for name in index.files:
         path = os.path.join(os.path.dirname(index.path), name)
         if not os.path.exists(path):
-            shards.fault("missing", "there is no such file", name)
+            shards.fault("shard-missing", "there is no such file", name)
         elif index.weight_map is not None and not _is_inside(path, index.path):
-            shards.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+            shards.fault("shard-path", "a link that leads out of the checkpoint; it was not opened", name)
         elif (part := shards.add(name, partial(open_file, path))) is not None:
             if part.format != format:
                 shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
@@ -212,13 +212,13 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
     totals = {int(match["total"]) for match in names}
     if len(totals) > 1:
         sizes = " and ".join(map(str, sorted(totals)[:4]))
-        shards.fault("count", f"the names of the shards speak of sets of {sizes}", None)
+        shards.fault("shard-count", f"the names of the shards speak of sets of {sizes}", None)
     elif len({match["stem"] for match in names}) == 1 and len(names) == len(index.files) != min(totals):
         if index.weight_map is None:
-            shards.fault("missing", f"{len(names):,} of {min(totals):,} shards are here", None)
+            shards.fault("shard-missing", f"{len(names):,} of {min(totals):,} shards are here", None)
         else:
             message = f"the index names {len(names):,} shards, and their names speak of {min(totals):,}"
-            shards.fault("count", message, os.path.basename(index.path))
+            shards.fault("shard-count", message, os.path.basename(index.path))
 
 
 def _is_inside(path: str, index_path: str) -> bool:
@@ -236,7 +236,7 @@ def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str
     missing, foreign = sorted(expected - part.keys()), sorted(part.keys() - expected)
     if missing:
         message = f"it lacks {len(missing):,} tensors that the index maps to it, like {missing[0]!r}"
-        shards.fault("stale", message, name)
+        shards.fault("shard-stale", message, name)
     if foreign:
         message = f"it holds {len(foreign):,} tensors that the index does not map to it, like {foreign[0]!r}"
         shards.findings.append(error("shard-stale", message, name))

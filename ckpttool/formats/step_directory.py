@@ -260,9 +260,9 @@ def _note_missing_ranks(parts: OpenedParts, ranks: _Ranks) -> None:
             if numbers not in matches and (name := f"{prefix}{'_'.join(padded)}{suffix}") not in faulty:
                 missing.append(name)
         for name in missing[:_MAX_NAMED]:
-            parts.fault("missing", "there is no such file", name)
+            parts.fault("part-missing", "there is no such file", name)
         if len(missing) > _MAX_NAMED:
-            parts.fault("missing", f"{len(missing) - _MAX_NAMED:,} more ranks are not there", None)
+            parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more ranks are not there", None)
 
 
 def _keys(names: Sequence[str]) -> dict[str, tuple[str, ...]]:

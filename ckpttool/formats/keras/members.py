@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable, reader_from
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import error, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.bystanders import add_part_name
@@ -20,6 +20,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names, layer_names_by_group
 from ckpttool.formats.keras.config import ASSETS, MAX_CONFIG, is_own_asset, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
+from ckpttool.formats.opening import Opening
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.io.hdf5 import Location
 from ckpttool.io.pickle_detection import is_pickle
@@ -47,16 +48,14 @@ def spans_of(archive: Archive, path: str) -> Iterator[Span]:
         yield Span(extent, member.name, reader_from(content, start), member.crc32, inflated=inflated)
 
 
-class Model:
+class Model(Opening):
     """The records of one model, read one by one; one that is damaged doesn't hide the others."""
 
     def __init__(self, probe: Probe) -> None:
+        super().__init__()
         self.archive = probe.archive
-        self.findings: list[Finding] = []
-        self.safety: list[Finding] = []
         self.metadata: dict[str, Any] = {}
         self.weights: OpenedHdf5 | None = None
-        self.complete = True
         self._probe = probe
         self._by_name: dict[str, Member] = {}
 
@@ -115,25 +114,20 @@ class Model:
             raise LimitExceeded(self._probe.path, found, expected=f"at most {MAX_CONFIG:,}", where=name)
         return self.archive.content(member).read(self.archive.offset(member), member.size, name)
 
-    def _note_lost(self, name: str, failure: CheckpointError) -> None:
-        self.findings.append(error(failure.code, failure.reason, name))
-        self.complete = False
-
     def _read_metadata(self) -> None:
         if METADATA not in self._by_name:
-            self.findings.append(error("part-missing", "there is no such record", METADATA))
-            self.complete = False
+            self.fault("part-missing", "there is no such record", METADATA)
             return
         try:
             self.metadata.update(read_config(self._probe.path, self._text(METADATA), "metadata"))
         except CheckpointError as failure:
-            self._note_lost(METADATA, failure)
+            self.fault(failure.code, failure.reason, METADATA)
 
     def _read_config(self) -> None:
         try:
             config = read_config(self._probe.path, self._text(CONFIG))
         except CheckpointError as failure:
-            self._note_lost(CONFIG, failure)
+            self.fault(failure.code, failure.reason, CONFIG)
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, CONFIG))
             return
@@ -151,7 +145,7 @@ class Model:
         try:
             (self._judge_arrays if name.endswith(_ARRAYS) else self._judge_content)(member)
         except CheckpointError as failure:
-            self._note_lost(name, failure)
+            self.fault(failure.code, failure.reason, name)
 
     def _judge_arrays(self, member: Member) -> None:
         """Judge the pickles in NumPy arrays, which Keras reads where there is no HDF5."""
@@ -165,7 +159,7 @@ class Model:
         except CheckpointError as failure:
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, member.name))
-            self._note_lost(member.name, failure)
+            self.fault(failure.code, failure.reason, member.name)
 
     def _judge_content(self, member: Member) -> None:
         content, start = self.archive.content(member), self.archive.offset(member)
@@ -182,13 +176,12 @@ class Model:
                 message = "weights in NumPy arrays, which are not read here"
                 self.findings.append(warning("weights-not-read", message, ARRAYS))
             else:
-                self.findings.append(error("part-missing", "there is no such record", WEIGHTS))
-                self.complete = False
+                self.fault("part-missing", "there is no such record", WEIGHTS)
             return ()
         try:
             self.weights = self._open_weights(member)
         except CheckpointError as failure:
-            self._note_lost(WEIGHTS, failure)
+            self.fault(failure.code, failure.reason, WEIGHTS)
             return ()
         groups = self.weights.tree.groups
         paths = (*groups, *self.weights.tree.datasets)

@@ -186,10 +186,10 @@ def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> 
     """Open a shard, and compare it with what the index maps to it."""
     directory = os.path.realpath(os.path.dirname(index.path) or os.curdir)
     if not os.path.exists(path):
-        shards.fault("missing", "there is no such file", name)
+        shards.fault("shard-missing", "there is no such file", name)
         return
     if not os.path.realpath(path).startswith(directory.rstrip(os.sep) + os.sep):
-        shards.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+        shards.fault("shard-path", "a link that leads out of the checkpoint; it was not opened", name)
         return
     part = shards.add(name, partial(open_file, path))
     if part is None or not index.groups:
@@ -200,7 +200,7 @@ def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> 
     wanted = {group for group, names in index.groups.items() if name in names}
     if lacking := sorted(wanted - held):
         message = f"it lacks {len(lacking):,} groups that the index maps to it, like {lacking[0]!r}"
-        shards.fault("stale", message, name)
+        shards.fault("shard-stale", message, name)
     if foreign := sorted(held - wanted):
         message = f"it holds {len(foreign):,} groups that the index does not map to it, like {foreign[0]!r}"
         shards.findings.append(error("shard-stale", message, name))

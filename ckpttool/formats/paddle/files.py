@@ -60,8 +60,7 @@ class PaddleFiles(SetFormat):
             program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
         if stem == name:  # no pair: a name that says nothing of another file
             parameters, program = (None, program) if is_program else (parameters, None)
-        parts = FluidParts(directory or os.curdir)
-        with parts.opened:
+        with FluidParts(directory or os.curdir) as parts:
             read = _add_program(parts, program) if program is not None else None
             if parameters is not None:
                 _add_parameters(parts, parameters, read)
@@ -209,7 +208,7 @@ def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> 
         findings=tuple(parts.findings),
         safety=tuple(parts.safety),
         complete=parts.complete,
-        close=parts.opened.pop_all().close,
+        close=parts.keep(),
     )
 
 

@@ -61,8 +61,7 @@ class Fluid(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         kind = kind_of(probe.path, probe.entries)
-        parts = FluidParts(probe.path, probe.also)
-        with parts.opened:
+        with FluidParts(probe.path, probe.also) as parts:
             producer = Producer("paddle")
             if kind == "checkpoint":
                 _add_serial(parts, probe.entries)
@@ -231,7 +230,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         findings=tuple(parts.findings),
         safety=tuple(parts.safety),
         complete=parts.complete,
-        close=parts.opened.pop_all().close,
+        close=parts.keep(),
     )
     return checkpoint if parts.sidecar is None else apply_sidecar(checkpoint, parts.sidecar, ENTRY)
 

@@ -6,17 +6,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ckpttool.core.checkpoint import FileEntry
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import reader_from
-from ckpttool.core.report import Finding, error, note, warning
+from ckpttool.core.report import error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.interface import scan
+from ckpttool.formats.opening import Opening
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
 from ckpttool.io.source import Source
@@ -51,8 +51,8 @@ def role_of(name: str) -> Role:
     return Role.OPTIMIZER if is_state else Role.WEIGHTS
 
 
-@dataclass(slots=True)
-class FluidParts:
+@dataclass(eq=False)
+class FluidParts(Opening):
     """What was read of a checkpoint so far.
 
     Attributes:
@@ -70,22 +70,13 @@ class FluidParts:
     tensors: list[Tensor] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     files: list[FileEntry] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
     trainers: dict[str, dict[str, object]] = field(default_factory=dict)
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
-    safety: list[Finding] = field(default_factory=list)
     heights: dict[str, int] = field(default_factory=dict)
     levels: dict[str, tuple[Source, Stream]] = field(default_factory=dict)
     sidecar: bytes | None = None
-    complete: bool = True
     kinds: Callable[[], Mapping[str, str]] = dict
     program: Callable[[], object] = lambda: None
-    opened: ExitStack = field(default_factory=ExitStack)
-
-    def fault(self, code: str, message: str, where: str | None = None) -> None:
-        """Note an error because of which the checkpoint is not complete."""
-        self.findings.append(error(code, message, where))
-        self.complete = False
 
     def is_inside(self, entry: os.DirEntry[str]) -> bool:
         """Return whether an entry lies in the checkpoint; note an error where a link leads out of it."""

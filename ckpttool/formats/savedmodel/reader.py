@@ -210,7 +210,7 @@ def _variables(
     path = os.path.join(directory, INDEX)
     if not os.path.lexists(path):
         if any(map(needs_variables, model.graphs)):
-            parts.fault("missing", "there is none, and the model has variables", INDEX)
+            parts.fault("variables-missing", "there is none, and the model has variables", INDEX)
         return None, ()
     bundle = parts.add(INDEX, lambda: _bundle(path, directory))
     if bundle is None:

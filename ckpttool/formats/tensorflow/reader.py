@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from ckpttool.core.training import Scalar, training_state
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.interface import group_names, natural, scan
+from ckpttool.formats.opening import Opening
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.tensorflow.bundle import BundleEntry, BundleHeader, read_entry, read_header, slice_key
@@ -189,34 +189,17 @@ class _StoredEntry(NamedTuple):
     name: str
 
 
-class Bundle:
-    """A bundle while it is opened; a context manager that closes its shards if opening fails halfway."""
+class Bundle(Opening):
+    """A bundle while it is opened."""
 
     def __init__(self, prefix: str) -> None:
+        super().__init__()
         self.prefix = prefix
         self.path = prefix + INDEX
-        self.findings: list[Finding] = []
-        self.complete = True
         self.sources: dict[int, Source] = {}
         self.stored: list[_StoredEntry] = []
         self.unreadable: set[str] = set()
         self.header = BundleHeader(1, "little", 1, 0)
-        self._opened = ExitStack()
-
-    def __enter__(self) -> Bundle:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._opened.close()
-
-    def keep(self) -> Callable[[], None]:
-        """Return what closes the shards; leaving the context does so no more."""
-        return self._opened.pop_all().close
-
-    def fault(self, code: str, message: str, where: str | None) -> None:
-        """Note an error because of which the checkpoint is not complete."""
-        self.findings.append(error(code, message, where))
-        self.complete = False
 
     def read_index(self) -> dict[bytes, BundleEntry]:
         """Return all entries by key; slices too."""
@@ -247,7 +230,7 @@ class Bundle:
         for shard in range(self.header.shards):
             path = shard_name(self.prefix, shard, self.header.shards)
             try:
-                self.sources[shard] = self._opened.enter_context(Source(path))
+                self.sources[shard] = self.opened.enter_context(Source(path))
             except NotFound:
                 missing.append(os.path.basename(path))
         for name in missing[:MOST_NAMED]:

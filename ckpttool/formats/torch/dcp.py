@@ -12,7 +12,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -78,12 +77,11 @@ class TorchDcp(Format):
         return False
 
     def open(self, probe: Probe) -> Checkpoint:
-        with OpenedParts("part") as parts, ExitStack() as opened:
-            directory = _DcpDirectory(probe, parts, opened)
+        with OpenedParts("part") as parts:
+            directory = _DcpDirectory(probe, parts)
             directory.read()
             tensors = name_tensors(directory.tensors, directory.values)
             metadata = tree_of(directory.values)
-            keep, keep_parts = opened.pop_all().close, parts.keep()
             checkpoint = Checkpoint(
                 path=probe.path,
                 format=self.name,
@@ -99,7 +97,7 @@ class TorchDcp(Format):
                 safety=tuple(dict.fromkeys(parts.safety)),
                 judged=directory.scanned_paths(),
                 complete=parts.complete,
-                close=lambda: (keep(), keep_parts())[0],
+                close=parts.keep(),
             )
             return apply_sidecar_file(checkpoint, directory.sources.get(ENTRY))
 
@@ -122,8 +120,8 @@ class _DataFile:
 class _DcpDirectory:
     """The files of a checkpoint, and the tensors and values that their items make."""
 
-    def __init__(self, probe: Probe, parts: OpenedParts, opened: ExitStack) -> None:
-        self._probe, self._parts, self._opened = probe, parts, opened
+    def __init__(self, probe: Probe, parts: OpenedParts) -> None:
+        self._probe, self._parts = probe, parts
         self.sources: dict[str, Source] = {}
         self._files: dict[str, _DataFile] = {}
         self._items: dict[Key, Item] = {}
@@ -188,15 +186,15 @@ class _DcpDirectory:
         names = _metadata_files(self._probe.entries)
         if not names:
             message = "there is none; the save was interrupted before its end"
-            parts.fault("missing", message, METADATA)
+            parts.fault("part-missing", message, METADATA)
             message = "without .metadata it is not known what lies in the .distcp files"
             parts.safety.append(warning("not-scanned", message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
-            self.sources[name] = self._opened.enter_context(Source(entry.path))
+            self.sources[name] = self._parts.opened.enter_context(Source(entry.path))
         sidecar = self._probe.entries.get(ENTRY)
         if sidecar is not None and sidecar.is_file(follow_symlinks=False):
-            self.sources[ENTRY] = self._opened.enter_context(Source(sidecar.path))
+            self.sources[ENTRY] = self._parts.opened.enter_context(Source(sidecar.path))
         parts.findings += metadata.findings
         parts.safety += metadata.safety
         # Items that were compressed or encrypted when they were written are not read.
@@ -230,17 +228,17 @@ class _DcpDirectory:
         entry = self._probe.entries.get(name)
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
         if why:
-            self._parts.fault("path", f"{why}; it was not opened", name)
+            self._parts.fault("part-path", f"{why}; it was not opened", name)
         elif not os.path.exists(path):
-            self._parts.fault("missing", "there is no such file", name)
+            self._parts.fault("part-missing", "there is no such file", name)
         elif not os.path.realpath(path).startswith(
             os.path.realpath(os.path.dirname(path)).rstrip(os.sep) + os.sep
         ):
-            self._parts.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+            self._parts.fault("part-path", "a link that leads out of the checkpoint; it was not opened", name)
         elif not os.path.isfile(path):
-            self._parts.fault("damaged", "not a regular file", name)
+            self._parts.fault("part-damaged", "not a regular file", name)
         else:
-            file = self._files[name] = _DataFile(self._opened.enter_context(Source(path)))
+            file = self._files[name] = _DataFile(self._parts.opened.enter_context(Source(path)))
             return file
         self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
         return None
@@ -260,7 +258,7 @@ class _DcpDirectory:
             message = f"{size - expected:,} bytes behind the last item belong to none"
             findings.append(warning("items-gap", message, name))
         elif expected > size:
-            self._parts.fault("truncated", f"truncated: {size:,} of {expected:,} bytes", name)
+            self._parts.fault("part-truncated", f"truncated: {size:,} of {expected:,} bytes", name)
             self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))
 
     def _open_item(self, file: _DataFile, place: ItemPlace, key: Key) -> None:
@@ -278,8 +276,7 @@ class _DcpDirectory:
             self._items.setdefault(key, item)
         except (DamagedCheckpoint, Unsupported) as failure:
             message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
-            self._parts.findings.append(error("item-damaged", message, where))
-            self._parts.complete = False
+            self._parts.fault("item-damaged", message, where)
             self._parts.safety += (add_part_name(note, where) for note in getattr(failure, "safety", ()))
             self._parts.safety.append(warning("not-scanned", "it could not be read", where))
 
@@ -327,7 +324,7 @@ class _DcpDirectory:
         """Return an item; one that is nowhere is a finding, unless its file's findings say so already."""
         item = self._items.get((fqn, offsets))
         if item is None and (fqn, offsets) not in self._metadata.places:
-            self._parts.fault("missing", ".metadata does not say where it lies", fqn)
+            self._parts.fault("part-missing", ".metadata does not say where it lies", fqn)
         return item
 
     # The files beside the items -------------------------------------------------------------------
@@ -361,20 +358,20 @@ class _DcpDirectory:
         means: object = _SEPARATELY
         if MEGATRON_CONFIG not in entries:
             message = "Megatron writes it last: the save was interrupted, or it was not copied"
-            fault("missing", message, MEGATRON_CONFIG)
+            fault("part-missing", message, MEGATRON_CONFIG)
         else:
             try:
                 config = parse_json(entries[MEGATRON_CONFIG].path, _megatron_config(entries), "metadata")
             except DamagedCheckpoint as failure:
-                fault("damaged", failure.reason, MEGATRON_CONFIG)
+                fault("part-damaged", failure.reason, MEGATRON_CONFIG)
             else:
                 if isinstance(config, dict) and isinstance(config.get(_BACKEND), str):
                     means = config.get("common_backend", _SEPARATELY)
                 else:
-                    fault("damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG)
+                    fault("part-damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG)
         if means == _SEPARATELY and MEGATRON_COMMON not in entries:
             message = "all that is not sharded lies in it: iteration, arguments, schedules"
-            fault("missing", message, MEGATRON_COMMON)
+            fault("part-missing", message, MEGATRON_COMMON)
 
     def _note_unnamed_files(self) -> None:
         """Note data that the metadata does not name, and what an interrupted save left."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import DamagedCheckpoint
-from ckpttool.core.report import counted, error, note, warning
+from ckpttool.core.report import counted, note, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.training import training_state
 from ckpttool.core.values import tile
@@ -53,7 +53,7 @@ class DcpSafetensors(Format):
                 if part is not None and part.format == DcpConsolidated.name:
                     merger.add(name, part)
                 elif part is not None:
-                    parts.fault("damaged", f"a {part.format} file, not safetensors", name)
+                    parts.fault("part-damaged", f"a {part.format} file, not safetensors", name)
             tensors = tuple(merger.tensors())
             _check_names(parts, names)
             # Other weights PyTorch's reader would take for chunks.
@@ -117,15 +117,15 @@ def _check_names(parts: OpenedParts, names: list[str]) -> None:
     totals = {int(match["total"]) for match in matches}
     if len(totals) > 1:
         sizes = " and ".join(map(str, sorted(totals)[:4]))
-        parts.fault("count", f"the names of the files speak of sets of {sizes}", None)
+        parts.fault("part-count", f"the names of the files speak of sets of {sizes}", None)
         return
     missing = _first_missing({int(match["part"]) for match in matches}, max(totals))
     if missing is not None:
-        parts.fault("missing", f"no rank has file {missing:,} of {max(totals):,}", None)
+        parts.fault("part-missing", f"no rank has file {missing:,} of {max(totals):,}", None)
     ranks = {int(match["rank"]) for match in matches}
     missing = _first_missing(ranks, max(ranks))
     if missing is not None and any(finding.code == "chunks-wrong" for finding in parts.findings):
-        parts.fault("missing", f"no file of rank {missing:,}", None)
+        parts.fault("part-missing", f"no file of rank {missing:,}", None)
     elif missing is not None:
         message = f"no file of rank {missing:,}; unless it had nothing to save, its file is lost"
         parts.findings.append(warning("part-missing", message))
@@ -163,7 +163,7 @@ class _ChunkMerger:
             starts = dict(_starts(part))
         except DamagedCheckpoint as failure:
             where = name if failure.where is None else f"{name}: {failure.where}"
-            self._fault(failure.code, failure.reason, where)
+            self._parts.fault(failure.code, failure.reason, where)
             starts = {}
         for tensor in part.tensors:
             chunks = self._chunks.setdefault(tensor.name, _Chunks())
@@ -177,7 +177,7 @@ class _ChunkMerger:
             else:
                 other = f"another file has {first.dtype} {list(first.shape)}"
                 message = f"{tensor.dtype} {list(tensor.shape)}, and {other}"
-                self._fault("metadata-disagrees", message, f"{name}: {tensor.name}")
+                self._parts.fault("metadata-disagrees", message, f"{name}: {tensor.name}")
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors; those whose chunks don't tile them are without values."""
@@ -194,11 +194,11 @@ class _ChunkMerger:
         shape = tuple(map(max, zip(*(box.ends for box in boxes), strict=True))) if first.shape else ()
         empty = replace(first, shape=shape, values=None, extent=None, storage=None)
         if math.prod(shape) > _MAX_INT64:
-            self._fault("chunks-wrong", f"the chunks make a tensor of shape {list(shape)}", name)
+            self._parts.fault("chunks-wrong", f"the chunks make a tensor of shape {list(shape)}", name)
             return replace(empty, shape=first.shape)
         findings = list(check_chunks(self._path, name, MetadataEntry(first.path, first.dtype, shape, boxes)))
         for finding in findings:
-            self._fault(finding.code, finding.message, name)
+            self._parts.fault(finding.code, finding.message, name)
         if findings:
             return empty
         filled = [index for index, part in enumerate(chunks.parts) if part.size] or [0]
@@ -206,10 +206,6 @@ class _ChunkMerger:
             return chunks.parts[filled[0]]
         starts, parts = [chunks.starts[index] for index in filled], [chunks.parts[index] for index in filled]
         return replace(empty, values=tile(shape, starts, parts))
-
-    def _fault(self, code: str, message: str, where: str) -> None:
-        self._parts.findings.append(error(code, message, where))
-        self._parts.complete = False
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:

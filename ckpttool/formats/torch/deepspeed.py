@@ -141,7 +141,7 @@ def _ranks(parts: OpenedParts, files: list[_StateFile], metadata: Mapping[str, A
     world, models = _count(metadata.get("dp_world_size")), _count(metadata.get("mp_world_size")) or 1
     names = [file.name for file in files]
     if not any(file.kind == "model" for file in files):
-        parts.fault("missing", "no file with the model's states", None)
+        parts.fault("part-missing", "no file with the model's states", None)
     elif world is None:
         parts.findings.append(error("world-size", "no number of ranks (dp_world_size) in the model's states"))
     elif world * models > MAX_RANKS:
@@ -164,9 +164,9 @@ def _compare_with_job(
     expected = _expected_files(files, stage, world, models)
     missing = [name for name in expected if _parse_name(name) not in present]
     for name in missing[:_MAX_NAMED]:
-        parts.fault("missing", "there is no such file", name)
+        parts.fault("part-missing", "there is no such file", name)
     if len(missing) > _MAX_NAMED:
-        parts.fault("missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
+        parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
     for file in files:
         is_cut = file.kind == "optimizer" or stage == 3
         numbers = range(world) if is_cut else (None,)

@@ -175,7 +175,7 @@ def _shards(part: Checkpoint) -> Iterator[Shard]:
 def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> None:
     """Note the files that a job of so many ranks writes and that are not there."""
     if world > MAX_RANKS:
-        parts.fault("missing", f"{world:,} ranks are not to be believed", None)
+        parts.fault("part-missing", f"{world:,} ranks are not to be believed", None)
         return
     present = {(file.stem, file.rank) for file in files}
     missing = []
@@ -184,9 +184,9 @@ def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> 
         prefix = name.rstrip("0123456789")
         missing += [f"{prefix}{rank}{suffix}" for rank in range(world) if (stem, rank) not in present]
     for name in missing[:_MAX_NAMED]:
-        parts.fault("missing", "there is no such file", name)
+        parts.fault("part-missing", "there is no such file", name)
     if len(missing) > _MAX_NAMED:
-        parts.fault("missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
+        parts.fault("part-missing", f"{len(missing) - _MAX_NAMED:,} more files are not there", None)
     for file in files:
         if file.rank >= world:
             message = f"a rank that a job of {world:,} ranks does not have"
