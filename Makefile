@@ -37,7 +37,8 @@ peers: $(VENV)/.test .venv-peers/.ready  ## other scanners beside ckpttool over 
 
 docs: $(VENV)/.docs      ## pictures, reference pages and the site
 	$(BIN)/python docs/pictures.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m ckpttool config --schema > docs/reference/ckpttool.schema.json
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ckpttool.core.report import Finding, Severity
     from ckpttool.core.tensor import Role, Tensor
     from ckpttool.formats import open_checkpoint
-    from ckpttool.ops.conversion import Converted, ConvertWishes
+    from ckpttool.ops.conversion import Converted, ConvertOptions
     from ckpttool.ops.convert import convert
-    from ckpttool.ops.diff import DiffWishes, diff
+    from ckpttool.ops.diff import DiffOptions, diff
     from ckpttool.ops.difference import Difference
     from ckpttool.ops.inspect import Inspection, inspect
     from ckpttool.ops.merge import merge
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.listing import list_checkpoints
     from ckpttool.runs.pointers.pins import pin, unpin
     from ckpttool.runs.pruning.prune import prune
-    from ckpttool.runs.pruning.request import Request
+    from ckpttool.runs.pruning.request import PruneRequest
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import rename
     from ckpttool.runs.resuming.latest import latest
@@ -54,10 +54,10 @@ __all__ = [
     "Check",
     "Checkpoint",
     "CheckpointError",
-    "ConvertWishes",
+    "ConvertOptions",
     "Converted",
     "DamagedCheckpoint",
-    "DiffWishes",
+    "DiffOptions",
     "Difference",
     "Finding",
     "Granularity",
@@ -68,8 +68,8 @@ __all__ = [
     "NotDownloaded",
     "NotFound",
     "Policy",
+    "PruneRequest",
     "RenameRequest",
-    "Request",
     "Role",
     "Safety",
     "Severity",
@@ -98,9 +98,9 @@ __all__ = [
 _HOMES = {
     "core.checkpoint": ("Checkpoint", "Granularity", "TrainingState"),
     "formats": ("open_checkpoint",),
-    "ops.conversion": ("ConvertWishes", "Converted"),
+    "ops.conversion": ("ConvertOptions", "Converted"),
     "ops.convert": ("convert",),
-    "ops.diff": ("DiffWishes", "diff"),
+    "ops.diff": ("DiffOptions", "diff"),
     "ops.difference": ("Difference",),
     "ops.inspect": ("Inspection", "inspect"),
     "ops.merge": ("merge",),
@@ -109,7 +109,7 @@ _HOMES = {
     "core.report": ("Finding", "Severity"),
     "runs.listing": ("list_checkpoints",),
     "runs.pointers.pins": ("pin", "unpin"),
-    "runs.pruning.request": ("Request",),
+    "runs.pruning.request": ("PruneRequest",),
     "runs.retention.rules": ("Policy",),
     "runs.pruning.prune": ("prune",),
     "runs.renaming.rename": ("rename",),

@@ -1,13 +1,14 @@
-"""Draws the pictures of README: runs the real commands on a terminal and exports what they print as SVG.
+"""Draws the pictures of the documentation: runs the real commands and exports what they print as SVG.
 
 python docs/pictures.py           writes docs/pictures/*.svg
-python docs/pictures.py --check   exits 1 where one of them is stale
+python docs/pictures.py --check   exits 1 if one of them is stale
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,30 +33,108 @@ PICTURED = {
     ],
     "prune": ["prune runs --keep 3 --yes", "latest runs"],
 }
+"""Commands by the name of their picture."""
+SESSION = [
+    "verify model_checkpoint.pth damaged.pth stranger.pth",
+    "diff runs/model_epoch_9.pth runs/model_epoch_10.pth --only weights",
+    "prune runs --keep 3 --trash --yes",
+    "undo runs",
+]
+"""The commands of the moving picture."""
+SECONDS = {"typed": 1.2, "answered": 4.0}
+"""How long the moving picture shows a command before its answer, and the answer."""
+ROWS = 24
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+WIDTHS = (60, 80, 120, 200)
+SCREENS = {
+    "inspect": "inspect model_checkpoint.pth",
+    "verify": "verify model_checkpoint.pth damaged.pth stranger.pth",
+    "explain": "explain checksum-mismatch",
+    "list": "list runs -l",
+    "latest": "latest runs",
+    "diff": "diff runs/model_epoch_9.pth runs/model_epoch_10.pth",
+    "drift": "diff runs/model_epoch_6.pth runs/model_epoch_8.pth runs/model_epoch_10.pth",
+    "convert": "convert model_checkpoint.pth weights.safetensors --only weights --dtype bfloat16 --force",
+    "prune": "prune runs --keep 2 --keep-best 1 --metric loss --dry-run",
+    "rename": "rename runs --template {run}-e{epoch:04d} --dry-run",
+    "pin": "pin runs/model_epoch_4.pth",
+}
+"""What each command prints, at all widths."""
 
 
 def main() -> int:
     """Write or check the pictures, and return the exit status."""
     drawn = {f"{name}.svg": draw(name, commands) for name, commands in PICTURED.items()}
+    drawn["session.svg"] = draw_session()
+    for columns in WIDTHS:
+        for name, command in SCREENS.items():
+            drawn[f"screens/{name}-{columns}.svg"] = draw(name, [command], columns)
     if "--check" in sys.argv[1:]:
         stale = [name for name, svg in drawn.items() if (PICTURES / name).read_text("utf-8") != svg]
         print(*(f"stale: docs/pictures/{name}; run python docs/pictures.py" for name in stale), sep="\n")
         return int(bool(stale))
-    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / "screens").mkdir(parents=True, exist_ok=True)
     for name, svg in drawn.items():
         (PICTURES / name).write_text(svg, "utf-8")
     return 0
 
 
-def draw(name: str, commands: list[str]) -> str:
+def draw(name: str, commands: list[str], columns: int = COLUMNS) -> str:
     """Return the picture of some commands, each below its prompt."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    lines: list[Text] = []
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         for command in commands:
-            console.print(Text.assemble(("$ ", "dim"), (f"ckpttool {command}", "bold")))
-            console.print(Text.from_ansi(run(command, folder)))
-    return console.export_svg(title="", unique_id=f"ckpttool-{name}")
+            lines += [prompt(command), *run(command, folder, columns)]
+    return svg_of(lines, f"ckpttool-{name}-{columns}", columns)
+
+
+def draw_session() -> str:
+    """Return the moving picture: each command as it is typed, then with its answer, again and again."""
+    lines: list[Text] = []
+    frames: list[tuple[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder))
+        for command in SESSION:
+            for more, seconds in (([prompt(command)], "typed"), (run(command, folder, COLUMNS), "answered")):
+                lines += more
+                shown = lines[-ROWS:]
+                padded = [*shown, *[Text()] * (ROWS - len(shown))]
+                frames.append((svg_of(padded, f"ckpttool-{len(frames)}", COLUMNS), SECONDS[seconds]))
+            lines.append(Text())
+    return film(frames)
+
+
+def film(frames: list[tuple[str, float]]) -> str:
+    """Return one SVG that shows each frame for its seconds; without motion, the last one."""
+    total = sum(seconds for _, seconds in frames)
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', frames[0][0])
+    assert size is not None
+    rules, start = [".frame { visibility: hidden }"], 0.0
+    for number, (_, seconds) in enumerate(frames):
+        end = f"{100 * seconds / total:.3f}%"
+        rules += [
+            f"@keyframes f{number} {{ 0% {{ visibility: visible }} {end}, 100% {{ visibility: hidden }} }}",
+            f".f{number} {{ animation: f{number} {total:g}s step-end {start:g}s infinite }}",
+        ]
+        start += seconds
+    still = f".frame {{ animation: none }} .f{len(frames) - 1} {{ visibility: visible }}"
+    rules.append(f"@media (prefers-reduced-motion) {{ {still} }}")
+    groups = (f'<g class="frame f{number}">{svg}</g>' for number, (svg, _) in enumerate(frames))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[1]} {size[2]}">'
+    return "\n".join([head, "<style>", *rules, "</style>", *groups, "</svg>", ""])
+
+
+def prompt(command: str) -> Text:
+    return Text.assemble(("$ ", "dim"), (f"ckpttool {command}", "bold"))
+
+
+def svg_of(lines: list[Text], identity: str, columns: int) -> str:
+    """Return a terminal with some lines, and a free one below, which the frame would cut."""
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
+    for line in [*lines, Text()]:
+        console.print(line)
+    return console.export_svg(title="", unique_id=identity)
 
 
 def prepare(folder: Path) -> None:
@@ -75,11 +154,11 @@ def prepare(folder: Path) -> None:
         os.utime(path, (three_days_ago, three_days_ago))
 
 
-def run(command: str, folder: str) -> str:
-    """Return what a command prints on a terminal of our width, escape codes and all."""
+def run(command: str, folder: str, columns: int) -> list[Text]:
+    """Return the lines that a command prints on a terminal, in colour, at a time that never changes."""
     environment = {
         **os.environ,
-        "COLUMNS": str(COLUMNS),
+        "COLUMNS": str(columns),
         "FORCE_COLOR": "1",
         "TERM": "xterm-256color",
         "TZ": "UTC",
@@ -87,7 +166,8 @@ def run(command: str, folder: str) -> str:
     environment.pop("NO_COLOR", None)
     program = [sys.executable, "-m", "ckpttool", *command.split()]
     done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return (done.stdout + done.stderr).rstrip()
+    text = _TIME.sub("2026-11-23 09:30:00", (done.stdout + done.stderr).rstrip())
+    return [Text.from_ansi(line) for line in text.splitlines()]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A year of batch jobs, by hand: 300 jobs of docs/slurm.md, each killed at a random moment or told to end.
+"""A year of batch jobs, by hand: 300 jobs of the Slurm page, each killed at a random moment or told to end.
 
 Usage: ``python -m tests.slurm_year [JOBS [SEED]]``, in the project's directory. It ends with status 1 as soon
 as a job resumes from another checkpoint than the newest that torch loads, as what is there after a prune is

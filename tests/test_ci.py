@@ -18,7 +18,7 @@ import yaml
 from tests.support.opening import known_suffixes
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "ci.md"
+PAGE = ROOT / "docs" / "how-to" / "ci.md"
 ACTION = ROOT / "action.yml"
 HOOKS = ROOT / ".pre-commit-hooks.yaml"
 SCHEMAS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GUIDE = (ROOT / "docs" / "contributing.md").read_text("utf-8")
+GUIDE = (ROOT / "docs" / "background" / "contributing.md").read_text("utf-8")
 EXAMPLES = dict(
     re.findall(r"^## (Add [^\n]+)\n(?:(?!^## ).)*?^```diff\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -17,11 +20,11 @@ from ckpttool.runs.retention.rules import RULES
 from tests.support.commands import Run
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _MODULE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 """A block of Python that begins with a file's name: the examples of the page find it there."""
-_PAGES = {"unpin": "pin"}
+_PAGES = {"unpin": "pin", "init": "config"}
 """Commands that stand on another one's page."""
 
 
@@ -57,12 +60,16 @@ def pattern(expected: str) -> str:
 def test_examples_print_what_the_page_shows(
     page: Path, tmp_path: Path, pictures: ModuleType, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pictures.prepare(tmp_path)
+    if not any(command.startswith("python ") for command, _ in steps(page)):  # else it trains its own
+        pictures.prepare(tmp_path)
     for name, code in _MODULE.findall(page.read_text("utf-8")):
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
     for command, expected in steps(page):
         program, *arguments = shlex.split(command)
+        if program == "python":
+            subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+            continue
         assert program == "ckpttool"
         done = run(*arguments)
         assert done.status in (0, 1), done.err
@@ -72,7 +79,7 @@ def test_examples_print_what_the_page_shows(
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "docs" / "library.md"], ids=lambda page: page.stem
+    "page", [ROOT / "README.md", ROOT / "docs" / "reference" / "library.md"], ids=lambda page: page.stem
 )
 def test_python_examples_run(page: Path, tmp_path: Path, pictures: ModuleType) -> None:
     pictures.prepare(tmp_path)
@@ -81,18 +88,55 @@ def test_python_examples_run(page: Path, tmp_path: Path, pictures: ModuleType) -
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
 
 
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link into a page may name: its headings, as the site and GitHub spell them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(page.read_text("utf-8")):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cell's last expression is shown, in few characters."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    notebook = json.loads((ROOT / "docs" / "reference" / "notebook.ipynb").read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, object] = {}
+    shown = []
+    for cell in cells:
+        *statements, last = ast.parse(cell).body
+        is_shown = isinstance(last, ast.Expr)
+        exec(compile(ast.Module([*statements, *([] if is_shown else [last])], []), "cell", "exec"), names)
+        if isinstance(last, ast.Expr):
+            shown.append(repr(eval(compile(ast.Expression(last.value), "cell", "eval"), names)))
+    assert len(shown) == 10 and max(map(len, shown)) < 2000
+    assert shown[3] == "<All keys matched successfully>"
+    assert shown[6] == "('epoch_4.pth', 'epoch_5.pth')"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_stands_in_the_docs(command: str, run: Run) -> None:
     shown = run(command, "--help").out
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown))
-    assert "--help" in options
-    page = (ROOT / "docs" / f"{_PAGES.get(command, command)}.md").read_text("utf-8")
-    assert sorted(option for option in options - {"--help"} if option not in page) == []
+    everywhere = {"--help", "--color"}
+    assert everywhere <= options
+    page = (ROOT / "docs" / "reference" / f"{_PAGES.get(command, command)}.md").read_text("utf-8")
+    assert sorted(option for option in options - everywhere if option not in page) == []
 
 
 @pytest.mark.parametrize("flag", [rule.flags[-1] for rule in RULES.values()])
 def test_every_rule_stands_among_the_policies(flag: str) -> None:
-    page = (ROOT / "docs" / "policies.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "policies.md").read_text("utf-8")
     assert re.search(rf"{flag}(?![\w-])", page)
 
 
@@ -103,7 +147,7 @@ def test_every_command_has_a_page(run: Run) -> None:
 
 
 def test_every_finding_code_is_documented() -> None:
-    page = (ROOT / "docs" / "findings.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "findings.md").read_text("utf-8")
     assert sorted(code for code in finding_codes() if f"`{code}`" not in page) == []
 
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/git.md, in a real repository."""
+"""The recipes of docs/how-to/git.md, in a real repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parent.parent
 RECIPES = re.findall(
-    r"^```sh\n(.*?)^```", (ROOT / "docs" / "git.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    r"^```sh\n(.*?)^```", (ROOT / "docs" / "how-to" / "git.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
 )
 
 Git = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ckpttool import ConvertWishes, UsageError, convert, diff
+from ckpttool import ConvertOptions, UsageError, convert, diff
 from ckpttool.testing import expected_digests, read_truth
 from tests.conftest import FIXTURES
 from tests.support.twins import FIXTURES as TWIN_FILES
@@ -101,7 +101,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         for target, name in TARGETS.items():
             path = tmp_path_factory.mktemp("made") / name
             try:
-                converted = convert(FIXTURES / place, path, ConvertWishes(to=target))
+                converted = convert(FIXTURES / place, path, ConvertOptions(to=target))
             except UsageError as refusal:
                 made[source, target] = Made(str(path), str(refusal))
             else:
@@ -180,7 +180,7 @@ def test_one_changed_element_is_told_of_what_was_converted(twins: Path, tmp_path
     for target, name in TARGETS.items():
         (tmp_path / target).mkdir()
         try:
-            converted = convert(other, tmp_path / target / name, ConvertWishes(to=target))
+            converted = convert(other, tmp_path / target / name, ConvertOptions(to=target))
         except UsageError:
             continue
         found = diff(one, converted.target)
@@ -206,8 +206,8 @@ def plain(name: str) -> str:
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Return the table of docs/formats.md."""
-    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    """Return the table of docs/reference/formats.md."""
+    page = (ROOT / "docs" / "reference" / "formats.md").read_text("utf-8")
     rows = [
         [cell.strip(" `") for cell in line.strip("|").split("|")]
         for line in page.partition("<!-- conversions -->")[2].partition("<!-- end -->")[0].splitlines()
@@ -227,4 +227,4 @@ def test_the_table_in_the_docs_is_this_matrix(matrix: Matrix) -> None:
 def test_every_writer_is_in_the_matrix(tmp_path: Path) -> None:
     known = re.escape(f"no such format (one of {', '.join(TARGETS)})")
     with pytest.raises(UsageError, match=known):
-        convert(FIXTURES / SOURCES["pytorch"], tmp_path / "out", ConvertWishes(to="none"))
+        convert(FIXTURES / SOURCES["pytorch"], tmp_path / "out", ConvertOptions(to="none"))

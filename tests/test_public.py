@@ -162,7 +162,7 @@ def test_library_compares_as_the_command_does(run, files: Path) -> None:
 
     paths = [files / "series" / f"model_epoch_{epoch}.pth" for epoch in (9, 10)]
     told = json.loads(run("diff", "--json", "--rtol", "0.1", *paths).out)
-    difference = ckpttool.diff(*paths, ckpttool.DiffWishes(rtol=0.1))
+    difference = ckpttool.diff(*paths, ckpttool.DiffOptions(rtol=0.1))
     assert isinstance(difference, ckpttool.Difference)
     assert [one["name"] for one in told["changed"]] == [one.name for one in difference.changed]
     assert told["equal"] is difference.equal is False

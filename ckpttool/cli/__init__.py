@@ -15,7 +15,15 @@ import typer
 import typer.main
 
 from ckpttool.cli.commands import Commands
-from ckpttool.cli.output import COULD_NOT, FOUND_SOMETHING, INTERRUPTED, say_error
+from ckpttool.cli.options import ColourChoice
+from ckpttool.cli.output import (
+    COULD_NOT,
+    FOUND_SOMETHING,
+    INTERRUPTED,
+    Colour,
+    choose_colour,
+    say_error,
+)
 from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.core.errors import CheckpointError, UsageError
 
@@ -45,8 +53,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _ckpttool(
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+        False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
     ),
+    color: ColourChoice = None,
 ) -> None:
     pass
 
@@ -64,8 +73,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    choose_colour(Colour.AUTO)
     try:
-        status = _command()(args=None if arguments is None else [*arguments], standalone_mode=False)
+        given = None if arguments is None else [*arguments]
+        status = _command()(args=given, prog_name="ckpttool", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (CheckpointError, UsageError) as error:

@@ -16,9 +16,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from ckpttool.cli.options import expand_options
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL
+from ckpttool.core.options import RULE_PANEL
+from ckpttool.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 
@@ -28,15 +30,14 @@ class CommandEntry(NamedTuple):
     module: str
     function: str
     summary: str
-    is_grouped: bool = False
 
 
 COMMANDS = {
     "inspect": CommandEntry("inspect", "inspect", "Show what a checkpoint contains."),
     "verify": CommandEntry("verify", "verify", "Check that checkpoints are intact, sane and safe."),
-    "list": CommandEntry(
-        "list", "list_", "List the checkpoints in a directory, series by series.", is_grouped=True
-    ),
+    "explain": CommandEntry("explain", "explain", "Explain a finding: what it means, and what to do."),
+    "list": CommandEntry("list", "list_", "List the checkpoints in a directory, series by series."),
+    "report": CommandEntry("report", "report", "Write one HTML page about a directory of checkpoints."),
     "latest": CommandEntry("latest", "latest", "Print the path of the newest intact checkpoint."),
     "diff": CommandEntry("diff", "diff", "Show how checkpoints differ, whatever their formats."),
     "convert": CommandEntry(
@@ -45,23 +46,56 @@ COMMANDS = {
     "merge": CommandEntry(
         "convert", "merge", "Merge the parts that a distributed job wrote into one checkpoint."
     ),
-    "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy.", is_grouped=True),
-    "rename": CommandEntry("rename", "rename", "Rename checkpoints by a template.", is_grouped=True),
+    "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy."),
+    "rename": CommandEntry("rename", "rename", "Rename checkpoints by a template."),
     "undo": CommandEntry("undo", "undo", "Undo the last prune --trash or rename."),
     "pin": CommandEntry("pin", "pin", "Protect checkpoints from pruning."),
     "unpin": CommandEntry("pin", "unpin", "Remove pins."),
+    "init": CommandEntry("init", "init", "Write a ckpttool.toml in which everything is commented out."),
+    "config": CommandEntry("show_config", "config", "Show the configuration that is in force."),
 }
 
 
 class Commands(TyperGroup):
     """The group of all commands, which lists them without importing any."""
 
+    @property
+    def summaries(self) -> Mapping[str, str]:
+        """Return the line of each command in the help."""
+        return {name: entry.summary for name, entry in COMMANDS.items()}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:2] == ["help", "--man"]:
+            self._write_manual(ctx, args[2:])
+        elif args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        return super().parse_args(ctx, args)
+
+    def _write_manual(self, ctx: Any, directories: list[str]) -> None:
+        from ckpttool.cli.manual import write_pages
+
+        if len(directories) != 1:
+            raise UsageError("help --man takes one DIR, for the manual pages")
+        print("\n".join(write_pages(self, ctx, directories[0])))
+        ctx.exit(0)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], COMMANDS) or "see 'ckpttool --help'"
+            raise UsageError(f"no command {args[0]!r} ({hint})")
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl([*self.summaries.items()])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from ckpttool.cli.help import write_closing
+
+        write_closing(None, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _load_command(cmd_name) if cmd_name in COMMANDS else None
@@ -76,50 +110,38 @@ def _load_command(name: str) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     function = getattr(import_module(f"ckpttool.cli.{entry.module}"), entry.function)
-    alone.command(name, cls=Grouped if entry.is_grouped else Plain)(expand_options(function))
+    alone.command(name, cls=Command)(expand_options(function))
     return typer.main.get_command(alone)
 
 
-_OTHERS = "Options"
-
-
-class Plain(TyperCommand):
-    """A command that refuses an empty argument: as a path it would mean the working directory."""
+class Command(TyperCommand):
+    """A command that refuses an empty argument, which as a path would mean the working directory, and a
+    rule with one value that is given twice.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(args=[*args])
+        given, _, order = self.make_parser(ctx).parse_args(args=[*args])
         for parameter in self.get_params(ctx):
             value = given.get(parameter.name or "") if parameter.param_type_name == "argument" else None
             if value == "" or (isinstance(value, list | tuple) and "" in value):
                 raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
-        return super().parse_args(ctx, args)
-
-
-class Grouped(Plain):
-    """A command whose help groups the options by panel; a rule with one value can't be given twice."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
-        rules = [option for option in given if _panel_of(option) == RULE_PANEL and not option.multiple]
+        panels = [(option, getattr(option, "rich_help_panel", None)) for option in order]
+        rules = [option for option, panel in panels if panel == RULE_PANEL and not option.multiple]
         for at, option in enumerate(rules):
             if option in rules[:at]:
                 raise UsageError(f"{option.opts[0]} was given twice (give it once)")
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.params if one.param_type_name == "argument"]
+        return ["[OPTIONS]", *(one.make_metavar(ctx) for one in arguments)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                panels.setdefault(_panel_of(parameter), []).append(record)
-        for name, records in panels.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
+        from ckpttool.cli.help import write_options
 
+        write_options(self, ctx, formatter)
 
-def _panel_of(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return "Arguments"
-    if parameter.name == "help":
-        return OUTPUT_PANEL
-    return getattr(parameter, "rich_help_panel", None) or _OTHERS
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from ckpttool.cli.help import write_closing
+
+        write_closing(self.name, formatter)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError, from_os_error
+from ckpttool.core.options import options_of
+from ckpttool.core.suggest import closest
 from ckpttool.io.source import open_regular
 from ckpttool.io.toml import parse_toml
 
@@ -21,6 +24,11 @@ NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming")
 MAX_BYTES = 1 << 20
 """Of a configuration: people write them by hand."""
+_SETS_VERIFY = re.compile(
+    rb"^[ \t]*(?:\[{1,2}[ \t]*verify\b[^\n]*\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*[^\s#\[]|verify[ \t]*[.=])",
+    re.MULTILINE,
+)
+"""The heading of ``[verify]`` or of its rule with a key below it, or a key of that table."""
 _UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
 
 
@@ -47,15 +55,65 @@ def find_config(start: str = os.curdir) -> str | None:
     Raises:
         UsageError: A ``pyproject.toml`` on the way can't be read.
     """
-    here = os.path.realpath(start)
-    for directory in _directories_upwards(here):
-        near = os.path.normpath(os.path.join(start, os.path.relpath(directory, here)))
+    return _find_in(_directories_upwards(os.path.realpath(start)), start)
+
+
+def find_config_beside(path: str) -> str | None:
+    """Return the configuration in a path's directory or the nearest one above it in the same git repository.
+
+    Raises:
+        UsageError: A ``pyproject.toml`` on the way can't be read.
+    """
+    start = _directory_of(path)
+    return _find_in(_directories_of_repository(start), start)
+
+
+def unread_config_beside(path: str) -> str | None:
+    """Return the ``ckpttool.toml`` that ``find_config_beside`` finds, if it says something of ``verify``.
+
+    Nobody asked for it, and a stranger may have written it. It is searched as text, and never parsed: TOML of
+    a few bytes can make a parser take all memory.
+    """
+    start = _directory_of(path)
+    for directory in _directories_of_repository(start):
+        own = os.path.join(_as_seen_from(start, directory), NAME)
+        if os.path.lexists(own):
+            return os.path.normpath(own) if _SETS_VERIFY.search(_first_bytes(own)) else None
+    return None
+
+
+def _find_in(directories: Iterable[str], start: str) -> str | None:
+    for directory in directories:
+        near = _as_seen_from(start, directory)
         own, shared = (os.path.normpath(os.path.join(near, name)) for name in (NAME, PROJECT))
         if os.path.lexists(own):
             return own
         if os.path.isfile(shared) and _own_table(shared, _parse(shared, _read_bytes(shared, is_named=True))):
             return shared
     return None
+
+
+def _as_seen_from(start: str, directory: str) -> str:
+    near = os.path.normpath(os.path.join(start, os.path.relpath(directory, os.path.realpath(start))))
+    return near if os.path.realpath(near) == directory else directory  # through a link, ".." is elsewhere
+
+
+def _directory_of(path: str) -> str:
+    return path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+
+
+def _directories_of_repository(start: str) -> list[str]:
+    """Return a directory and those above it in its git repository; the directory alone outside of one."""
+    directories = [*_directories_upwards(os.path.realpath(start))]
+    return directories if os.path.lexists(os.path.join(directories[-1], ".git")) else directories[:1]
+
+
+def _first_bytes(path: str) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_BYTES)
+    except OSError:
+        return b""
 
 
 def _directories_upwards(directory: str) -> Iterator[str]:
@@ -102,11 +160,9 @@ def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
 
 def suggestion(key: str, known: Sequence[str]) -> str:
     """Return what somebody may have meant by a key that there is not, or else all that there are."""
-    from difflib import get_close_matches
-
     names = {one.strip("[]").rpartition(".")[2]: one for one in known}
-    if close := get_close_matches(key.replace("_", "-").lower(), names, n=1, cutoff=0.8):
-        return f"did you mean {names[close[0]]}?"
+    if close := closest(key, names):
+        return f"did you mean {names[close]}?"
     return f"there are {', '.join(known)}"
 
 
@@ -122,7 +178,7 @@ def _parse(path: str, data: bytes) -> Mapping[str, Any]:
     try:
         return parse_toml(data.decode())
     except ValueError as failure:  # no UTF-8 is one too
-        raise UsageError(f"{path}: no TOML: {failure}") from failure
+        raise UsageError(f"{path} is not valid TOML: {failure}") from failure
 
 
 def _read_bytes(path: str, *, is_named: bool) -> bytes:
@@ -210,19 +266,74 @@ class WrongValue(ValueError):
         super().__init__(f"{key} is {shortened} ({allowed})")
 
 
-def glob_below(value: object) -> str:
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads the value of a key, which it is called with, and names the key in its errors.
+
+    Attributes:
+        read: Returns the value, or raises ``WrongValue`` or ``UsageError``.
+        schema: Which values it takes, as JSON Schema: never fewer, but maybe more. Its ``description``,
+            ``default`` and ``examples`` are what ``ckpttool init`` writes.
+    """
+
+    read: Callable[[object, str], Any]
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: object, key: str) -> Any:
+        return self.read(value, key)
+
+    def described(self, description: str, **more: Any) -> Reader:
+        """Return the reader of a key that means this."""
+        return replace(self, schema={"description": description, **self.schema, **more})
+
+
+def takes(**schema: Any) -> Callable[[Callable[[object, str], Any]], Reader]:
+    """Make a function that reads values a reader of what a schema describes."""
+    return lambda read: Reader(read, schema)
+
+
+def described_by(record: type, readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Return readers, by their keys, with what a record's options say of these."""
+    options = options_of(record)
+    defaults = {one.name: one.default for one in fields(record)}
+    described = {}
+    for name, option in options.items():
+        if option.key in readers:
+            more: dict[str, Any] = {}
+            if defaults[name] not in (None, (), MISSING):
+                more["default"] = defaults[name]
+            elif option.example is not None:
+                more["examples"] = [option.example]
+            described[option.key] = readers[option.key].described(option.help, **more)
+    return described
+
+
+def object_schema(readers: Mapping[str, Reader], *, required: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the JSON schema of a table with these keys."""
+    properties = {key: dict(reader.schema) for key, reader in readers.items()}
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        **({"required": [*required]} if required else {}),
+    }
+
+
+@takes(type="string", minLength=1)
+def glob_below(value: object, key: str) -> str:
     """Return a glob of what lies below a configuration's directory."""
-    text = one_text(value, "path").rstrip("/")
+    text: str = one_text(value, key).rstrip("/")
     parts = [part for part in text.split("/") if part != os.curdir]
     if os.path.isabs(text) or os.pardir in parts:
-        raise WrongValue("path", value, "a glob below the directory of this file")
+        raise WrongValue(key, value, "a glob below the directory of this file")
     if not all(parts) or any("**" in part and part != "**" for part in parts):
-        raise WrongValue("path", value, "a glob like models/*.pth or **/*.pth, with ** as a whole name")
+        raise WrongValue(key, value, "a glob like models/*.pth or **/*.pth, with ** as a whole name")
     if any(_UNCLOSED.search(part) for part in parts):
-        raise WrongValue("path", value, "each [ needs its ]")
+        raise WrongValue(key, value, "each [ needs its ]")
     return "/".join(parts)
 
 
+@takes(type="boolean")
 def truth(value: object, key: str) -> bool:
     """Return a truth value."""
     if not isinstance(value, bool):
@@ -230,6 +341,7 @@ def truth(value: object, key: str) -> bool:
     return value
 
 
+@takes(type="array", items={"type": "string", "minLength": 1}, minItems=1)
 def texts(value: object, key: str) -> tuple[str, ...]:
     """Return a list of texts."""
     if not isinstance(value, list) or not value or not all(one and isinstance(one, str) for one in value):
@@ -237,6 +349,7 @@ def texts(value: object, key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+@takes(type="string", minLength=1)
 def one_text(value: object, key: str) -> str:
     """Return a text."""
     if not isinstance(value, str) or not value or "\0" in value:
@@ -244,9 +357,10 @@ def one_text(value: object, key: str) -> str:
     return value
 
 
-def whole_number(least: int) -> Callable[[object, str], int]:
+def whole_number(least: int) -> Reader:
     """Return what reads whole numbers that are not too small."""
 
+    @takes(type="integer", minimum=least)
     def read(value: object, key: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise WrongValue(key, value, f"a whole number of {least} or more")
@@ -255,6 +369,7 @@ def whole_number(least: int) -> Callable[[object, str], int]:
     return read
 
 
+@takes(type=["string", "integer"], pattern="B$", minimum=1)
 def parse_bytes(value: object, key: str) -> int:
     """Return a size in bytes: a whole number, or a text like ``512MB`` or ``8 GiB``.
 

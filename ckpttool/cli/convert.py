@@ -11,7 +11,7 @@ import typer
 
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet
 from ckpttool.cli.output import has_colour, print_json, progress, say_error, say_warning
-from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.conversion import ConvertOptions
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 
 Target = Annotated[Path, typer.Argument(metavar="DST", readable=False, help="The path to write.")]
-Options = Annotated[Given, OptionsOf(ConvertWishes)]
+Options = Annotated[Given, OptionsOf(ConvertOptions)]
 
 
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="The checkpoint to convert.")],
     target: Target,
     *,
-    options: Options,
-    json: Json = False,
+    given: Options,
     jobs: Jobs = None,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Convert a checkpoint to another format and compare every bit.
 
     DST is written completely or not at all. Epoch, optimizer groups, containers and other metadata are
-    carried along. Exit status: 0 written and equal, 1 the result differed and was removed, 2 not possible.
+    carried along.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.conversion_plan import plan_conversion
 
-    wishes = ConvertWishes(**options, jobs=jobs)
+    options = ConvertOptions(**given, jobs=jobs)
     with open_checkpoint(single_checkpoint(str(source))) as checkpoint:
         return _plan_and_convert(
-            lambda following: plan_conversion(checkpoint, str(target), wishes, following),
+            lambda following: plan_conversion(checkpoint, str(target), options, following),
             str(target),
-            wishes,
+            options,
             json=json,
             quiet=quiet,
         )
@@ -55,30 +55,29 @@ def merge(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SRC…", readable=False, help="The parts: files, directories, an index or a prefix."
+            metavar="SRC...", readable=False, help="The parts: files, directories, an index or a prefix."
         ),
     ],
     target: Target,
     *,
-    options: Options,
-    json: Json = False,
+    given: Options,
     jobs: Jobs = None,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Merge the parts that a distributed job wrote into one checkpoint.
 
     Missing parts, duplicates and parts of another save are errors. DST is written completely or not at all.
-    Exit status: 0 written and equal, 1 the result differed and was removed, 2 not possible.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.merge import open_parts, plan_merge
 
-    wishes = ConvertWishes(**options, jobs=jobs)
+    options = ConvertOptions(**given, jobs=jobs)
     with open_parts([single_checkpoint(str(path)) for path in sources]) as whole:
         return _plan_and_convert(
-            lambda following: plan_merge(whole, str(target), wishes, following),
+            lambda following: plan_merge(whole, str(target), options, following),
             str(target),
-            wishes,
+            options,
             json=json,
             quiet=quiet,
         )
@@ -87,18 +86,18 @@ def merge(
 def _plan_and_convert(
     make: Callable[[Checkpoint | None], ConversionPlan],
     target: str,
-    wishes: ConvertWishes,
+    options: ConvertOptions,
     *,
     json: bool,
     quiet: bool,
 ) -> int:
-    """Plan with the model that the wishes name, convert, print the result, and return the exit status."""
+    """Plan with the model that the options name, convert, print the result, and return the exit status."""
     from ckpttool.ops.conversion_plan import model_of
     from ckpttool.ops.convert import carry_out
 
-    with model_of(wishes) as model:
+    with model_of(options) as model:
         planned = make(model)
-        with progress("writing", 0 if wishes.dry_run else planned.work) as advance:
+        with progress("writing", 0 if options.dry_run else planned.work) as advance:
             converted = carry_out(planned, advance=advance)
     for failure in converted.mismatches:
         say_error(f"{target}: {failure} (nothing was written)")
@@ -113,7 +112,7 @@ def _plan_and_convert(
         print_json(convert_document(converted))
     elif quiet:
         for value in converted.dropped:
-            say_warning(f"{value.path} is not carried: {value.why}")
+            say_warning(f"{value.path} is not preserved: {value.why}")
     elif not converted.mismatches:
         from ckpttool.cli.render.text_changes import convert_text
 

@@ -9,19 +9,21 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection
+from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection, typer_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, progress, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.reports import check_plot, write_report
+from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, OUTPUT_PANEL
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.ops.diff import DiffWishes
+    from ckpttool.ops.diff import DiffOptions
     from ckpttool.ops.difference import Difference
     from ckpttool.runs.members.entry import Entry
 
@@ -49,77 +51,87 @@ class DiffOutput(NamedTuple):
     plot: str | None
 
 
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="A B [C...]", readable=False, show_default=False, help="Two checkpoints, or a series."
+    ),
+]
+_comparison = partial(typer_option, panel=COMPARISON_PANEL)
+_output = partial(typer_option, panel=OUTPUT_PANEL)
+Rtol = Annotated[
+    float | None, _comparison("--rtol", metavar="X", min=0, help="Allow values to differ by X times A's.")
+]
+Atol = Annotated[float | None, _comparison("--atol", metavar="X", min=0, help="Allow values to differ by X.")]
+Bitwise = Annotated[
+    bool, _comparison("--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.")
+]
+Layout = Annotated[
+    ComparedLayout,
+    _comparison(
+        "--layout",
+        help="Convert both to one layout if rules say how, or compare as stored.",
+        show_default=True,
+    ),
+]
+Map = Annotated[
+    str | None, _comparison("--map", metavar="FILE", help="Read from a TOML file which tensor is which.")
+]
+NoRename = Annotated[bool, _comparison("--no-rename", help="Don't look for renamed tensors.")]
+Only = Annotated[
+    TensorSelection,
+    _comparison("--only", help="Compare only the model's weights, or everything.", show_default=True),
+]
+Ignore = Annotated[
+    list[str], _comparison("--ignore", metavar="GLOB", help="Ignore what matches. May be repeated.")
+]
+KeepGoing = Annotated[
+    bool,
+    typer_option("--keep-going", help="If something can't be read, compare the rest.", panel=EXECUTION_PANEL),
+]
+All = Annotated[bool, _output("--all", help="Show all rows, not just the first 40.")]
+Stat = Annotated[bool, _output("--stat", help="Count changes by module; list no tensors.")]
+NameOnly = Annotated[
+    bool, _output("--name-only", help="Print only names: M changed, R renamed, D removed, A added.")
+]
+Plot = Annotated[
+    str | None,
+    _output("--plot", metavar="FILE", help="Plot how far each layer moved: .svg, .png or .html."),
+]
+
+
 def diff(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="A B [C]...", readable=False, show_default=False, help="Two checkpoints, or a series."
-        ),
-    ],
-    rtol: Annotated[
-        float | None,
-        typer.Option(
-            "--rtol", metavar="X", min=0, help="Allow values to differ by X times A's.", show_default=False
-        ),
-    ] = None,
-    atol: Annotated[
-        float | None,
-        typer.Option("--atol", metavar="X", min=0, help="Allow values to differ by X.", show_default=False),
-    ] = None,
-    bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.")
-    ] = False,
-    layout: Annotated[
-        ComparedLayout,
-        typer.Option("--layout", help="Convert both to one layout if rules say how, or compare as stored."),
-    ] = ComparedLayout.AUTO,
-    map: Annotated[
-        str | None,
-        typer.Option(
-            "--map", metavar="FILE", help="Read from a TOML file which tensor is which.", show_default=False
-        ),
-    ] = None,
-    no_rename: Annotated[bool, typer.Option("--no-rename", help="Don't look for renamed tensors.")] = False,
-    only: Annotated[
-        TensorSelection, typer.Option("--only", help="Compare only the model's weights, or everything.")
-    ] = TensorSelection.ALL,
-    ignore: Annotated[
-        list[str], typer.Option("--ignore", metavar="GLOB", help="Ignore what matches. May be repeated.")
-    ] = [],  # noqa: B006 - Typer copies it
-    json: Json = False,
-    all: Annotated[bool, typer.Option("--all", help="Show all rows, not just the first 40.")] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="Count changes by module; list no tensors.")] = False,
-    name_only: Annotated[
-        bool, typer.Option("--name-only", help="Print only names: M changed, R renamed, D removed, A added.")
-    ] = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Plot how far each layer moved: .svg, .png or .html.",
-            show_default=False,
-        ),
-    ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="If something can't be read, compare the rest.")
-    ] = False,
+    paths: Paths,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    bitwise: Bitwise = False,
+    layout: Layout = ComparedLayout.AUTO,
+    map: Map = None,
+    no_rename: NoRename = False,
+    only: Only = TensorSelection.ALL,
+    ignore: Ignore = [],  # noqa: B006 - Typer copies it
+    keep_going: KeepGoing = False,
     jobs: Jobs = None,
+    all: All = False,
+    stat: Stat = False,
+    name_only: NameOnly = False,
+    plot: Plot = None,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Show how checkpoints differ, whatever their formats.
 
     Tensors are paired by name, convention or content; epoch, step, loss and settings are compared, too. With
-    three or more, each is compared with the one before. Exit status: 0 equal, 1 different, 2 not compared.
+    three or more, each is compared with the one before.
     """
-    from ckpttool.ops.diff import DiffWishes
+    from ckpttool.ops.diff import DiffOptions
 
     given = [str(path) for path in paths]
     output = DiffOutput(json, all, stat, name_only, quiet, plot)
     _check_options(given, output, {"--rtol": rtol, "--atol": atol}, bitwise=bitwise)
     if plot is not None:
         check_plot(plot, [*given, *([map] if map is not None else [])])
-    wishes = DiffWishes(
+    options = DiffOptions(
         rtol=rtol or 0.0,
         atol=atol or 0.0,
         bitwise=bitwise,
@@ -132,7 +144,7 @@ def diff(
         jobs=jobs,
     )
     compare = compare_two if len(given) == 2 else compare_series
-    return compare([single_checkpoint(path) for path in given], wishes, output)
+    return compare([single_checkpoint(path) for path in given], options, output)
 
 
 def _check_options(
@@ -159,7 +171,7 @@ def _check_options(
 # Two checkpoints ------------------------------------------------------------------------------------
 
 
-def compare_two(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) -> int:
+def compare_two(paths: Sequence[str], options: DiffOptions, output: DiffOutput) -> int:
     """Compare two checkpoints, print how they differ, and return the exit status."""
     from ckpttool.ops.diff import diff_checkpoints
 
@@ -167,7 +179,7 @@ def compare_two(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) ->
         _open_both(*paths) as (a, b),
         progress("comparing", a.nbytes + b.nbytes) as advance,
     ):
-        difference = diff_checkpoints(a, b, wishes, advance=advance)
+        difference = diff_checkpoints(a, b, options, advance=advance)
     if output.plot is not None:
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import difference_picture
@@ -224,7 +236,7 @@ def _print_difference(difference: Difference, output: DiffOutput) -> None:
 # Three or more --------------------------------------------------------------------------------------
 
 
-def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) -> int:
+def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffOutput) -> int:
     """Compare each checkpoint with the one before, print it, and return the exit status."""
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.drift import drift
@@ -238,7 +250,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput)
         with open_checkpoint(path) as checkpoint:
             sizes.append(checkpoint.nbytes)
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
-        series = drift(paths, wishes, advance=advance)
+        series = drift(paths, options, advance=advance)
     if output.plot is not None:
         from ckpttool.cli.render.plot import kind_of
         from ckpttool.cli.render.plot_results import drift_picture

@@ -4,42 +4,57 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli.options import Json, Quiet
-from ckpttool.cli.output import has_colour, say_warning, width
+from ckpttool.cli.options import Json, Quiet, typer_option
+from ckpttool.cli.output import has_colour, progress, say, width
+from ckpttool.cli.render.terminal import printable
+from ckpttool.core.options import OUTPUT_PANEL
 
 if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection
 
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...", readable=False, show_default=False, help="Files, directories or indexes."
+    ),
+]
+All = Annotated[
+    bool, typer_option("--all", help="Show all tensors, not just the first 40.", panel=OUTPUT_PANEL)
+]
+Filter = Annotated[
+    str | None,
+    typer_option(
+        "--filter", metavar="GLOB", help="Show only tensors with matching names.", panel=OUTPUT_PANEL
+    ),
+]
+Stats = Annotated[
+    bool,
+    typer_option(
+        "--stats", help="Read the values; show min, max, mean, std, zeros, NaN, Inf.", panel=OUTPUT_PANEL
+    ),
+]
+Field = Annotated[
+    str | None,
+    typer_option(
+        "--field", metavar="KEY", help="Print one value, such as training.epoch.", panel=OUTPUT_PANEL
+    ),
+]
+
 
 def inspect(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH...", readable=False, show_default=False, help="Files, directories or indexes."
-        ),
-    ],
+    paths: Paths,
+    all: All = False,
+    filter: Filter = None,
+    stats: Stats = False,
+    field: Field = None,
     json: Json = False,
-    all: Annotated[bool, typer.Option("--all", help="Show all tensors, not just the first 40.")] = False,
-    filter: Annotated[
-        str | None,
-        typer.Option(
-            "--filter", metavar="GLOB", help="Show only tensors with matching names.", show_default=False
-        ),
-    ] = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Read the values; show min, max, mean, std, zeros, NaN, Inf.")
-    ] = False,
-    field: Annotated[
-        str | None,
-        typer.Option(
-            "--field", metavar="KEY", help="Print one value, such as training.epoch.", show_default=False
-        ),
-    ] = None,
     quiet: Quiet = False,
 ) -> int:
     """Show what a checkpoint contains.
@@ -48,12 +63,37 @@ def inspect(
     in the file is run. If a directory holds several checkpoints, the newest is shown.
     """
     from ckpttool.core.report import has_errors
-    from ckpttool.ops.inspect import inspect as inspect_one
 
-    inspections = [inspect_one(_newest_in(str(path)), filter=filter, stats=stats) for path in paths]
+    inspections = [_inspect(str(path), filter, stats) for path in paths]
     if not quiet:
         _print(inspections, field, json, all)
-    return int(any(has_errors(inspection.findings) for inspection in inspections))
+    unmatched = [one for one in inspections if filter is not None and not one.tensors]
+    if not quiet:
+        for one in unmatched:
+            say(f"ckpttool: {printable(one.checkpoint.path)}: {_no_match(one, filter or '')}")
+    return int(bool(unmatched) or any(has_errors(one.findings) for one in inspections))
+
+
+def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
+    from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.inspect import inspection
+
+    with open_checkpoint(_newest_in(path)) as checkpoint:
+        return inspection(
+            checkpoint, filter=filter, stats=stats, progress=partial(progress, "reading values")
+        )
+
+
+def _no_match(inspection: Inspection, filter: str) -> str:
+    """Say that a filter fits no tensor, and which one would."""
+    from fnmatch import filter as matching
+
+    from ckpttool.core.suggest import did_you_mean
+
+    names = [tensor.name for tensor in inspection.checkpoint.tensors]
+    wider = f"*{filter.strip('*')}*"
+    hint = f"try {wider!r}" if matching(names, wider) else did_you_mean(filter, names)
+    return printable(f"no tensor matches {filter!r}" + (f" ({hint})" if hint else ""))
 
 
 def _print(inspections: list[Inspection], field: str | None, json: bool, all_tensors: bool) -> None:
@@ -84,7 +124,9 @@ def _newest_in(path: str) -> str:
     chosen = newest_in(path)
     say_journals(chosen.journals)
     if chosen.others:
-        say_warning(f"{path}: {chosen.others + 1} checkpoints; this is the newest, {chosen.path}")
+        below = " in subdirectories" if chosen.in_subdirectories else ""
+        count = chosen.others + 1
+        say(printable(f"ckpttool: {path}: showing the newest of {count:,} checkpoints{below}: {chosen.path}"))
     return chosen.path
 
 
@@ -95,15 +137,25 @@ def _field(inspection: Inspection, key: str) -> str:
         UsageError: There is no such key.
     """
     from ckpttool.cli.render.json import dumps, inspect_document
-    from ckpttool.cli.render.terminal import printable
     from ckpttool.core.errors import UsageError
+    from ckpttool.core.suggest import did_you_mean
 
-    (value,) = inspect_document([inspection])["checkpoints"]
+    (document,) = inspect_document([inspection])["checkpoints"]
+    value = document
     for part in key.split("."):
         if isinstance(value, list) and part.isdigit() and int(part) < len(value):
             value = value[int(part)]
         elif isinstance(value, dict) and part in value:
             value = value[part]
         else:
-            raise UsageError(f"no field {key}: {part} is not there")
+            hint = did_you_mean(key, _keys_in(document)) if key else ""
+            raise UsageError(f"no field {key!r}; {hint or '--json shows all fields'}")
     return printable(value) if isinstance(value, str) else dumps(value)
+
+
+def _keys_in(document: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a document; not those in its lists, which have numbers."""
+    for key, value in document.items():
+        yield f"{above}{key}"
+        if isinstance(value, dict):
+            yield from _keys_in(value, f"{above}{key}.")

@@ -19,10 +19,11 @@ from ckpttool.cli.options import (
     typer_option,
 )
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, progress, say, say_error, say_warning
-from ckpttool.cli.paths import print_paths, say_journals
+from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.streams import discard
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -33,49 +34,75 @@ _MAX_NAMED = 3
 Verify = Annotated[
     Depth,
     typer_option(
-        "--verify", help="Read every byte of the result, or check only its structure. [default: full]"
+        "--verify",
+        help="Check only the structure of the result, or every byte. [default: full]",
+        panel=EXECUTION_PANEL,
     ),
 ]
 Best = Annotated[
     str | None,
-    typer_option("--best", metavar="METRIC", help="Print the checkpoint with the best METRIC instead."),
+    typer_option(
+        "--best",
+        metavar="METRIC",
+        help="Print the checkpoint with the best METRIC instead.",
+        panel=SELECTION_PANEL,
+    ),
 ]
 BestMode = Annotated[
-    Mode | None, typer_option("--mode", help="Whether the lowest or the highest value is best.")
+    Mode | None,
+    typer_option(
+        "--mode",
+        help="Take the lowest or the highest value as the best. [default: by the name]",
+        panel=SELECTION_PANEL,
+    ),
 ]
 Before = Annotated[
-    str | None, typer_option("--before", metavar="STEP", help="Print the newest saved before this step.")
+    str | None,
+    typer_option(
+        "--before", metavar="STEP", help="Print the newest saved before this step.", panel=SELECTION_PANEL
+    ),
 ]
 AllowUnsafe = Annotated[
-    bool, typer_option("--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.")
+    bool,
+    typer_option(
+        "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", panel=SELECTION_PANEL
+    ),
+]
+MissingOk = Annotated[
+    bool,
+    typer_option(
+        "--missing-ok", help="If DIR doesn't exist, exit with 1, as if it were empty.", panel=EXECUTION_PANEL
+    ),
 ]
 Wait = Annotated[
     str,
     typer_option(
         "--wait",
         metavar="TIME",
-        help="Wait at most TIME (60 seconds, or 2m) until the newest is written.",
+        help="Wait up to TIME (60 seconds, or 2m) until the newest is written.",
+        panel=EXECUTION_PANEL,
     ),
 ]
 
 
 def latest(
     directory: Directory = Path(),
-    json: Json = False,
-    null: Null = False,
-    quiet: Quiet = False,
     *,
-    scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth"))],
-    verify: Verify = Depth.FULL,
     best: Best = None,
     mode: BestMode = None,
     logs: Annotated[Given, OptionsOf(Scope, ("metrics",))],
     before: Before = None,
     allow_unsafe: AllowUnsafe = False,
+    scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth"))],
+    verify: Verify = Depth.FULL,
     wait: Wait = "0",
+    missing_ok: MissingOk = False,
     jobs: Jobs = None,
+    json: Json = False,
+    null: Null = False,
+    quiet: Quiet = False,
 ) -> int:
-    """Print the path of the newest intact checkpoint; exit with 1 if there is none."""
+    """Print the path of the newest intact checkpoint."""
     from ckpttool.core.amounts import seconds
     from ckpttool.runs.members.full_read import no_progress
     from ckpttool.runs.resuming.latest import latest as find_latest
@@ -89,12 +116,14 @@ def latest(
         mode=None if mode is None else mode.value,
         before=_parse_step(before),
         allow_unsafe=allow_unsafe,
+        missing_ok=missing_ok,
         wait=seconds(wait, is_lenient=True),
         tell=(lambda text: None) if quiet else _tell,
         jobs=jobs,
         progress=no_progress if quiet else progress,
     )
     if not quiet:
+        say_inferred_mode(best, mode)
         if found.waited_for:
             names = ", ".join(found.waited_for[:_MAX_NAMED])
             more = ", …" if len(found.waited_for) > _MAX_NAMED else ""

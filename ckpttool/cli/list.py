@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 from ckpttool.cli.options import Depth, Given, Jobs, Json, Mode, Null, OptionsOf, Quiet, typer_option
 from ckpttool.cli.output import (
@@ -19,8 +22,7 @@ from ckpttool.cli.output import (
     say_warning,
     width,
 )
-from ckpttool.cli.paths import print_paths, say_empty, say_journals, with_directory
-from ckpttool.cli.prune import Directory
+from ckpttool.cli.paths import print_paths, say_empty, say_inferred_mode, say_journals, with_directory
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
     from ckpttool.runs.listing import DirectoryPreview, ListedDirectory, Listing
     from ckpttool.transaction.paths import Problem
 
+Directories = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[DIR...]",
+        readable=False,
+        help="Directories of checkpoints. [default: paths in ckpttool.toml, or .]",
+        show_default=False,
+    ),
+]
 Sort = Annotated[
     str | None,
     typer_option(
@@ -53,7 +64,11 @@ Best = Annotated[
 ]
 BestMode = Annotated[
     Mode | None,
-    typer_option("--mode", help="Whether the lowest or the highest value is best.", panel=OUTPUT_PANEL),
+    typer_option(
+        "--mode",
+        help="Take the lowest or the highest value as the best. [default: by the name]",
+        panel=OUTPUT_PANEL,
+    ),
 ]
 Flat = Annotated[
     bool | None,
@@ -72,7 +87,7 @@ Plot = Annotated[
     typer_option(
         "--plot",
         metavar="FILE",
-        help="Plot the metrics and sizes of each series: .svg, .png or .html.",
+        help="Plot a metric of all runs in one panel: .svg or .png.",
         panel=OUTPUT_PANEL,
     ),
 ]
@@ -99,7 +114,7 @@ _MOST_PROBLEMS = 10
 
 
 def list_(
-    directory: Directory = None,
+    directories: Directories = None,
     sort: Sort = None,
     reverse: Reverse = False,
     metric: Best = None,
@@ -117,31 +132,73 @@ def list_(
         OptionsOf(
             Scope,
             ("recursive", "metrics", "group_by", "series", "exclude", "max_depth"),
-            help={"recursive": "Search subdirectories, too; without a configuration this is the default."},
         ),
     ],
     jobs: Jobs = None,
     rules: Annotated[Given, OptionsOf(Policy, help={"keep_best": "Keep the N best by --best."})],
     config: Config = None,
 ) -> int:
-    """List the checkpoints in a directory tree, series by series, the oldest first.
+    """List the checkpoints in directory trees, series by series, the oldest first.
 
     With rules of prune, show what they would keep and remove. Without DIR and rules, [retention] in
     ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
     """
-    from ckpttool.cli.prune_options import read_prune_options
-    from ckpttool.runs.listing import listing_of
-
-    own: dict[str, Any] = {"jobs": jobs}
-    if "keep_best" in rules:
-        own |= {"metric": metric, "mode": None if mode is None else mode.value}
-    given = {**scope, **rules, **{name: value for name, value in own.items() if value is not None}}
-    options = read_prune_options(None if directory is None else str(directory), given, config)
+    given = {**scope, **rules, **({} if jobs is None else {"jobs": jobs})}
+    options = list_options(directories or (), given, metric, mode, config)
     paths = options.directories()
     if plot is not None:
         from ckpttool.cli.reports import check_plot
 
+        if plot.lower().endswith(".html"):
+            raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
         check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
+    places, listing = read_listing(options, metric, mode, verify, sort=sort, reverse=reverse)
+    if not quiet:
+        say_inferred_mode(metric, mode)
+        if options.config is not None and config is None:
+            hint = "ckpttool list . lists everything here"
+            say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
+        warn(listing, everything=long or not sys.stderr.isatty())
+    if plot is not None and listing.checkpoints:
+        from ckpttool.cli.render.plot import kind_of
+        from ckpttool.cli.render.plot_results import series_picture
+        from ckpttool.cli.reports import write_report
+
+        title = paths[0] if len(paths) == 1 else os.curdir
+        write_report(plot, series_picture(kind_of(plot), title, listing))
+    output = ListOutput(json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
+    _show(listing, [place for place, is_read in places if is_read], output)
+    return status_of(places, listing)
+
+
+def list_options(
+    directories: Sequence[Path],
+    given: Mapping[str, Any],
+    metric: str | None,
+    mode: Mode | None,
+    config: str | None,
+) -> PruneOptions:
+    """Return what is listed and by which rules; ``--keep-best`` goes by the metric whose best is marked."""
+    from ckpttool.cli.prune_options import read_prune_options
+
+    if "keep_best" in given:
+        own = {"metric": metric, "mode": None if mode is None else mode.value}
+        given = {**given, **{name: value for name, value in own.items() if value is not None}}
+    return read_prune_options([str(directory) for directory in directories], given, config)
+
+
+def read_listing(
+    options: PruneOptions,
+    metric: str | None,
+    mode: Mode | None,
+    verify: Depth,
+    *,
+    sort: str | None = None,
+    reverse: bool = False,
+) -> tuple[list[tuple[ListedDirectory, bool]], Listing]:
+    """Return the directories, each with whether it could be read, and what lies in them."""
+    from ckpttool.runs.listing import listing_of
+
     places, problems = _places_to_list(options, verify)
     previews = _preview(places)
     listing = listing_of(
@@ -151,25 +208,18 @@ def list_(
         best=metric,
         mode=None if mode is None else mode.value,
         depth=verify.value,
-        jobs=jobs,
+        jobs=options.request_options.get("jobs"),
         progress=progress,
     )
-    listing = replace(listing, problems=(*problems, *listing.problems))
-    if not quiet:
-        if options.config is not None and config is None:
-            hint = "ckpttool list . lists everything here"
-            say(f"{printable(options.config)} selects what is listed, as it does for prune ({hint})")
-        _warn(listing, everything=long or not sys.stderr.isatty())
-    if plot is not None and listing.checkpoints:
-        from ckpttool.cli.render.plot import kind_of
-        from ckpttool.cli.render.plot_results import series_picture
-        from ckpttool.cli.reports import write_report
+    return (
+        [(place, place.directory in previews) for place in places],
+        replace(listing, problems=(*problems, *listing.problems)),
+    )
 
-        title = paths[0] if len(paths) == 1 else os.curdir
-        write_report(plot, series_picture(kind_of(plot), title, listing))
-    output = ListOutput(json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
-    _show(listing, [place for place in places if place.directory in previews], output)
-    return COULD_NOT if len(previews) < len(places) else int(bool(listing.problems))
+
+def status_of(places: Sequence[tuple[ListedDirectory, bool]], listing: Listing) -> int:
+    """Return the exit status: 2 if a directory could not be read, 1 if something needs attention."""
+    return int(bool(listing.problems)) if all(is_read for _, is_read in places) else COULD_NOT
 
 
 class ListOutput(NamedTuple):
@@ -188,7 +238,7 @@ def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDir
     from ckpttool.cli.prune_options import unmatched_rules
     from ckpttool.runs.listing import ListedDirectory
 
-    values = {"recursive": options.config is None, **options.request_options}
+    values = {**options.request_options}
     scope = Scope(**{one.name: values[one.name] for one in fields(Scope) if one.name in values})
     if options.policies is None and options.request_options.get("failed") is None:
         return [ListedDirectory(path, scope) for path in options.directories()], []
@@ -213,7 +263,7 @@ def _preview(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
     return previews
 
 
-def _warn(listing: Listing, *, everything: bool) -> None:
+def warn(listing: Listing, *, everything: bool) -> None:
     """Say on stderr what must not be missed; of many problems the first, where people read them."""
     say_journals(listing.journals)
     for warning in listing.warnings:
@@ -242,12 +292,15 @@ def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutpu
 
 
 def _print(listing: Listing, output: ListOutput) -> None:
-    """Print text: for people on a terminal, and a line a checkpoint with all of it elsewhere."""
+    """Print tables on a terminal, or if they are asked for; elsewhere a line of fields a checkpoint."""
     import time
 
-    from ckpttool.cli.render.text_list import ListStyle, flat_text, list_text
+    from ckpttool.cli.render.text_list import ListStyle, flat_text, list_text, tab_separated_text
 
     is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+    if output.flat is None and not is_terminal:
+        print(tab_separated_text(listing, time.time()))
+        return
     style = ListStyle(
         now=time.time(),
         width=width(sys.stdout) if is_terminal else None,
@@ -255,5 +308,4 @@ def _print(listing: Listing, output: ListOutput) -> None:
         colour=has_colour(sys.stdout),
         wanted=tuple(name for name in output.wanted if name is not None),
     )
-    is_flat = not is_terminal if output.flat is None else output.flat
-    print(flat_text(listing, style) if is_flat else list_text(listing, style))
+    print(flat_text(listing, style) if output.flat else list_text(listing, style))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
+from ckpttool.cli.output import Colour, choose_colour
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import (
     EXECUTION_PANEL,
@@ -19,6 +20,19 @@ from ckpttool.core.options import (
     options_of,
     value_types,
 )
+
+ColourChoice = Annotated[
+    Colour | None,
+    typer.Option(
+        "--color",
+        callback=choose_colour,
+        metavar="WHEN",
+        help="Use colour: auto (on a terminal), always or never.",
+        show_default=False,
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+"""It may stand before the name of a command, and after."""
 
 
 class Depth(str, enum.Enum):
@@ -52,8 +66,9 @@ Jobs = Annotated[
     int | None,
     typer_option(
         *("--jobs", "-j"),
+        metavar="N",
         min=1,
-        help="Number of threads. [default: number of CPUs]",
+        help="Use N threads. [default: number of CPUs]",
         panel=EXECUTION_PANEL,
     ),
 ]
@@ -67,6 +82,7 @@ Directory = Annotated[
         metavar="[DIR]", readable=False, help="Directory of checkpoints. [default: .]", show_default=False
     ),
 ]
+Yes = Annotated[bool, typer_option("--yes", "-y", help="Don't ask for confirmation.", panel=EXECUTION_PANEL)]
 Null = Annotated[
     bool, typer_option("--null", "-0", help="End each path with NUL, for xargs -0.", panel=OUTPUT_PANEL)
 ]
@@ -113,7 +129,7 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
 
     def run(context: typer.Context, **values: Any) -> int:
         given = given_values(context, options)
-        own = {name: value for name, value in values.items() if name not in options}
+        own = {name: value for name, value in values.items() if name not in options and name != "color"}
         records = {
             group: {name: value for name, value in given.items() if name in names}
             for group, names in groups.items()
@@ -121,6 +137,7 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
         return command(**own, **records)
 
     run.__doc__ = command.__doc__
+    parameters["color"] = context.replace(name="color", annotation=ColourChoice, default=None)
     run.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
     return run
@@ -154,6 +171,8 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
     """Return an attribute as Typer takes it: texts that are parsed, lists, and words as an enumeration."""
     option = options_of(source.record)[name]
     help = source.help.get(name, option.help)
+    if value_types(source.record)[name] == list[str] and not option.is_text:
+        help += " May be repeated."
     default = next(one.default for one in fields(source.record) if one.name == name)
     is_text = option.is_text or option.parse is not None
     type_: Any = str if is_text else value_types(source.record)[name]
@@ -163,8 +182,11 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
         default = None
     elif get_origin(type_) is list:
         default = [*default]
+    flags = [*option.flags]
+    if option.negation is not None:
+        flags[0] += f"/{option.negation}"
     declared = typer_option(
-        *option.flags,
+        *flags,
         help=help,
         panel=option.panel,
         metavar=option.metavar,

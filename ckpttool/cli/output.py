@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,23 @@ if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem
 
 
+class Colour(str, enum.Enum):
+    """When output is coloured."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+_chosen = Colour.AUTO
+
+
+def choose_colour(choice: Colour | None) -> None:
+    """Take what ``--color`` says, if it is given, until the next choice."""
+    global _chosen
+    _chosen = choice or _chosen
+
+
 def say(text: str) -> None:
     """Write a line to stderr: warnings, notes, prompts."""
     print(text, file=sys.stderr)
@@ -25,16 +43,22 @@ def say(text: str) -> None:
 
 def say_error(text: str) -> None:
     """Write an error as its one line on stderr."""
-    say(f"ckpttool: error: {printable(text)}")
+    say(f"ckpttool: {_label('error:', '1;31')} {printable(text)}")
 
 
 def say_warning(text: str) -> None:
     """Write a warning as one line on stderr."""
-    say(f"ckpttool: warning: {printable(text)}")
+    say(f"ckpttool: {_label('warning:', '1;33')} {printable(text)}")
+
+
+def _label(word: str, style: str) -> str:
+    return f"\x1b[{style}m{word}\x1b[0m" if has_colour(sys.stderr) else word
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Tell whether colour may be written: to terminals or under FORCE_COLOR, and never with NO_COLOR."""
+    """Tell whether colour may be written: by --color, NO_COLOR, FORCE_COLOR, or else to terminals."""
+    if _chosen is not Colour.AUTO:
+        return _chosen is Colour.ALWAYS
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
@@ -47,6 +71,11 @@ def width(stream: TextIO) -> int:
     import shutil
 
     return shutil.get_terminal_size().columns
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Return the columns of a terminal, or COLUMNS; None where lines stay whole, as in a pipe."""
+    return width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
 
 
 @contextmanager

@@ -75,6 +75,14 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
     return is_error
 
 
+def say_inferred_mode(metric: str | None, mode: object) -> None:
+    """Say which values of a metric are taken for good if nobody said it."""
+    if metric is not None and mode is None:
+        from ckpttool.runs.metrics.modes import mode_note
+
+        say(f"ckpttool: {printable(mode_note(metric))}")
+
+
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
     from ckpttool.transaction.paths import shown

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpttool.cli.options import Json, Null, Quiet
+from ckpttool.cli.options import Json, Null, Quiet, typer_option
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import OUTPUT_PANEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 Paths = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[PATH]...",
+        metavar="[PATH...]",
         readable=False,
         help="Checkpoints: a file, directory, prefix, index or shard, or a link to one.",
         show_default=False,
     ),
 ]
-List = Annotated[bool, typer.Option("--list", "-l", help="List the pinned checkpoints below PATH instead.")]
+List = Annotated[
+    bool,
+    typer_option("--list", "-l", help="List the pinned checkpoints below PATH instead.", panel=OUTPUT_PANEL),
+]
 
 
 def pin(

@@ -7,11 +7,16 @@ from typing import Annotated, Any
 
 from ckpttool.cli.options import Given, typer_option
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import options_of
+from ckpttool.core.options import PREDICTION_PANEL, options_of
 from ckpttool.predict.request import PredictionRequest, parse_input
 
 Predict = Annotated[
-    bool, typer_option("--predict", help="Load and run it with its framework, in a process of its own.")
+    bool,
+    typer_option(
+        "--predict",
+        help="Load and run it with its framework, in a process of its own.",
+        panel=PREDICTION_PANEL,
+    ),
 ]
 
 
@@ -26,6 +31,25 @@ def read_predict_options(given: Given) -> dict[str, Any]:
         for name in options_of(PredictionRequest)
         if name in given
     }
+
+
+_IMPLYING = (
+    "model",
+    "optimizer",
+    "input",
+    "input_shapes",
+    "signature",
+    "record",
+    "expect",
+    "labels",
+    "resume_step",
+)
+"""Attributes that nobody gives who wants no prediction."""
+
+
+def implies_prediction(wishes: Mapping[str, Any]) -> bool:
+    """Tell whether what was given asks for a prediction, though ``--predict`` was not."""
+    return any(name in _IMPLYING for name in wishes)
 
 
 def flag_of(wish: str) -> str:
@@ -53,7 +77,7 @@ def _bytes(text: str) -> int:
     from ckpttool.cli.config import WrongValue, parse_bytes
 
     try:
-        return parse_bytes(text, "--memory")
+        return int(parse_bytes(text, "--memory"))
     except WrongValue as failure:
         raise UsageError(str(failure)) from failure
 

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, typer_option
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, Yes, typer_option
+from ckpttool.cli.paths import say_inferred_mode
 from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
-from ckpttool.runs.pruning.request import Request
+from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 
 Directory = Annotated[
@@ -41,15 +42,16 @@ EmptyTrash = Annotated[
         "--empty-trash", help="Delete what is in the trash, and nothing else.", panel=EXECUTION_PANEL
     ),
 ]
-Yes = Annotated[bool, typer_option("--yes", "-y", help="Don't ask for confirmation.", panel=EXECUTION_PANEL)]
 DryRun = Annotated[
     bool,
-    typer_option("--dry-run", "-n", help="Show what would be removed; remove nothing.", panel=OUTPUT_PANEL),
+    typer_option(
+        "--dry-run", "-n", help="Show what would be removed; remove nothing.", panel=EXECUTION_PANEL
+    ),
 ]
 Check = Annotated[
     bool,
     typer_option(
-        "--check", help="Remove nothing; exit with 1 if something would be removed.", panel=OUTPUT_PANEL
+        "--check", help="Remove nothing; exit with 1 if something would be removed.", panel=EXECUTION_PANEL
     ),
 ]
 Explain = Annotated[
@@ -67,14 +69,14 @@ def prune(
     directory: Directory = None,
     *,
     rules: Annotated[Given, OptionsOf(Policy)],
-    request: Annotated[Given, OptionsOf(Request)],
+    request: Annotated[Given, OptionsOf(PruneRequest)],
     config: Config = None,
-    trash: Trash = False,
-    empty_trash: EmptyTrash = False,
-    yes: Yes = False,
-    jobs: Jobs = None,
     dry_run: DryRun = False,
     check: Check = False,
+    yes: Yes = False,
+    trash: Trash = False,
+    empty_trash: EmptyTrash = False,
+    jobs: Jobs = None,
     explain: Explain = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -92,8 +94,10 @@ def prune(
     own = {"trash": trash, "empty_trash": empty_trash, "yes": yes, "jobs": jobs, "explain": explain}
     given = {**rules, **request, **{name: one for name, one in own.items() if one not in (None, False)}}
     options = read_prune_options(
-        None if directory is None else str(directory), given, config, tells_unread=not empty_trash
+        [] if directory is None else [str(directory)], given, config, tells_unread=not empty_trash
     )
+    if not quiet and "metric" in rules:
+        say_inferred_mode(rules["metric"], rules.get("mode"))
     output = OutputOptions(
         consent=Consent(is_given=options.yes or dry_run or check),
         dry_run=dry_run or check,

@@ -18,7 +18,7 @@ from ckpttool.cli.output import (
     say,
     say_error,
     say_warning,
-    width,
+    terminal_width,
 )
 from ckpttool.cli.paths import directory_name, say_journals, with_directory
 from ckpttool.cli.prune_options import unmatched_rules
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.planning import PrunePlan
     from ckpttool.runs.pruning.prune import Pruned
-    from ckpttool.runs.pruning.request import Request
+    from ckpttool.runs.pruning.request import PruneRequest
     from ckpttool.runs.retention.plan import GroupPlan
     from ckpttool.transaction.paths import Problem
     from ckpttool.transaction.trash import EmptiedTrash
@@ -89,12 +89,14 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
     return _report(outcomes, output, failed=bool(failures))
 
 
-def _prune_directory(request: Request, trash: str | None, output: OutputOptions) -> Pruned:
+def _prune_directory(request: PruneRequest, trash: str | None, output: OutputOptions) -> Pruned:
     from ckpttool.runs.pruning.prune import prune
 
     def confirm(planned: PrunePlan) -> bool:
-        _print_plan(planned, trash, output)
-        return output.consent.to("Remove them?" if trash is None else "Move them to the trash?")
+        from ckpttool.cli.render.text_changes import question
+
+        _print_plan(planned, output)
+        return output.consent.to(question(planned.plan, trash=trash is not None))
 
     outcome = prune(request, dry_run=output.dry_run, confirm=confirm, progress=progress, trash=trash or False)
     if outcome.declined:
@@ -102,7 +104,7 @@ def _prune_directory(request: Request, trash: str | None, output: OutputOptions)
     return _preview_trash(outcome) if output.dry_run and trash is not None else outcome
 
 
-def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOptions) -> Pruned:
+def _without_checkpoints(outcome: Pruned, request: PruneRequest, output: OutputOptions) -> Pruned:
     """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
     from ckpttool.runs.surveying.survey import NOTHING, nothing_in
     from ckpttool.transaction.paths import Problem
@@ -241,7 +243,7 @@ def _print(outcomes: Sequence[Pruned], output: OutputOptions, stream: TextIO) ->
     groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, output)]
     if output.quiet or not any(one.plan.groups for one in outcomes):
         return
-    total = total_line(_combined(outcomes))
+    total = total_line(_combined(outcomes), colour=has_colour(stream))
     print(*filter(None, (_text(groups, output, stream), total)), sep="\n\n", file=stream)
 
 
@@ -255,20 +257,24 @@ def _was_shown(outcome: Pruned, output: OutputOptions) -> bool:
 def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) -> str:
     from ckpttool.cli.render.text_changes import plan_text
 
-    columns = width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
-    return plan_text(groups, width=columns, colour=has_colour(stream), verbose=output.verbose)
+    columns, colour = terminal_width(stream), has_colour(stream)
+    return plan_text(groups, width=columns, colour=colour, verbose=output.verbose)
 
 
-def _print_plan(planned: PrunePlan, trash: str | None, output: OutputOptions) -> None:
+def _print_plan(planned: PrunePlan, output: OutputOptions) -> None:
     """Print a plan before anything is removed: if we are killed, the output says what was going on."""
     if output.consent.asks:
-        from ckpttool.cli.render.text_changes import total_line
-        from ckpttool.runs.pruning.prune import Pruned
+        from ckpttool.cli.render.text_changes import excess_lines
 
         stream = sys.stderr if output.json else sys.stdout
-        preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
-        total = total_line(preview if trash is None else _preview_trash(preview))
-        print(_text(planned.plan.groups, output, stream), total, sep="\n\n", file=stream, flush=True)
+        excess = "\n".join(excess_lines(planned.plan))
+        print(
+            *filter(None, (_text(planned.plan.groups, output, stream), excess)),
+            sep="\n\n",
+            end="\n\n",
+            file=stream,
+            flush=True,
+        )
     elif not (output.json or output.quiet):
         print(_text(planned.plan.groups, output, sys.stdout), end="\n\n", flush=True)
 
@@ -313,7 +319,7 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
     return int(bool(problems))
 
 
-def _request_around(options: PruneOptions, path: str) -> Request:
+def _request_around(options: PruneOptions, path: str) -> PruneRequest:
     """Return the request that looks at a path: that of its directory, or of one around it."""
     around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
     requests = options.requests()
@@ -327,7 +333,7 @@ def _request_around(options: PruneOptions, path: str) -> Request:
             return request
     if not options.paths:
         return replace(requests[0], directory=around)
-    raise UsageError(f"{path} lies in none of the directories that are looked at: {', '.join(options.paths)}")
+    raise UsageError(f"{path} is in none of these directories: {', '.join(options.paths)}")
 
 
 def _holds_checkpoint_at(directory: str, place: str) -> bool:
@@ -367,7 +373,7 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
     for path in options.paths or (os.curdir,):
         try:
             root = require_directory(path)
-            for place in directories_with_trash(root) if options.recursive else [root]:
+            for place in dict.fromkeys([root, *(directories_with_trash(root) if options.recursive else ())]):
                 emptied.append(empty(place, options.older_than, dry_run=dry_run))
         except CheckpointError as failure:
             if len(options.paths) <= 1:
@@ -379,11 +385,9 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
 def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
     """Ask; whoever declines elsewhere than on a terminal is told what would have been removed."""
     from ckpttool.cli.render.json import empty_document
-    from ckpttool.cli.render.text_changes import empty_text
+    from ckpttool.cli.render.text_changes import empty_question, empty_text
 
-    if output.consent.asks:
-        print(empty_text(preview), file=sys.stderr if output.json else sys.stdout, flush=True)
-    agrees = output.consent.to("Remove them for good?")
+    agrees = output.consent.to(empty_question(preview))
     if not agrees and output.json:
         print_json(empty_document(preview))
     elif not (agrees or output.quiet or output.consent.asks):

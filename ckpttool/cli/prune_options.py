@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import options_of
-from ckpttool.runs.pruning.request import Request
+from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import RULES, Policy
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem
 
 _REQUEST_OPTIONS = tuple(
-    one.name for one in fields(Request) if one.name not in ("directory", "policy", "policies")
+    one.name for one in fields(PruneRequest) if one.name not in ("directory", "policy", "policies")
 )
 _NOT_WITH_EMPTY_TRASH = (
     "failed",
@@ -43,7 +43,7 @@ class PruneOptions:
     Attributes:
         paths: The directories, each of which is pruned for itself; empty if nobody named one.
         policies: Which policy each series has; None if there is no rule.
-        request_options: Further attributes of a ``Request``, by their names.
+        request_options: Further attributes of a ``PruneRequest``, by their names.
         trash: Whether removed checkpoints go to the trash; those of failed series always do.
         yes: Whether nobody is asked.
         older_than: With ``--empty-trash``: only what was removed so many seconds ago.
@@ -65,17 +65,17 @@ class PruneOptions:
     @property
     def recursive(self) -> bool:
         """Tell whether directories are descended into."""
-        return bool(self.request_options.get("recursive"))
+        return bool(self.request_options.get("recursive", True))
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[PruneRequest]:
         """Return one request for each directory; an error if no rule says what to keep."""
         if self.policies is None and self.request_options.get("failed") is None:
             more = "" if self.paths else "; or write a ckpttool.toml with [retention]"
             if self.unread_config is not None:
                 more = f"; {self.unread_config} is not read, since a directory was given: --config reads it"
-            raise UsageError(f"no rule says what to keep (--keep N keeps the newest N{more})")
+            raise UsageError(f"no rule says which checkpoints to keep (--keep N keeps the newest N{more})")
         return [
-            Request(directory=path, policies=self.policies, **self.request_options)
+            PruneRequest(directory=path, policies=self.policies, **self.request_options)
             for path in self.directories()
         ]
 
@@ -88,7 +88,7 @@ class PruneOptions:
 
 
 def read_prune_options(
-    directory: str | None,
+    directories: Sequence[str],
     given: Mapping[str, Any],
     config: str | None = None,
     *,
@@ -99,7 +99,7 @@ def read_prune_options(
     A configuration is searched for only if neither a directory nor a rule is given.
 
     Args:
-        directory: That of the command line.
+        directories: Those of the command line.
         given: Its options, by the names of attributes.
         config: The configuration that it names.
         tells_unread: Whether to search for a configuration that is not read, to mention it.
@@ -112,20 +112,20 @@ def read_prune_options(
     if "empty_trash" in given and others:
         raise UsageError(f"--empty-trash looks at no checkpoint (leave {_flag(others[0])} out)")
     policies = Policies(Policy(**rules)) if rules else None
-    retention = _retention_config(config, is_alone=directory is None and not rules and "failed" not in given)
+    retention = _retention_config(config, is_alone=not directories and not rules and "failed" not in given)
     if retention is not None and policies is not None and retention.policies is not None:
         raise UsageError(f"{retention.path} has rules, and so has the command line (leave out one of them)")
     values = {} if retention is None else dict(retention.values)
     values.update(given, exclude=(*values.get("exclude", ()), *given.get("exclude", ())))
     paths = values.pop("paths", ())
     return PruneOptions(
-        paths=paths if directory is None else (directory,),
+        paths=tuple(directories) or paths,
         policies=policies if retention is None or retention.policies is None else retention.policies,
         request_options={name: values[name] for name in _REQUEST_OPTIONS if name in values},
         trash=values.get("trash", False) or values.get("failed") == "remove",
         yes=values.get("yes", False),
         older_than=older_than,
-        is_narrowed=retention is not None and directory is not None,
+        is_narrowed=retention is not None and bool(directories),
         config=None if retention is None else retention.path,
         unread_config=_unread_config() if config is None and retention is None and tells_unread else None,
     )
@@ -140,7 +140,7 @@ def _unread_config() -> str | None:
         tables = {} if path is None else read_document(path).tables
     except (UsageError, CheckpointError):  # nobody asked for it
         return None
-    return path if "retention" in tables else None
+    return path if tables.get("retention") else None
 
 
 def _retention_config(named: str | None, *, is_alone: bool) -> Retention | None:
@@ -153,19 +153,19 @@ def _retention_config(named: str | None, *, is_alone: bool) -> Retention | None:
     path = named or find_config()
     retention = None if path is None else read_retention(path, is_named=named is not None)
     if named is not None and retention is None:
-        raise UsageError(f"{named}: it has no [retention]")
+        raise UsageError(f"{named}: nothing is set in [retention]")
     return retention
 
 
 def _flag(name: str) -> str:
-    options = {**options_of(Policy), **options_of(Request)}
+    options = {**options_of(Policy), **options_of(PruneRequest)}
     return options[name].flags[0] if name in options else f"--{name.replace('_', '-')}"
 
 
 _WILD = re.compile(r"[*?[]")
 
 
-def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[Problem]:
+def unmatched_rules(options: PruneOptions, requests: Sequence[PruneRequest]) -> list[Problem]:
     """Return a problem for each rule of a configuration that no series in any of the directories matches.
 
     Such a rule is most likely misspelled, and what it was to keep would be pruned by the rules for all
@@ -181,7 +181,9 @@ def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[
     problems = []
     for rule in options.policies.unmatched(tuple(groups)):
         place = _fixed_directory(rule, base)
-        is_elsewhere = options.is_narrowed and not _is_within(place, os.path.realpath(requests[0].directory))
+        is_elsewhere = options.is_narrowed and not any(
+            _is_within(place, os.path.realpath(request.directory)) for request in requests
+        )
         is_unseen = any(_is_within(place, one) or _is_within(one, place) for one in unseen)
         if not (is_elsewhere or is_unseen):
             message = f"no series matches {rule.glob!r}; nothing was removed"
@@ -189,7 +191,7 @@ def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[
     return problems
 
 
-def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
+def _groups(requests: Sequence[PruneRequest]) -> tuple[list[Group], list[str]]:
     """Return the series of all directories, and the directories that can't be read."""
     from ckpttool.runs.surveying.survey import survey_directory
 

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ckpttool.cli.consent import Consent
-from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, typer_option
-from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say_error, say_warning
+from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, Yes, typer_option
+from ckpttool.cli.output import (
+    COULD_NOT,
+    grouped_messages,
+    has_colour,
+    print_json,
+    say_error,
+    say_warning,
+    terminal_width,
+)
 from ckpttool.cli.paths import say_empty, say_journals
 from ckpttool.core.errors import UsageError
+from ckpttool.core.options import EXECUTION_PANEL, NAMING_PANEL
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
@@ -24,13 +33,26 @@ TemplateText = Annotated[
     typer_option(
         *("--template", "-t"),
         metavar="T",
-        help="Template of the names: '{run}-e{epoch:04d}-s{step:08d}'. [default: template in [naming]]",
+        help="Use this template: '{run}-e{epoch:04d}-s{step:08d}'. [default: template in [naming]]",
+        panel=NAMING_PANEL,
     ),
 ]
-Config = Annotated[str | None, typer_option("--config", metavar="FILE", help="Read [naming] from this file.")]
-DryRun = Annotated[bool, typer_option("--dry-run", "-n", help="Show what would be renamed; rename nothing.")]
-Check = Annotated[bool, typer_option("--check", help="Rename nothing; exit with 1 if a name would change.")]
-Yes = Annotated[bool, typer_option("--yes", "-y", help="Don't ask for confirmation.")]
+Config = Annotated[
+    str | None,
+    typer_option("--config", metavar="FILE", help="Read [naming] from this file.", panel=NAMING_PANEL),
+]
+DryRun = Annotated[
+    bool,
+    typer_option(
+        "--dry-run", "-n", help="Show what would be renamed; rename nothing.", panel=EXECUTION_PANEL
+    ),
+]
+Check = Annotated[
+    bool,
+    typer_option(
+        "--check", help="Rename nothing; exit with 1 if a name would change.", panel=EXECUTION_PANEL
+    ),
+]
 
 
 def rename(
@@ -39,9 +61,9 @@ def rename(
     config: Config = None,
     *,
     scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth", "series", "metrics"))],
-    yes: Yes = False,
     dry_run: DryRun = False,
     check: Check = False,
+    yes: Yes = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -52,7 +74,7 @@ def rename(
     the plan). Some trainers find only checkpoints with their own names; a warning says which. ckpttool undo
     restores the old names.
     """
-    from ckpttool.cli.render.text_changes import rename_text, rename_total_line
+    from ckpttool.cli.render.text_changes import rename_lines, rename_question, rename_text, rename_total_line
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.runs.renaming.rename import rename as carry_out
@@ -65,12 +87,14 @@ def rename(
     def confirm(planned: PlannedNames) -> bool:
         if asks:  # who is asked must see the plan first
             pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
-            text = rename_text(RenameResult(planned, pairs, dry_run=True))
-            print(text, file=sys.stderr if json else sys.stdout, flush=True)
+            stream = sys.stderr if json else sys.stdout
+            result = RenameResult(planned, pairs, dry_run=True)
+            text = rename_lines(result, width=terminal_width(stream), colour=has_colour(stream))
+            print(text, end="\n\n", file=stream, flush=True)
             if not quiet:
                 _warn(planned)
             _say_problems(planned.problems)
-        return consent.to("Rename them?")
+        return consent.to(rename_question(planned))
 
     renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
     was_asked = asks and bool(renamed.planned.plan.renamings) and not renamed.is_refused
@@ -84,7 +108,9 @@ def rename(
         print_json(rename_document(renamed))
     elif not quiet and renamed.planned.plan.count:
         was_shown = asks and renamed.planned.plan.renamings
-        print(rename_total_line(renamed) if was_shown else rename_text(renamed))
+        columns, colour = terminal_width(sys.stdout), has_colour(sys.stdout)
+        text = rename_text(renamed, width=columns, colour=colour)
+        print(rename_total_line(renamed) if was_shown else text)
     is_void = not renamed.planned.plan.count and say_empty(
         str(directory), recursive=request.recursive, quiet=quiet or json, checks=check
     )

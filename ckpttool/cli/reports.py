@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
+from ckpttool.cli.options import typer_option
 from ckpttool.cli.output import say
 from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
+from ckpttool.core.options import REPORT_PANEL
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import open_regular
 
@@ -30,26 +30,26 @@ _APPEND = (
 
 Junit = Annotated[
     str | None,
-    typer.Option("--junit", metavar="FILE", help="Write a JUnit report to this file.", show_default=False),
+    typer_option("--junit", metavar="FILE", help="Write a JUnit report to this file.", panel=REPORT_PANEL),
 ]
 Sarif = Annotated[
     str | None,
-    typer.Option(
-        "--sarif", metavar="FILE", help="Write a SARIF 2.1.0 report to this file.", show_default=False
+    typer_option(
+        "--sarif", metavar="FILE", help="Write a SARIF 2.1.0 report to this file.", panel=REPORT_PANEL
     ),
 ]
 Github = Annotated[
     bool | None,
-    typer.Option(
+    typer_option(
         "--github/--no-github",
         help="Write GitHub annotations. [default: in GitHub Actions]",
-        show_default=False,
+        panel=REPORT_PANEL,
     ),
 ]
 Summary = Annotated[
     str | None,
-    typer.Option(
-        "--summary", metavar="FILE", help="Append a Markdown summary to this file.", show_default=False
+    typer_option(
+        "--summary", metavar="FILE", help="Append a Markdown summary to this file.", panel=REPORT_PANEL
     ),
 ]
 
@@ -68,6 +68,8 @@ def write_reports(
     verifications: Sequence[Verification],
     failures: Sequence[CheckpointError],
     seconds: Mapping[str, float],
+    *,
+    strict: bool,
 ) -> None:
     """Write the reports that are wanted; annotations go to stderr, where GitHub reads them too."""
     root = os.environ.get("GITHUB_WORKSPACE")
@@ -88,7 +90,7 @@ def write_reports(
     if is_annotated:
         from ckpttool.cli.render.github import workflow_commands
 
-        say(workflow_commands(verifications, failures, root=root).rstrip("\n"))
+        say(workflow_commands(verifications, failures, root=root, strict=strict).rstrip("\n"))
 
 
 def write_report(path: str, content: bytes) -> None:
@@ -128,6 +130,7 @@ _MARKS: Mapping[str, Mapping[bytes, bytes]] = {
     "--junit": {b"<?xml": b"<testsuite"},
     "--sarif": {b"{": b"sarif"},
     "--plot": dict.fromkeys((b"<?xml", b"\x89PNG", b"<!doctype html>"), b"ckpttool picture"),
+    "--output": {b"<!doctype html>": b"ckpttool report"},
 }
 """What the report of an earlier run may begin with, and what then stands among its first bytes."""
 _RECORDING = (b"PK", b"ckpttool.npy")

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from ckpttool.cli.config import (
     ConfigDocument,
+    Reader,
     WrongValue,
+    described_by,
     glob_below,
     one_text,
     read_document,
     suggestion,
+    takes,
     texts,
     truth,
     whole_number,
 )
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Option, attributes_by_key, options_of, value_types
-from ckpttool.runs.pruning.request import Request, delete_limit
+from ckpttool.runs.pruning.request import PruneRequest, delete_limit
 from ckpttool.runs.retention.policies import PathRule, Policies
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 
-Reader = Callable[[object, str], Any]
-
 
 def _one_of(*allowed: str) -> Reader:
+    @takes(enum=[*allowed])
     def read(value: object, key: str) -> str:
         if value not in allowed:
             raise WrongValue(key, value, f"{', '.join(allowed[:-1])} or {allowed[-1]}")
@@ -42,11 +43,16 @@ def _one_of(*allowed: str) -> Reader:
     return read
 
 
-def _parse_text(parse: Callable[[str], Any], value: object, key: str) -> Any:
-    """Return what a text, or a whole number, stands for."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return parse(str(value))
-    return parse(one_text(value, key))
+def _parsed(parse: Callable[[str], Any]) -> Reader:
+    """Return what reads a text, or a whole number, that stands for something."""
+
+    @takes(type=["string", "integer"], minLength=1, minimum=0)
+    def read(value: object, key: str) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return parse(str(value))
+        return parse(one_text(value, key))
+
+    return read
 
 
 def _delete_limit(text: str) -> str:
@@ -60,37 +66,57 @@ def _delete_limit(text: str) -> str:
 def _readers(record: type) -> dict[str, Reader]:
     """Return what reads the values of a record's options, by their keys."""
     types = value_types(record)
-    return {one.key: _reader(one, types[name]) for name, one in options_of(record).items()}
+    readers = {one.key: _reader(one, types[name]) for name, one in options_of(record).items()}
+    return described_by(record, readers)
 
 
 def _reader(option: Option, type_: Any) -> Reader:
     if option.parse is not None:
-        return partial(_parse_text, option.parse)
+        return _parsed(option.parse)
     if get_origin(type_) is Literal:
         return _one_of(*get_args(type_))
     if type_ is int:
         return whole_number(1 if option.minimum is None else option.minimum)
-    return {bool: truth, str: one_text}.get(type_, texts)
+    readers: Mapping[Any, Reader] = {bool: truth, str: one_text}
+    return readers.get(type_, texts)
 
 
 RULES: Mapping[str, Reader] = _readers(Policy)
 """What says which checkpoints stay, in ``[retention]`` and in its rules."""
 
-_REQUEST = _readers(Request)
+_REQUEST = _readers(PruneRequest)
 KEYS: Mapping[str, Reader] = {
     **RULES,
     "failed": _REQUEST["failed"],
-    "paths": texts,
+    "paths": texts.described("Directories to prune, relative to this file.", default=[os.curdir]),
     **_readers(Scope),
     "min-age": _REQUEST["min-age"],
-    "max-delete": partial(_parse_text, _delete_limit),
-    "verify": _one_of("full", "quick"),
-    "trash": truth,
-    "yes": truth,
-    "jobs": whole_number(1),
+    "max-delete": replace(_REQUEST["max-delete"], read=_parsed(_delete_limit).read),
+    **described_by(PruneRequest, {"verify": _one_of("full", "quick")}),
+    "trash": truth.described("Move checkpoints to the trash, from which undo restores them.", default=False),
+    "yes": truth.described("Don't ask for confirmation.", default=False),
+    "jobs": whole_number(1).described("Use N threads. [default: number of CPUs]", examples=[4]),
 }
-_ATTRIBUTES = attributes_by_key(Policy) | attributes_by_key(Request)
+_ATTRIBUTES = attributes_by_key(Policy) | attributes_by_key(PruneRequest)
 """The attributes that keys stand for."""
+
+
+@takes(type="string", minLength=1)
+def _series_glob(value: object, key: str) -> str:
+    """Return a glob of series; a directory's plain name means what lies in it and below."""
+    glob: str = glob_below(value, key)
+    last = glob.rpartition("/")[2]
+    is_directory = str(value).endswith("/") or not any(mark in last for mark in "*?[")
+    return f"{glob}/**" if is_directory and last != "**" else glob
+
+
+RULE_KEYS: Mapping[str, Reader] = {
+    "path": _series_glob.described(
+        "Series that the rule is for, relative to this file.", examples=["runs/final/**"]
+    ),
+    **RULES,
+}
+"""What a ``[[retention.rule]]`` may say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +135,15 @@ class Retention:
 
 
 def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
-    """Return what a configuration says of ``prune``; None if it has no such table."""
+    """Return what a configuration says of ``prune``; None if it says nothing."""
     document = read_document(path, is_named=is_named)
     table = document.tables.get("retention")
     if table is None:
         return None
     if not isinstance(table, Mapping):
         raise document.wrong("retention", f"{table!r:.40} (a table)")
+    if not table:  # as `ckpttool init` writes it
+        return None
     options = {key: value for key, value in table.items() if key != "rule"}
     values = read_table(
         document, "retention", options, KEYS, others=(f"[[{document.prefix}retention.rule]]",)
@@ -148,7 +176,7 @@ def _path_rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
         raise document.wrong("retention.rule", "it is no list of tables (write [[retention.rule]])")
     for number, rule in enumerate(tables, 1):
         place = f"retention.rule {number}"
-        values = read_table(document, place, rule, {"path": _series_glob, **RULES})
+        values = read_table(document, place, rule, RULE_KEYS)
         if "path" not in values:
             raise document.wrong(place, "path is missing (a glob of series, such as runs/final/**)")
         glob = values.pop("path")
@@ -157,14 +185,6 @@ def _path_rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
             yield PathRule(glob, Policy(**values), origin)
         except UsageError as failure:
             raise document.wrong(place, str(failure)) from failure
-
-
-def _series_glob(value: object, key: str) -> str:
-    """Return a glob of series; a directory's plain name means what lies in it and below."""
-    glob = glob_below(value)
-    last = glob.rpartition("/")[2]
-    is_directory = str(value).endswith("/") or not any(mark in last for mark in "*?[")
-    return f"{glob}/**" if is_directory and last != "**" else glob
 
 
 def read_table(

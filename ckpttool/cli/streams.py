@@ -69,6 +69,12 @@ class Unwritable(Exception):
         super().__init__(f"stdout can't be written: {(error.strerror or str(error)).lower()}")
 
 
+_PLAIN = str.maketrans(
+    {"…": "~", "–": "-", "→": ">", "×": "x", "Δ": "d", "±": "+", "·": ".", "⏎": " ", "✓": "+", "✗": "x"}
+)
+"""Signs of ours for an encoding that hasn't them: each takes as many columns, so that tables stay in line."""
+
+
 class CheckedStdout:
     """Stands in for stdout, or its buffer: that it can't be written is told from all other errors."""
 
@@ -81,9 +87,14 @@ class CheckedStdout:
         return CheckedStdout(self._stream.buffer)
 
     def write(self, content: Any) -> Any:
-        """Write what is answered."""
+        """Write what is answered; characters that the encoding hasn't are replaced, or spelled out."""
         with _as_unwritable():
-            return self._stream.write(content)
+            try:
+                return self._stream.write(content)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding
+                plain = content.translate(_PLAIN).encode(encoding, "backslashreplace")
+                return self._stream.write(plain.decode(encoding))
 
     def flush(self) -> None:
         """Hand on what is answered."""

@@ -1,17 +1,23 @@
-"""``ckpttool undo``: takes back the last prune into the trash, or the last renaming."""
+"""``ckpttool undo``: restores what the last prune moved to the trash, or the last rename renamed."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet
-from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, typer_option
+from ckpttool.cli.output import has_colour, print_json, say, say_error, say_warning, terminal_width
+from ckpttool.cli.paths import directory_name
+from ckpttool.core.options import EXECUTION_PANEL
 from ckpttool.runs.scope import Scope
 
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be restored; change nothing.")]
+DryRun = Annotated[
+    bool,
+    typer_option(
+        "--dry-run", "-n", help="Show what would be restored; change nothing.", panel=EXECUTION_PANEL
+    ),
+]
 
 
 def undo(
@@ -39,10 +45,15 @@ def undo(
         print_json(undo_document(done))
     elif done.identity is None:
         if not quiet:
-            below = f" in it; something in {done.below:,} below (-r)" if done.below else ""
-            say(f"{directory}: nothing to undo{below}")
+            subdirectories = (
+                "1 subdirectory has" if done.below == 1 else f"{done.below:,} subdirectories have"
+            )
+            below = (
+                f" in it, but {subdirectories} changes to undo (omit --no-recursive)" if done.below else ""
+            )
+            say(f"{directory_name(str(directory))}: nothing to undo{below}")
     elif not quiet:
         from ckpttool.cli.render.text_changes import undo_text
 
-        print(undo_text(done))
+        print(undo_text(done, width=terminal_width(sys.stdout), colour=has_colour(sys.stdout)))
     return int(bool(done.problems))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.output import progress, say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
-from ckpttool.ops.verdict import Status, Verification
+from ckpttool.ops.verdict import Verification
 from ckpttool.ops.verify import unreadable
 
 if TYPE_CHECKING:
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_seal import SealResult
 
 
+MISTAKES = frozenset(
+    {
+        "no-such-model",
+        "input-mismatch",
+        "input-missing",
+        "input-rejected",
+        "input-unfit",
+        "input-unknown",
+        "input-unreadable",
+    }
+)
+"""Findings of a prediction about what it was given: a class that isn't there, a shape that doesn't fit."""
 _TRIES = 3
 """So often is verified what gets other parts meanwhile, as a renaming gives them one by one."""
 
@@ -73,12 +85,9 @@ class VerifyOutcome:
     warnings: tuple[str, ...] = ()
 
     def passes(self, strict: bool) -> bool:
-        """Tell whether all is as anybody would wish; unknown classes are not, where warnings fail."""
-        refused = any(one.refused for one in self.sealed.values())
-        if refused or not all(one.is_fine for one in self.verifications):
-            return False
-        checks = (check for one in self.verifications for check in one.checks)
-        return not strict or not any(one.name == "safety" and one.status is Status.FAILED for one in checks)
+        """Tell whether all checkpoints pass, and no manifest was refused."""
+        is_refused = any(one.refused for one in self.sealed.values())
+        return not is_refused and all(one.passes(strict=strict) for one in self.verifications)
 
 
 def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
@@ -187,13 +196,15 @@ def _find_targets(
 ) -> Iterator[_VerifyTarget]:
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
+    from ckpttool.formats.interface import natural_path
+    from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
     globs = Globs(options.exclude, path)
     unknown: list[str] = []
     walk = Walk(exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unknown=unknown.append)
     try:
-        units = sorted(discover(path, walk), key=lambda unit: unit.path)
+        units = sorted(discover(path, walk), key=lambda unit: natural_path(unit.path))
         if [unit.path for unit in units] != [path]:
             searched.append(globs)
         if not units:
@@ -204,7 +215,9 @@ def _find_targets(
         return
     outcome.unknown += (one for one in unknown if one not in outcome.unknown)
     for unit in units:
-        yield _VerifyTarget(unit, _settings_of(unit.path, options), unit.path == path)
+        is_named = unit.path == path
+        found = unit if is_named else replace(unit, path=shown(unit.path))
+        yield _VerifyTarget(found, _settings_of(unit.path, options), is_named)
     for one in errors:
         yield _VerifyTarget(one, None, False)
 
@@ -269,6 +282,9 @@ def _verify(target: _VerifyTarget, options: VerifyOptions, outcome: VerifyOutcom
     if verification is None:
         _say_missing(target.unit)
         return False
+    if (mistake := _mistake_in(verification)) is not None:
+        _fail(mistake, outcome)
+        return True
     outcome.seconds[verification.path] = time.perf_counter() - started
     if target.settings is not None:
         outcome.judged.append((target.settings, verification))
@@ -280,6 +296,14 @@ def _verify(target: _VerifyTarget, options: VerifyOptions, outcome: VerifyOutcom
             verification = apply_ignores(verification, target.settings.ignores, strict=options.strict)
     outcome.verifications.append(verification)
     return True
+
+
+def _mistake_in(verification: Verification) -> CheckpointError | None:
+    """Return the error if a prediction failed by what the user gave to it: that says nothing of the file."""
+    for finding in verification.findings:
+        if finding.code in MISTAKES and finding.ignored is None:
+            return CheckpointError(verification.path, finding.message, where=finding.where, code=finding.code)
+    return None
 
 
 def _verify_at_rest(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> Verification | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -10,56 +11,77 @@ import typer
 
 from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose
-from ckpttool.cli.output import COULD_NOT, has_colour, say_error, say_warning
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, typer_option
+from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
+from ckpttool.core.options import CHECK_PANEL, OUTPUT_PANEL, SELECTION_PANEL
 from ckpttool.predict.request import PredictionRequest
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ckpttool.cli.verdicts import VerifyOutcome
     from ckpttool.cli.verify_config import VerifyConfig
     from ckpttool.ops.manifest_seal import SealResult
 
 
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[PATH...]",
+        readable=False,
+        show_default=False,
+        help="Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
+    ),
+]
+Quick = Annotated[
+    bool, typer_option("--quick", help="Check only structure and safety; read no values.", panel=CHECK_PANEL)
+]
+Only = Annotated[
+    str | None,
+    typer_option(
+        "--only",
+        metavar="NAME,...",
+        help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
+        panel=CHECK_PANEL,
+    ),
+]
+Strict = Annotated[bool, typer_option("--strict", help="Treat warnings as failures.", panel=CHECK_PANEL)]
+WriteManifest = Annotated[
+    bool,
+    typer_option(
+        "--write-manifest",
+        help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint.",
+        panel=CHECK_PANEL,
+    ),
+]
+Force = Annotated[
+    bool, typer_option("--force", help="Replace an existing manifest or recording.", panel=CHECK_PANEL)
+]
+Config = Annotated[
+    str | None,
+    typer_option(
+        "--config",
+        metavar="FILE",
+        help="Read the rules from this file; auto: from the one nearest to PATH.",
+        panel=SELECTION_PANEL,
+    ),
+]
+_AUTO = "auto"
+"""What ``--config`` takes for the configuration nearest to the paths."""
+EveryCheck = Annotated[
+    bool, typer_option("--verbose", "-v", help="Show every check of each checkpoint.", panel=OUTPUT_PANEL)
+]
+ProblemsOnly = Annotated[bool, typer_option("--quiet", "-q", help="Print problems only.", panel=OUTPUT_PANEL)]
+
+
 def verify(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[PATH]...",
-            readable=False,
-            show_default=False,
-            help="Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
-        ),
-    ] = None,
-    json: Json = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Check only structure and safety; read no values.")
-    ] = False,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--only",
-            metavar="NAME,...",
-            help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
-            show_default=False,
-        ),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
-    config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE", help="Read the rules from this file.", show_default=False),
-    ] = None,
-    write_manifest: Annotated[
-        bool,
-        typer.Option(
-            "--write-manifest", help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint."
-        ),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing manifest or recording.")
-    ] = False,
+    paths: Paths = None,
+    quick: Quick = False,
+    only: Only = None,
+    strict: Strict = False,
+    write_manifest: WriteManifest = False,
+    force: Force = False,
     predict: predicting.Predict = False,
     *,
     prediction: Annotated[Given, OptionsOf(PredictionRequest)],
@@ -67,27 +89,28 @@ def verify(
     sarif: reports.Sarif = None,
     github: reports.Github = None,
     summary: reports.Summary = None,
+    config: Config = None,
     scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
     jobs: Jobs = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    json: Json = False,
+    quiet: ProblemsOnly = False,
+    verbose: EveryCheck = False,
 ) -> int:
     """Check that checkpoints are intact, sane and safe, and with --predict that they still predict.
 
     The checks cover structure, every checksum, NaN and infinities, code that loading would run, and the
-    manifest, if there is one. A directory means all checkpoints in it. The options from --model to --memory
-    control the prediction. Exit status: 0 all is well, 1 invalid, unsafe or not run, 2 not a checkpoint.
+    manifest, if there is one. A directory means all checkpoints in it.
     """
     from ckpttool.cli.reports import check_targets, files_read
     from ckpttool.cli.verdicts import VerifyOptions, verify_all
     from ckpttool.core.errors import UsageError
 
-    settings = _configuration(config, has_paths=bool(paths))
+    settings = _configuration(config, [*map(str, paths or ())], quiet=quiet)
     checks, names_prediction = _checks_to_run(quick, only)
-    predict = predict or names_prediction
+    wishes = predicting.read_predict_options(prediction)
+    predict = predict or names_prediction or (settings is None and predicting.implies_prediction(wishes))
     may_predict = predict or settings is not None
     is_complete = not quick and only is None
-    wishes = predicting.read_predict_options(prediction)
     _check_prediction_files(wishes, may_predict=may_predict)
     if write_manifest and not is_complete:
         raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
@@ -126,33 +149,64 @@ def verify(
         outcome.verifications,
         outcome.failures,
         outcome.seconds,
+        strict=options.strict,
     )
+    if not (json and quiet) and (outcome.verifications or not outcome.failures):
+        _print_verdicts(outcome, json=json, verbose=verbose, quiet=quiet, strict=options.strict)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
-        _print_manifests(outcome.sealed, sys.stderr)
         return COULD_NOT
-    if not quiet:
-        _print_verdicts(outcome, json, verbose)
     return int(not outcome.passes(options.strict))
 
 
-def _configuration(named: str | None, *, has_paths: bool) -> VerifyConfig | None:
-    """Return the configuration that applies: one that is named, or one found if no path is given."""
-    if named is None and has_paths:
-        return None
+def _configuration(named: str | None, paths: Sequence[str], *, quiet: bool) -> VerifyConfig | None:
+    """Return the configuration that applies: one that is named, or one found if no path is given.
+
+    With paths, one is found only if that was asked for: a configuration beside a stranger's checkpoint must
+    not loosen what is checked.
+    """
     from ckpttool.cli.config import find_config
     from ckpttool.cli.verify_config import read_config
     from ckpttool.core.errors import UsageError
 
-    path = named or find_config()
+    if named not in (None, _AUTO):
+        return read_config(named, is_named=True)
+    if paths:
+        if named is None and not quiet:
+            _say_unread(paths)
+        return None if named is None else read_config(_config_beside(paths))
+    path = find_config()
     if path is None:
-        raise UsageError("name a PATH, or write a ckpttool.toml that names some (see docs/config.md)")
-    return read_config(path, is_named=named is not None)
+        raise UsageError("name a PATH, or write a ckpttool.toml that names some")
+    return read_config(path)
+
+
+def _config_beside(paths: Sequence[str]) -> str:
+    """Return the one configuration that is nearest to all paths."""
+    from ckpttool.cli.config import find_config_beside
+    from ckpttool.core.errors import UsageError
+
+    found = {path: find_config_beside(path) for path in paths}
+    (first, config), *others = found.items()
+    if config is None:
+        raise UsageError(f"--config auto: there is no configuration for {first} (leave --config out)")
+    for path, other in others:
+        if other is None or os.path.realpath(other) != os.path.realpath(config):
+            hint = "verify them one by one, or name one"
+            raise UsageError(f"--config auto: {config} is for {first}, and not for {path} ({hint})")
+    return config
+
+
+def _say_unread(paths: Sequence[str]) -> None:
+    from ckpttool.cli.config import unread_config_beside
+    from ckpttool.cli.render.terminal import printable
+
+    config = next(filter(None, map(unread_config_beside, paths)), None)
+    if config is not None:
+        say(f"ckpttool: {printable(config)} is not read when paths are named (--config auto reads it)")
 
 
 def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) -> None:
     """Require that options of a prediction come with one, and that the files they name exist."""
-    import os
-
     from ckpttool.core.errors import NotFound, UsageError
 
     if wishes and not may_predict:
@@ -190,17 +244,28 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
         say_warning(sentence)
 
 
-def _print_verdicts(outcome: VerifyOutcome, json: bool, verbose: bool) -> None:
+def _print_verdicts(outcome: VerifyOutcome, *, json: bool, verbose: bool, quiet: bool, strict: bool) -> None:
     if json:
         from ckpttool.cli.output import print_json
         from ckpttool.cli.render.json import verify_document
 
-        print_json(verify_document(outcome.verifications, outcome.sealed))
+        passed = outcome.passes(strict) and not outcome.failures
+        print_json(verify_document(outcome.verifications, outcome.sealed, outcome.failures, passed=passed))
         return
-    from ckpttool.cli.render.verdicts import verify_text
+    from ckpttool.cli.output import width
+    from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
 
-    print(verify_text(outcome.verifications, verbose=verbose, colour=has_colour(sys.stdout)))
-    _print_manifests(outcome.sealed, sys.stdout)
+    style = VerifyStyle(
+        width=width(sys.stdout) if sys.stdout.isatty() else None,
+        colour=has_colour(sys.stdout),
+        verbose=verbose,
+        problems_only=quiet,
+        strict=strict,
+    )
+    if text := verify_text(outcome.verifications, style):
+        print(text)
+    if not quiet:
+        _print_manifests(outcome.sealed, sys.stdout)
 
 
 def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpttool.cli.config import (
     ConfigDocument,
+    Reader,
     WrongValue,
+    described_by,
     glob_below,
+    object_schema,
     one_text,
     parse_bytes,
     read_document,
     suggestion,
+    takes,
     texts,
     truth,
     whole_number,
@@ -35,7 +39,10 @@ _COMMAND_LINE_ONLY = {
     "trust": "code in a checkpoint is only trusted on the command line: --trust",
     "record": "recordings are only made on the command line: --record FILE",
 }
-_NEEDED = {"code": "a finding's code, as docs/findings.md lists them", "reason": "why it is of no matter"}
+_NEEDED = {
+    "code": "a finding's code, as findings.md lists them",
+    "reason": "why it is of no matter",
+}
 _ATTRIBUTES = attributes_by_key(PredictionRequest)
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
 """Wishes that replace each other: a later rule with one of them drops the other."""
@@ -101,12 +108,12 @@ def read_config(path: str, *, is_named: bool = False) -> VerifyConfig:
     table = document.tables.get("verify", {})
     if not isinstance(table, Mapping):
         raise document.wrong("verify", f"{table!r:.40} (a table)")
-    unknown = sorted(table.keys() - _VERIFY.keys() - {"rule"})
+    unknown = sorted(table.keys() - VERIFY_KEYS.keys() - {"rule"})
     if unknown:
-        hint = suggestion(unknown[0], [*_VERIFY, f"[[{document.prefix}verify.rule]]"])
+        hint = suggestion(unknown[0], [*VERIFY_KEYS, f"[[{document.prefix}verify.rule]]"])
         raise document.wrong("verify", f"unknown key {unknown[0]} ({hint})")
     try:
-        values = {key: _VERIFY[key](table[key], key) for key in _VERIFY if key in table}
+        values = {key: VERIFY_KEYS[key](table[key], key) for key in VERIFY_KEYS if key in table}
     except WrongValue as failure:
         raise document.wrong("verify", str(failure)) from failure
     here = os.path.dirname(document.path)
@@ -133,7 +140,7 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRu
     for key in table:
         if key in _COMMAND_LINE_ONLY:
             raise UsageError(_COMMAND_LINE_ONLY[key])
-        if key not in ("path", "predict", "ignore", *KEYS):
+        if key not in RULE_KEYS:
             raise UsageError(f"unknown key {key} (there are path, predict, ignore, {', '.join(KEYS)})")
     if "path" not in table:
         raise UsageError("path is missing (a glob of checkpoints)")
@@ -141,9 +148,12 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRu
         raise UsageError("input and input-shape contradict each other (give one of them)")
     values = {key: KEYS[key](table[key], key) for key in KEYS if key in table}
     predict = truth(table["predict"], "predict") if "predict" in table else None
-    ignores = _read_ignores(table["ignore"], origin) if "ignore" in table else None
+    ignores = None
+    if "ignore" in table:
+        read: tuple[Ignore, ...] = RULE_KEYS["ignore"](table["ignore"], "ignore")
+        ignores = tuple(replace(one, origin=f"{origin}: {one.origin}") for one in read)
     wishes = {_ATTRIBUTES[key]: _resolve_paths(key, value, directory) for key, value in values.items()}
-    return VerifyRule(origin, glob_below(table["path"]), predict, wishes, ignores)
+    return VerifyRule(origin, glob_below(table["path"], "path"), predict, wishes, ignores)
 
 
 def _resolve_paths(key: str, value: Any, directory: str) -> Any:
@@ -254,10 +264,12 @@ def unused_rules(
 # Values of a rule -----------------------------------------------------------------------------------
 
 
+@takes(type="string")
 def _state_key(value: object, key: str) -> str:
-    return "" if value == "" else one_text(value, key)  # the root of the file has no key
+    return "" if value == "" else str(one_text(value, key))  # the root of the file has no key
 
 
+@takes(type="string", pattern=".:[^:]+$")
 def _reference(value: object, key: str) -> str:
     place, _, name = one_text(value, key).rpartition(":")
     if not place or not name:
@@ -265,6 +277,7 @@ def _reference(value: object, key: str) -> str:
     return str(value)
 
 
+@takes(type="object")
 def _arguments(value: object, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not _is_plain(value):
         raise WrongValue(key, value, "a table of texts, numbers, truth values, lists and tables")
@@ -279,67 +292,101 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, (str, int, float))
 
 
+@takes(**texts.schema)
 def _shapes(value: object, key: str) -> tuple[InputSpec, ...]:
     return tuple(parse_input(text) for text in texts(value, key))
 
 
+@takes(type="number", minimum=0)
 def _number(value: object, key: str) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise WrongValue(key, value, "a number of 0 or more")
     return float(value)
 
 
+@takes(type="number", minimum=0, maximum=1)
 def _share(value: object, key: str) -> float:
-    number = _number(value, key)
+    number: float = _number(value, key)
     if number > 1:
         raise WrongValue(key, value, "a number from 0 to 1")
     return number
 
 
+@takes(type="number", exclusiveMinimum=0)
 def _seconds(value: object, key: str) -> float:
-    number = _number(value, key)
+    number: float = _number(value, key)
     if number == 0:
         raise WrongValue(key, value, "a number of seconds above 0")
     return number
 
 
-def _read_ignores(value: object, origin: str) -> tuple[Ignore, ...]:
+def _read_ignores(value: object, key: str) -> tuple[Ignore, ...]:
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        raise WrongValue("ignore", value, 'a list like [{code = "infinity", reason = "attention masks"}]')
+        raise WrongValue(key, value, 'a list like [{code = "infinity", reason = "attention masks"}]')
     ignores = []
     for number, table in enumerate(value, 1):
-        unknown = sorted(table.keys() - {"code", "reason", "where"})
+        unknown = sorted(table.keys() - _IGNORE.keys())
         if unknown:
-            raise UsageError(f"unknown key ignore.{unknown[0]} (there are code, reason, where)")
-        for key, needed in _NEEDED.items():
-            if key not in table:
-                raise UsageError(f"ignore.{key} is missing ({needed})")
-            if not isinstance(table[key], str) or not table[key].strip():
-                raise WrongValue(f"ignore.{key}", table[key], needed)
-        where = one_text(table["where"], "ignore.where") if "where" in table else None
-        ignores.append(Ignore(table["code"], table["reason"], where, f"{origin}: ignore {number}"))
+            raise UsageError(f"unknown key {key}.{unknown[0]} (there are {', '.join(_IGNORE)})")
+        for name, needed in _NEEDED.items():
+            if name not in table:
+                raise UsageError(f"{key}.{name} is missing ({needed})")
+            if not isinstance(table[name], str) or not table[name].strip():
+                raise WrongValue(f"{key}.{name}", table[name], needed)
+        where = one_text(table["where"], f"{key}.where") if "where" in table else None
+        ignores.append(Ignore(table["code"], table["reason"], where, f"{key} {number}"))
     return tuple(ignores)
 
 
-KEYS: Mapping[str, Callable[[object, str], Any]] = {
-    "model": _reference,
-    "model-args": _arguments,
-    "optimizer": _reference,
-    "optimizer-args": _arguments,
-    "state-key": _state_key,
-    "input": one_text,
-    "input-shape": _shapes,
-    "signature": one_text,
-    "batch-size": whole_number(1),
-    "seed": whole_number(0),
-    "expect": one_text,
-    "rtol": _number,
-    "atol": _number,
-    "labels": one_text,
-    "min-accuracy": _share,
-    "max-error": _number,
-    "resume-step": truth,
-    "timeout": _seconds,
-    "memory": parse_bytes,
+KEYS: Mapping[str, Reader] = described_by(
+    PredictionRequest,
+    {
+        "model": _reference,
+        "model-args": _arguments,
+        "optimizer": _reference,
+        "optimizer-args": _arguments,
+        "state-key": _state_key,
+        "input": one_text,
+        "input-shape": _shapes,
+        "signature": one_text,
+        "batch-size": whole_number(1),
+        "seed": whole_number(0),
+        "expect": one_text,
+        "rtol": _number,
+        "atol": _number,
+        "labels": one_text,
+        "min-accuracy": _share,
+        "max-error": _number,
+        "resume-step": truth,
+        "timeout": _seconds,
+        "memory": parse_bytes,
+    },
+)
+_IGNORE: Mapping[str, Reader] = {
+    "code": one_text.described("The finding's code."),
+    "reason": one_text.described("Why it doesn't matter."),
+    "where": one_text.described("A glob of the place that the finding names."),
 }
-_VERIFY: Mapping[str, Callable[[object, str], Any]] = {"paths": texts, "exclude": texts, "strict": truth}
+RULE_KEYS: Mapping[str, Reader] = {
+    "path": glob_below.described(
+        "Checkpoints that the rule is for, relative to this file.", examples=["models/*.pth"]
+    ),
+    "predict": truth.described("Load the model with its framework and run it.", examples=[True]),
+    **KEYS,
+    "ignore": Reader(
+        _read_ignores,
+        {
+            "description": "Findings that are expected.",
+            "type": "array",
+            "items": object_schema(_IGNORE, required=[*_NEEDED]),
+            "examples": [[{"code": "infinity", "reason": "attention masks", "where": "*.mask"}]],
+        },
+    ),
+}
+"""What a ``[[verify.rule]]`` may say."""
+VERIFY_KEYS: Mapping[str, Reader] = {
+    "paths": texts.described("Files and directories to check, relative to this file.", default=[os.curdir]),
+    "exclude": texts.described("Skip matching paths.", examples=[["*.tmp"]]),
+    "strict": truth.described("Treat warnings as failures.", default=False),
+}
+"""What ``[verify]`` may say."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from ckpttool.core.tensor import Role, Span, Tensor
 
@@ -161,6 +161,9 @@ _LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "nativ
 """CheckpointParts that are functions when they are given, and their results when they are read."""
 
 
+_SHOWN_IN_HTML = 40
+
+
 class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     """One opened checkpoint: a mapping from names to lazy tensors.
 
@@ -200,7 +203,36 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return {tensor.name: tensor for tensor in reversed(self.tensors)}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._by_name[name]
+        try:
+            return self._by_name[name]
+        except KeyError:
+            from ckpttool.core.suggest import did_you_mean
+
+            hint = did_you_mean(name, self._by_name) if isinstance(name, str) else ""
+            raise KeyError(f"{name}{f' ({hint})' if hint else ''}") from None
+
+    def state_dict(
+        self, framework: Literal["torch", "numpy", "tensorflow"] = "torch", *, key: str | None = None
+    ) -> dict[str, Any]:
+        """Return the weights as new tensors of a framework, ready for ``model.load_state_dict``.
+
+        Nothing is unpickled, imported by name or run: the values are read from the file, each once. Tied
+        weights are one tensor. No checksum is compared and no value judged: that is what ``verify`` does.
+
+        Args:
+            framework: ``torch``, ``numpy`` or ``tensorflow``; it is imported.
+            key: What the wanted tensors are below, such as ``ema``, whatever their role; by default all
+                weights, without the key that all are below (``model_state_dict``).
+
+        Raises:
+            KeyError: There is nothing below the key.
+            MissingPackage: The framework is not installed.
+            CheckpointError: The file can't be read as far as it said.
+            TypeError: The framework has no such type.
+        """
+        from ckpttool.core.state_dict import state_dict
+
+        return state_dict(self.path, self.tensors, framework, key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(tensor.name for tensor in self.tensors))
@@ -210,6 +242,20 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     def __repr__(self) -> str:
         return f"<{self.format} checkpoint {self.path!r}: {len(self.tensors)} tensors>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first tensors, for notebooks."""
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td>{escape(one.name)}</td><td>{escape(one.dtype.name)}</td>"
+            f"<td>{'×'.join(map(str, one.shape)) or 'scalar'}</td><td>{one.role.value}</td></tr>"
+            for one in self.tensors[:_SHOWN_IN_HTML]
+        )
+        left = len(self.tensors) - _SHOWN_IN_HTML
+        more = f"<p>… and {left:,} more</p>" if left > 0 else ""
+        heading = "<tr><th>tensor</th><th>type</th><th>shape</th><th>role</th></tr>"
+        return f"<p>{escape(repr(self))}</p><table>{heading}{rows}</table>{more}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -8,7 +8,7 @@ CheckpointError
 ├── DamagedCheckpoint     a format recognises it, and its structure is wrong
 │   ├── Truncated         it ends too early
 │   ├── LimitExceeded     reading on would take unbounded time or memory
-│   └── NotDownloaded     only a Git-LFS pointer lies where the file should be
+│   └── NotDownloaded     only a Git LFS pointer lies where the file should be
 ├── Unsupported           it is well formed, and beyond what ckpttool reads
 └── MissingPackage        an optional package is needed
 UsageError                what was asked contradicts itself
@@ -121,7 +121,7 @@ class LimitExceeded(DamagedCheckpoint):
 
 
 class NotDownloaded(DamagedCheckpoint):
-    """Only a Git-LFS pointer lies where the file should be."""
+    """Only a Git LFS pointer lies where the file should be."""
 
     code = "lfs-pointer"
 

@@ -8,10 +8,17 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 RULE_PANEL = "Rules (a checkpoint stays if any rule keeps it)"
+CHECK_PANEL = "Checks"
+PREDICTION_PANEL = "Prediction"
+EXPECTATION_PANEL = "Expected results of the prediction"
+REPORT_PANEL = "Reports"
+COMPARISON_PANEL = "Comparison"
+CONVERSION_PANEL = "Conversion"
+NAMING_PANEL = "Naming"
 SELECTION_PANEL = "Selection"
 EXECUTION_PANEL = "Execution"
 OUTPUT_PANEL = "Output"
-"""The panels of the help that options stand in."""
+"""The headings of options in the help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +29,12 @@ class Option:
         flags: Its names on the command line, such as ``--jobs`` and ``-j``.
         help: A sentence on what one gets.
         metavar: What stands for the value in the help.
-        panel: The part of the help that it stands in.
+        panel: Its heading in the help.
         parse: Makes the value of a text; None where number, word or text is the value.
         is_text: Whether the command line takes a text, which the command reads itself.
         minimum, maximum: Which numbers are taken.
+        negation: Its name on the command line to say no, such as ``--no-recursive``.
+        example: A value as a configuration has it, for an option without a default.
     """
 
     flags: tuple[str, ...]
@@ -36,6 +45,8 @@ class Option:
     is_text: bool = False
     minimum: int | None = None
     maximum: int | None = None
+    negation: str | None = None
+    example: Any = None
 
     @property
     def key(self) -> str:

@@ -20,12 +20,13 @@ class Finding:
     """Something that a user should know about a checkpoint.
 
     Attributes:
-        code: Stable name; docs/findings.md says what it means and what to do.
+        code: Stable name; docs/reference/findings.md says what it means and what to do.
         severity: An error fails the check that found it.
         message: One sentence, without the place.
         where: The member, tensor or byte offset, or None for the whole.
         check: The check that made it, or None outside of verification.
         ignored: Why it is of no matter, or None.
+        tensors: Names of the tensors that the place holds, if the place is a record of the file.
     """
 
     code: str
@@ -34,6 +35,7 @@ class Finding:
     where: str | None = None
     check: str | None = None
     ignored: str | None = None
+    tensors: tuple[str, ...] = ()
 
 
 def error(code: str, message: str, where: str | None = None) -> Finding:

@@ -121,7 +121,7 @@ class Values(Protocol):
         """Yield the elements as bytes in C order, little-endian, at most ``limit`` bytes at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
     """One named tensor in a checkpoint; its values stay on disk until asked for.
 
@@ -172,6 +172,35 @@ class Tensor:
         if self.dtype.kind == "string":
             return self.extent.nbytes if self.extent else 0
         return self.dtype.nbytes(self.size)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name} {self.dtype.name} {self.shape} {self.role.value}>"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the values for NumPy: ``np.asarray(tensor)``; see ``array``."""
+        import numpy as np
+
+        array = self.array()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"{self.name} is {self.dtype.name}: another type takes a copy")
+            return array.astype(dtype)
+        return np.array(array) if copy else array
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return some of the values, as NumPy indexes them; a tensor in one piece is read no further."""
+        return self.array()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.array())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name} is a scalar, and has no length")
+        return self.shape[0]
 
     def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:
         """Yield all elements as bytes, in C order and little-endian, in bounded memory.

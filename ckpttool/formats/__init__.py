@@ -31,7 +31,7 @@ from ckpttool.core.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpo
 from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import open_with
-from ckpttool.formats.traits import TRAITS
+from ckpttool.formats.traits import TRAITS, traits_of
 
 _KINDS = {place: kinds.split() for row in TRAITS.values() for place, kinds in row.readers.items()}
 """Where each reader's class lies in this package, and the kinds of content that it may have."""
@@ -53,6 +53,7 @@ PYTORCH_BIN = (
 """What a ``.bin`` is called that PyTorch wrote; all kinds of data have that suffix."""
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_HTML = (b"<!doctype html", b"<html")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
 
 
@@ -156,17 +157,17 @@ def recognition_error(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
         message = foreign.description if foreign else "no checkpoint in this directory"
         return NotACheckpoint(probe.path, message)
     if probe.head.startswith(_LFS_POINTER):
-        return NotDownloaded(probe.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
+        return NotDownloaded(probe.path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'")
     named_format = suffix_format(probe.name)
-    content = foreign.description if foreign else _describe(probe)
-    if named_format is None and foreign:
-        return NotACheckpoint(probe.path, content)
+    if foreign and named_format is None:
+        return NotACheckpoint(probe.path, foreign.description)
+    content, hint = (foreign.description, None) if foreign else _describe(probe)
     if named_format is None:
-        names = ", ".join(sorted({format.name for format in formats()}))
-        return NotACheckpoint(probe.path, content, expected=f"one of {names}")
-    failure = DamagedCheckpoint(
-        probe.path, content, expected=f"a {named_format.name} checkpoint", code="unrecognised-content"
-    )
+        return NotACheckpoint(probe.path, f"not a checkpoint: {content}", expected=hint)
+    title = traits_of(named_format.name).title or named_format.name
+    article = "an" if title.startswith("HDF5") else "a"
+    found = f"{content}; expected {article} {title} checkpoint"
+    failure = DamagedCheckpoint(probe.path, found, expected=hint, code="unrecognised-content")
     from ckpttool.formats.readings import further_readings
 
     failure.safety = tuple(further_readings(probe, None, damaged=True))
@@ -181,15 +182,18 @@ def suffix_format(name: str) -> Format | None:
     return next((format for format in formats() if lowered.endswith(format.suffixes)), None)
 
 
-def _describe(probe: Probe) -> str:
+def _describe(probe: Probe) -> tuple[str, str | None]:
+    """Return what the content looks like, and what to do about it, if that is known."""
     if probe.source.size == 0:
-        return "an empty file"
+        return "the file is empty", None
     for magic, name in _COMPRESSED.items():
         if probe.head.startswith(magic):
-            return f"a file compressed with {name}; decompress it first"
+            return f"it is compressed with {name}", "decompress it first"
     if probe.is_zip:
-        return "a zip that is no checkpoint"
+        return "it is a ZIP archive of something else", None
+    if probe.head.lstrip()[:14].lower().startswith(_HTML):
+        return "it is an HTML page", "download the file again; the server may want you to sign in"
     first_line = probe.head.split(b"\n")[0][:40].decode("utf-8", "replace").strip()
     if first_line.isprintable() and "\ufffd" not in first_line and b"\0" not in probe.head:
-        return f"text that starts with {first_line!r}"
-    return f"{probe.source.size:,} bytes that start with {probe.head[:8].hex(' ')}"
+        return f"it looks like text that starts with {first_line!r}", None
+    return f"its content is unknown, and starts with the bytes {probe.head[:8].hex(' ')}", None

@@ -283,6 +283,11 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), part) if index % 2 else (0, 0, part) for index, part in enumerate(parts)]
 
 
+def natural_path(path: str) -> list[list[tuple[int, int, str]]]:
+    """Return a sorting key of a path, directory by directory: what lies in ``a`` comes before ``a-1``."""
+    return [natural(part) for part in path.split(os.sep)]
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A logical checkpoint in a directory: what goes or stays together.

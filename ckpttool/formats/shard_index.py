@@ -68,7 +68,7 @@ def read_weight_map(path: str) -> WeightMap:
             raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
         data = source.read(0, source.size)
     if data.startswith(_LFS_POINTER):
-        raise NotDownloaded(path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
+        raise NotDownloaded(path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'")
     index = parse_json(path, data, "index", constants=True, surrogates=True)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     metadata = index.get("metadata") if isinstance(index, dict) else None

@@ -1,6 +1,6 @@
 """Reads the sidecar ``ckpttool.content``: one JSON document of what a format has no place for.
 
-docs/entry.md describes it. It holds the paths and roles of the tensors, the ties between them, by
+docs/reference/sidecar.md describes it. It holds the paths and roles of the tensors, the ties between them, by
 whose conventions they go, and either the whole tree or what was said beside the tensors.
 """
 

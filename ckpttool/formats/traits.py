@@ -42,6 +42,7 @@ class Traits(NamedTuple):
     """One format; what its row doesn't say is so for most.
 
     Attributes:
+        title: How people write its name, where that is another.
         readers: What opens it, as ``module:Class`` of ``formats/``, with the kinds of content
             (``Probe.kinds``) that it may have: all readers of a probe's kinds are asked, the others not even
             imported.
@@ -70,6 +71,7 @@ class Traits(NamedTuple):
         members: What such a directory consists of, where its reader tells of all that lies there.
     """
 
+    title: str = ""
     readers: Mapping[str, str] = {}
     writer: str = ""
     suffixes: tuple[str, ...] = ()
@@ -108,6 +110,7 @@ _SAVED_MODEL = re.compile(
 
 TRAITS: Mapping[str, Traits] = {
     "pytorch": Traits(
+        title="PyTorch",
         readers={
             "torch.zip:PytorchZip": "zip",
             "pickles:PytorchLegacy": "pickle other",
@@ -139,6 +142,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "tensorflow": Traits(
+        title="TensorFlow",
         readers={"tensorflow.checkpoint:TensorFlow": "table other directory"},
         writer="tensorflow.writer:TensorFlowWriter",
         suffixes=(".index",),
@@ -148,6 +152,7 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
     ),
     "savedmodel": Traits(
+        title="SavedModel",
         readers={"savedmodel.directory:SavedModelDirectory": "other directory"},
         writer="savedmodel.writer:SavedModelWriter",
         family=Family.KERAS,
@@ -164,6 +169,7 @@ TRAITS: Mapping[str, Traits] = {
         members=_SAVED_MODEL,
     ),
     "keras": Traits(
+        title="Keras",
         readers={"keras.zip:KerasZip": "zip"},
         writer="keras.writer:KerasWriter",
         suffixes=(".keras",),
@@ -174,6 +180,7 @@ TRAITS: Mapping[str, Traits] = {
         own_keys=frozenset({"backend"}),
     ),
     "keras-h5": Traits(
+        title="Keras HDF5",
         readers={"keras.h5:KerasH5": "hdf5", "keras.sharded:KerasSharded": "json directory"},
         writer="keras.writer:KerasH5Writer",
         suffixes=(".weights.h5",),
@@ -186,6 +193,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "hdf5": Traits(
+        title="HDF5",
         readers={"hdf5.plain:Hdf5": "hdf5"},
         writer="hdf5.writer:Hdf5Writer",
         suffixes=(".h5", ".hdf5"),
@@ -193,12 +201,14 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
     ),
     "numpy": Traits(
+        title="NumPy",
         readers={"arrays.files:Npy": "numpy", "arrays.files:Npz": "zip"},
         writer="arrays.npz_writer:NpzWriter",
         suffixes=(".npz",),
         is_container=True,
     ),
     "fluid": Traits(
+        title="Paddle Fluid",
         readers={"paddle.fluid:Fluid": "directory"},
         writer="paddle.fluid_writer:FluidWriter",
         family=Family.PADDLE,
@@ -210,6 +220,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"checkpoint", "variables"}),
     ),
     "torch-dcp": Traits(
+        title="PyTorch DCP",
         readers={"torch.dcp:TorchDcp": "directory", "torch.dcp_safetensors:DcpSafetensors": "directory"},
         writer="torch.dcp_writer:TorchDcpWriter",
         dialect="objects",
@@ -219,6 +230,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({None, "safetensors"}),
     ),
     "paddle": Traits(
+        title="Paddle",
         readers={"pickles:PaddlePickle": "pickle other", "paddle.files:PaddleFiles": "json other"},
         family=Family.PADDLE,
         varies=True,
@@ -236,17 +248,20 @@ TRAITS: Mapping[str, Traits] = {
         is_part_of_others=True,
     ),
     "torchscript": Traits(
+        title="TorchScript",
         readers={"torch.torchscript:TorchScript": "zip"},
         program=Program("code", "the code", "code", "the program"),
         unread_files=("extra", RECORDS),
     ),
     "torch-export": Traits(
+        title="torch.export",
         readers={"torch.export:TorchExport": "zip"},
         program=Program("models", "the exported graph", "models", "the program"),
         unread_files=(RECORDS,),
         own_keys=frozenset({"schema_version", "opset_version"}),
     ),
     "stable-baselines3": Traits(
+        title="Stable-Baselines3",
         readers={"torch.stable_baselines:StableBaselines": "zip"},
     ),
 }

@@ -13,6 +13,7 @@ _STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n
 _COMMENT = re.compile(r"#[^\n]*")
 _ASSIGNED = re.compile(r"""(?P<key>(?:"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\n"'=#])+)=[ \t]*""")
 _INDENT = "  "
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -86,6 +87,24 @@ def quote(text: str) -> str:
 
     text.encode()
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def as_toml(value: Any) -> str:
+    """Return plain data as TOML writes it, on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, Mapping):
+        items = ", ".join(f"{_as_key(key)} = {as_toml(one)}" for key, one in value.items())
+        return f"{{{items}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return repr(value)
+
+
+def _as_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else quote(key)
 
 
 def _remove_string(text: str, array: _Array, index: int) -> str:

@@ -22,6 +22,10 @@ Advance = Callable[[int], None]
 """Called with the bytes done, from any thread."""
 
 
+def no_advance(nbytes: int) -> None:
+    """Take no notice of the bytes done."""
+
+
 def default_jobs() -> int:
     """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)

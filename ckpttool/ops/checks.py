@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, LimitExceeded
 from ckpttool.core.report import Finding, Severity, counted, error, has_errors
-from ckpttool.core.tensor import Path, Span, Tensor
+from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.io.scan import Scanned, count_specials, scan
 from ckpttool.io.work import Advance
@@ -22,6 +22,7 @@ from ckpttool.ops.scan_findings import (
     checksum_findings,
     covered_by_checksums,
     loss_findings,
+    place_of,
     special_findings,
     unread_findings,
     unread_values,
@@ -30,6 +31,7 @@ from ckpttool.ops.scan_findings import (
 )
 from ckpttool.ops.verdict import (
     CHECKS,
+    NOT_ASKED_FOR,
     NOTHING_CHECKED,
     OPTIONAL,
     Check,
@@ -117,7 +119,7 @@ class Verifier:
         runs = (self._structure, self._checksum, self._values, self._safety, self._manifest)
         compares = self._has_manifest or asks_for_manifest(self._only)
         checks = tuple(
-            run() if name in self._only else Check(name, Status.SKIPPED, "not asked for")
+            run() if name in self._only else Check(name, Status.SKIPPED, NOT_ASKED_FOR)
             for name, run in zip(CHECKS, runs, strict=True)
             if name != OPTIONAL or compares
         )
@@ -149,7 +151,7 @@ class Verifier:
         )
 
     def _checksum(self) -> Check:
-        findings = checksum_findings(self._scanned)
+        findings = checksum_findings(self._scanned, self._checkpoint)
         if not findings and all(one.span.crc32 is None for one in self._scanned):
             return Check("checksum", Status.SKIPPED, why_no_checksums(self._checkpoint))
         return self._check("checksum", findings, covered_by_checksums(self._scanned))
@@ -172,9 +174,9 @@ class Verifier:
     def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return the tensors that the pass over the file has not shown to be finite."""
         clean = {
-            _place(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
+            place_of(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
         }
-        broken = {_place(s.span) for s in self._scanned if s.failure is not None}
+        broken = {place_of(s.span) for s in self._scanned if s.failure is not None}
         doubtful = []
         for tensor in tensors:
             places = [(one.file, one.offset, one.nbytes) for one in storages_of(tensor)]
@@ -198,7 +200,7 @@ class Verifier:
     def _repeated_element(self) -> Element:
         """Return what tells which element a tensor repeats, from the pass over the file."""
         known = {
-            _place(one.span): (one.span.dtype, one.element)
+            place_of(one.span): (one.span.dtype, one.element)
             for one in self._scanned
             if one.element is not None
         }
@@ -240,7 +242,3 @@ class Verifier:
             return Check("manifest", Status.SKIPPED, "there is none beside it")
         findings, compared = compare_manifests(self._checkpoint, self._manifests, self._jobs)
         return self._check("manifest", findings, compared)
-
-
-def _place(span: Span) -> tuple[str, int, int]:
-    return span.extent.file, span.extent.offset, span.extent.nbytes

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import option
-from ckpttool.core.report import Finding
+from ckpttool.core.options import CONVERSION_PANEL, EXECUTION_PANEL, option
+from ckpttool.core.report import Finding, counted
+from ckpttool.core.result import Result
 from ckpttool.formats.traits import TRAITS
+
+_FORMATS = ", ".join(name for name, row in TRAITS.items() if row.writer)
+_conversion = partial(option, panel=CONVERSION_PANEL)
+_execution = partial(option, panel=EXECUTION_PANEL)
 
 
 def _shard_size(text: str) -> int:
@@ -23,51 +29,51 @@ def _shard_size(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertWishes:
+class ConvertOptions:
     """How a checkpoint is to be converted: each attribute is an option, but for the number of threads.
 
     ``mapping`` and ``model`` are paths. By default there is a thread for each processor that this process may
     use.
     """
 
-    to: str | None = option(
+    to: str | None = _conversion(
         "--to",
         metavar="FORMAT",
-        help=f"{', '.join(name for name, row in TRAITS.items() if row.writer)}. [default: by DST's name]",
+        help=f"Write this format: {_FORMATS}. [default: by DST's name]",
     )
-    only: Literal["weights", "all"] = option(
+    only: Literal["weights", "all"] = _conversion(
         "--only",
-        help="Everything, or only the weights, under the names that a model expects.",
+        help="Convert only the weights, under the names that a model expects, or all.",
         default="all",
     )
-    dtype: Literal["float32", "float16", "bfloat16"] | None = option(
+    dtype: Literal["float32", "float16", "bfloat16"] | None = _conversion(
         "--dtype", help="Convert floating-point tensors to this type."
     )
-    layout: Literal["as-is", "torch", "keras"] = option(
+    layout: Literal["as-is", "torch", "keras"] = _conversion(
         "--layout", help="Convert weights to a framework's layout and names.", default="as-is"
     )
-    mapping: str | None = option(
+    mapping: str | None = _conversion(
         "--map",
         metavar="FILE",
         help="Read names, transposes, splits and joins of tensors from a TOML file.",
     )
-    model: str | None = option(
+    model: str | None = _conversion(
         "--model",
         metavar="FILE",
         help="Take names, layouts and architecture from another checkpoint of the same network.",
     )
-    by_order: bool = option("--by-order", help="Pair similar layers by their order.", default=False)
-    shard_size: int | None = option(
+    by_order: bool = _conversion("--by-order", help="Pair similar layers by their order.", default=False)
+    shard_size: int | None = _conversion(
         "--shard-size",
         metavar="SIZE",
         help="Write a directory of files of at most SIZE each: 5GB, 500MiB.",
         parse=_shard_size,
     )
-    dry_run: bool = option(
+    dry_run: bool = _execution(
         *("--dry-run", "-n"), help="Show what would be written; write nothing.", default=False
     )
-    force: bool = option(*("--force", "-f"), help="Replace an existing checkpoint at DST.", default=False)
-    strict: bool = option(
+    force: bool = _execution(*("--force", "-f"), help="Replace an existing checkpoint at DST.", default=False)
+    strict: bool = _execution(
         "--strict",
         help="Fail if anything can't be carried over, or PyTorch needs weights_only=False.",
         default=False,
@@ -83,8 +89,8 @@ class Dropped:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Converted(Result):
     """What a conversion made.
 
     Attributes:
@@ -114,3 +120,9 @@ class Converted:
     mismatches: tuple[str, ...] = ()
     safety: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        state = ", dry run" if self.dry_run else ", verified" if self.verified else ", not verified"
+        return f"{self.target}: {self.format}, {counted(self.tensors, 'tensor')}{state}"

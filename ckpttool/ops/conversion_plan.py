@@ -21,7 +21,7 @@ from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content, WriteOptions, Writer, writer_of
-from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
+from ckpttool.ops.conversion import Converted, ConvertOptions, Dropped
 from ckpttool.ops.target_path import check_space, check_target, target_format
 
 _ARCHITECTURE = "keras.config"
@@ -57,17 +57,17 @@ class ConversionPlan:
         target: Where it will stand.
         replaces: Names beside it that give way; None where nothing stands there.
         dropped: What of the source the target won't hold.
-        notes: What is done that the wishes don't say word by word.
+        notes: What is done that the options don't say word by word.
         sources: Paths of what it is made of, where that is not the source's alone.
     """
 
     source: Checkpoint
     content: Content
     writer: Writer
-    options: WriteOptions
+    write_options: WriteOptions
     target: str
     replaces: Sequence[str] | None
-    wishes: ConvertWishes
+    options: ConvertOptions
     dropped: tuple[Dropped, ...]
     notes: tuple[str, ...]
     sources: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class ConversionPlan:
             tensors=len(self.content.tensors),
             nbytes=nbytes,
             verified=verified,
-            dry_run=self.wishes.dry_run,
+            dry_run=self.options.dry_run,
             dropped=self.dropped,
             notes=self.notes,
             mismatches=failures,
@@ -102,12 +102,12 @@ class ConversionPlan:
 
 
 @contextmanager
-def model_of(wishes: ConvertWishes) -> Iterator[Checkpoint | None]:
+def model_of(options: ConvertOptions) -> Iterator[Checkpoint | None]:
     """Open the checkpoint that the target is to follow, as long as the context lasts; None: there is none."""
-    if wishes.model is None:
+    if options.model is None:
         yield None
         return
-    with open_checkpoint(wishes.model) as model:
+    with open_checkpoint(options.model) as model:
         _require_intact(model)
         yield model
 
@@ -115,7 +115,7 @@ def model_of(wishes: ConvertWishes) -> Iterator[Checkpoint | None]:
 def plan_conversion(
     checkpoint: Checkpoint,
     target: str,
-    wishes: ConvertWishes,
+    options: ConvertOptions,
     model: Checkpoint | None = None,
     *,
     sources: Sequence[str] = (),
@@ -125,43 +125,43 @@ def plan_conversion(
     Args:
         checkpoint: The source.
         target: Where the result is to stand.
-        wishes: How it is to be converted.
-        model: The checkpoint that the wishes name, open.
+        options: How it is to be converted.
+        model: The checkpoint that the options name, open.
         sources: Paths of what the source is made of, where that is not its own alone.
     """
     _require_intact(checkpoint)
     content = content_of(checkpoint)
     notes: list[str] = []
-    for step in _content_steps(checkpoint, wishes, model):
+    for step in _content_steps(checkpoint, options, model):
         content, step_notes = step(content)
         notes += step_notes
     if not content.tensors and checkpoint.tensors:
         raise UsageError(f"{checkpoint.path}: no tensor is left to write")
-    name = target_format(target, wishes, has_architecture=_ARCHITECTURE in content.native)
+    name = target_format(target, options, has_architecture=_ARCHITECTURE in content.native)
     writer = writer_of(name)
     if writer.shape == "prefix" and target.endswith(".index"):
         target = target.removesuffix(".index")
-    if wishes.shard_size is not None and not writer.takes_shards:
+    if options.shard_size is not None and not writer.takes_shards:
         raise UsageError(f"--shard-size: {name} is written as one whole")
     # Conventions are stated only if the target's format doesn't tell them. What a map has turned has those
     # that the user had in mind: nothing is said of it.
     is_family = traits_of(content.conventions).family == traits_of(writer.name).family and not content.layers
     if content.conventions == writer.name or is_family or "layout" in content.mapped.values():
         content = replace(content, conventions="", layers={})
-    options = WriteOptions(shard_size=wishes.shard_size, name=os.path.basename(target.rstrip(os.sep)))
-    _require_holdable(content, writer, options)
+    write_options = WriteOptions(shard_size=options.shard_size, name=os.path.basename(target.rstrip(os.sep)))
+    _require_holdable(content, writer, write_options)
     dropped = [*conversion_losses(checkpoint, content)]
-    if dropped and wishes.strict:
+    if dropped and options.strict:
         first = dropped[0]
-        raise UsageError(f"{first.path} can't be carried: {first.why}{more(len(dropped), 1)} (--strict)")
+        raise UsageError(f"{first.path} can't be preserved: {first.why}{more(len(dropped), 1)} (--strict)")
     trust: list[str] = []
-    if unsafe := writer.unsafe_globals(content, options):
+    if unsafe := writer.unsafe_globals(content, write_options):
         shown = ", ".join(unsafe[:_NAMED]) + more(len(unsafe), _NAMED)
         trust = [f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"]
-        if wishes.strict:
+        if options.strict:
             raise UsageError(f"{target}: {trust[0]} (--strict)")
     opened = [checkpoint, *([model] if model is not None else [])]
-    replaces = check_target(target, opened, wishes, is_prefix=writer.shape == "prefix", also=sources)
+    replaces = check_target(target, opened, options, is_prefix=writer.shape == "prefix", also=sources)
     check_space(target, content.nbytes)
     sidecars = [name for name in replaces or () if name.endswith(SIDECARS)]
     stale = [f"{name} was about what is replaced, and goes with it" for name in sidecars]
@@ -169,10 +169,10 @@ def plan_conversion(
         source=checkpoint,
         content=content,
         writer=writer,
-        options=options,
+        write_options=write_options,
         target=target,
         replaces=replaces,
-        wishes=wishes,
+        options=options,
         dropped=tuple(dropped),
         notes=(*notes, *_split_view_notes(content.tensors), *trust, *stale),
         sources=tuple(sources),
@@ -231,35 +231,35 @@ ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
 
 
 def _content_steps(
-    checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None
+    checkpoint: Checkpoint, options: ConvertOptions, model: Checkpoint | None
 ) -> Iterator[ContentStep]:
-    """Yield what the wishes come to; each module is imported where it is wished for."""
-    if wishes.only == "weights":
+    """Yield what the options come to; each module is imported where it is wished for."""
+    if options.only == "weights":
         from ckpttool.weights.converting.weight_selection import only_weights
 
         yield lambda content: only_weights(content, checkpoint)
-    if wishes.mapping is not None:
+    if options.mapping is not None:
         from ckpttool.weights.converting.map_edits import rename_by_map
         from ckpttool.weights.pairing.map_file import read_map
 
-        tensor_map = read_map(wishes.mapping)
+        tensor_map = read_map(options.mapping)
         yield lambda content: rename_by_map(content, tensor_map)
     from ckpttool.weights.converting.content_view import state_conventions
 
     yield lambda content: (state_conventions(content, checkpoint), ())
-    if wishes.layout != "as-is":
+    if options.layout != "as-is":
         from ckpttool.weights.converting.framework_layout import to_layout
 
-        layout = wishes.layout
+        layout = options.layout
         yield lambda content: to_layout(content, checkpoint, layout)
     if model is not None:
         from ckpttool.weights.converting.template_model import follow_template
 
-        yield lambda content: follow_template(content, checkpoint, model, by_order=wishes.by_order)
-    if wishes.dtype is not None:
+        yield lambda content: follow_template(content, checkpoint, model, by_order=options.by_order)
+    if options.dtype is not None:
         from ckpttool.weights.converting.dtype_cast import cast
 
-        dtype = wishes.dtype
+        dtype = options.dtype
         yield lambda content: cast(content, dtype)
 
 

@@ -6,55 +6,68 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
+from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
 from ckpttool.io.scan import Scanned, scan
 from ckpttool.io.sink import Written
-from ckpttool.io.work import Advance, default_jobs
-from ckpttool.ops.conversion import Converted, ConvertWishes
+from ckpttool.io.work import Advance, default_jobs, no_advance
+from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, more, plan_conversion
 from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
 from ckpttool.transaction.staged_output import StagedOutput
 
-_AS_IT_IS = ConvertWishes()
 _AT_ONCE = 1 << 12
 """How many byte ranges are read at once: what is noted of each takes memory."""
 
 
+@shows_keywords(ConvertOptions)
 def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    wishes: ConvertWishes = _AS_IT_IS,
+    options: ConvertOptions | None = None,
     *,
-    advance: Advance = lambda nbytes: None,
+    advance: Advance | None = None,
+    **keywords: Any,
 ) -> Converted:
     """Write the content of a checkpoint in another format, in constant memory, and compare it.
 
     The target appears whole or not at all.
 
+    Args:
+        source: A file, directory or index.
+        target: Path to write to; its suffix says the format, unless ``to`` does.
+        options: What is written, and how.
+        advance: Called with the bytes done, from any thread.
+        keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
+
     Raises:
         CheckpointError: The source can't be opened or is damaged, or the target can't be written.
-        UsageError: The wishes can't be followed, or the target can't hold what the source has.
+        UsageError: The options can't be followed, or the target can't hold what the source has.
     """
-    with open_checkpoint(source) as checkpoint, model_of(wishes) as model:
-        return carry_out(plan_conversion(checkpoint, os.fspath(target), wishes, model), advance=advance)
+    options = with_keywords(options or ConvertOptions(), keywords)
+    with open_checkpoint(source) as checkpoint, model_of(options) as model:
+        return carry_out(
+            plan_conversion(checkpoint, os.fspath(target), options, model), advance=advance or no_advance
+        )
 
 
-def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -> Converted:
+def carry_out(plan: ConversionPlan, *, advance: Advance = no_advance) -> Converted:
     """Write what was planned, compare it with the source, and put it in place."""
-    if plan.wishes.dry_run:
+    if plan.options.dry_run:
         return plan.converted(nbytes=plan.content.nbytes, verified=False)
-    jobs = plan.wishes.jobs or default_jobs()
+    jobs = plan.options.jobs or default_jobs()
     marks = _marks(plan.source)
-    shape = "directory" if plan.options.shard_size is not None else plan.writer.shape
+    shape = "directory" if plan.write_options.shard_size is not None else plan.writer.shape
     try:
         with StagedOutput(plan.target, shape, replaces=plan.replaces, jobs=jobs, advance=advance) as staged:
-            plan.writer.write(plan.content, staged, plan.options)
+            plan.writer.write(plan.content, staged, plan.write_options)
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
             staged.require_in_place()  # else something else was read back
@@ -87,7 +100,7 @@ def _read_back(plan: ConversionPlan, staged: StagedOutput, jobs: int, advance: A
         )
         failures = tuple(found)
         safety = tuple(one for one in opened.safety if one.severity is not Severity.NOTE)
-        if safety and plan.wishes.strict:
+        if safety and plan.options.strict:
             first = safety[0]
             raise UsageError(
                 f"{first.where or plan.target}: {first.message}{more(len(safety), 1)} (--strict)"

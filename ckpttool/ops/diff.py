@@ -8,17 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import compress
-from typing import Literal
+from typing import Any, Literal
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
+from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.report import Severity, counted, first_names
 from ckpttool.core.tensor import Span
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.io.scan import scan
-from ckpttool.io.work import Advance, default_jobs
+from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.difference import (
     ABSENT,
     Broken,
@@ -60,7 +61,7 @@ _FEW = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffWishes:
+class DiffOptions:
     """How two checkpoints are to be compared.
 
     Attributes:
@@ -88,43 +89,52 @@ class DiffWishes:
     jobs: int | None = None
 
 
+@shows_keywords(DiffOptions)
 def diff(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
-    wishes: DiffWishes = DiffWishes(),
+    options: DiffOptions | None = None,
     *,
-    advance: Advance = lambda nbytes: None,
+    advance: Advance | None = None,
+    **keywords: Any,
 ) -> Difference:
     """Return how two checkpoints differ; both are read once, in constant memory.
 
+    Args:
+        a, b: Files, directories or indexes.
+        options: How they are compared.
+        advance: Called with the bytes read, from any thread.
+        keywords: Attributes of ``DiffOptions``: ``diff(a, b, rtol=1e-3)``.
+
     Raises:
         CheckpointError: One can't be opened; or is damaged, unless ``keep_going``.
-        UsageError: The map file or the wishes can't be followed.
+        UsageError: The map file or the options can't be followed.
     """
+    options = with_keywords(options or DiffOptions(), keywords)
     with open_checkpoint(a) as first, open_checkpoint(b) as second:
-        return diff_checkpoints(first, second, wishes, advance=advance)
+        return diff_checkpoints(first, second, options, advance=advance or no_advance)
 
 
 def diff_checkpoints(
-    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, *, advance: Advance = lambda nbytes: None
+    a: Checkpoint, b: Checkpoint, options: DiffOptions, *, advance: Advance = no_advance
 ) -> Difference:
     """Return how two open checkpoints differ; see ``diff``."""
     broken = [*structural_damage(a, Side.A), *structural_damage(b, Side.B)]
-    _require_readable(broken, a, b, wishes)
-    options = PairingOptions(
-        layout=wishes.layout,
-        mapping=read_map(wishes.mapping) if wishes.mapping is not None else None,
-        rename=wishes.rename,
-        only=wishes.only,
-        ignore=wishes.ignore,
+    _require_readable(broken, a, b, options)
+    pairing_options = PairingOptions(
+        layout=options.layout,
+        mapping=read_map(options.mapping) if options.mapping is not None else None,
+        rename=options.rename,
+        only=options.only,
+        ignore=options.ignore,
     )
-    pairing = pair_up(a, b, options)
+    pairing = pair_up(a, b, pairing_options)
     to_compare = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
     if not to_compare and (a.tensors or b.tensors):
         notes = "; ".join(pairing.notes)
         raise UsageError(f"no tensor is left to compare{f' ({notes})' if notes else ''}")
-    jobs = wishes.jobs or default_jobs()
-    tolerance = Tolerance(rtol=wishes.rtol, atol=wishes.atol, bitwise=wishes.bitwise)
+    jobs = options.jobs or default_jobs()
+    tolerance = Tolerance(rtol=options.rtol, atol=options.atol, bitwise=options.bitwise)
     pairs = [*pairing.pairs, *pairing.undecided]
     tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
     compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
@@ -134,7 +144,7 @@ def diff_checkpoints(
             broken.append(Broken(display_name(item), outcome.side, outcome.error.reason))
     corrupted = [*corrupted_tensors(compared, a, b, jobs)]
     broken += corrupted
-    _require_readable(broken, a, b, wishes)
+    _require_readable(broken, a, b, options)
     names = {side: {one.name for one in corrupted if one.side is side} for side in Side}
     sound = [
         (pair, outcome)
@@ -142,20 +152,20 @@ def diff_checkpoints(
         if names[Side.A].isdisjoint(source.name for source in pair.a.sources)
         and names[Side.B].isdisjoint(source.name for source in pair.b.sources)
     ]
-    difference = _difference_of(a, b, wishes, pairing, sound)
+    difference = _difference_of(a, b, options, pairing, sound)
     return replace(difference, broken=tuple(broken), tolerance=tolerance)
 
 
-def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: DiffWishes) -> None:
+def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, options: DiffOptions) -> None:
     """Require that both sides can be read, unless what can be is to be compared."""
-    if broken and not wishes.keep_going:
+    if broken and not options.keep_going:
         first = broken[0]
         path = (a if first.side is Side.A else b).path
         raise DamagedCheckpoint(path, first.why, where=first.name if first.name != path else None)
 
 
 def _difference_of(
-    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Sequence[Compared]
+    a: Checkpoint, b: Checkpoint, options: DiffOptions, pairing: Pairing, compared: Sequence[Compared]
 ) -> Difference:
     undecided = _undecided_pairs(pairing, compared)
     measured = [
@@ -164,7 +174,7 @@ def _difference_of(
         if isinstance(outcome, Comparison) and id(pair) not in undecided
     ]
     changes = [_change_of_pair(pair, outcome) for pair, outcome in measured]
-    values, reported, value_notes = _value_changes(a, b, wishes, pairing)
+    values, reported, value_notes = _value_changes(a, b, options, pairing)
     bookkeeping = []
     for side, item in pairing.bookkeeping:
         present = f"{item.tensor.dtype.name} tensor"
@@ -173,7 +183,7 @@ def _difference_of(
     not_compared = [
         f"{display_name(pair.a)}: {one.why}" for pair, one in compared if isinstance(one, NotCompared)
     ]
-    if wishes.only == "all":
+    if options.only == "all":
         not_compared += partly_known(a, b)
     # Of a pair, A's rule stands first; one that both sides have counts once.
     used = (rule for pair, _ in measured for rule in dict.fromkeys((pair.a.rule, pair.b.rule)))
@@ -203,12 +213,12 @@ def _difference_of(
 
 
 def _value_changes(
-    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing
+    a: Checkpoint, b: Checkpoint, options: DiffOptions, pairing: Pairing
 ) -> tuple[list[ValueChange], list[ValueChange], list[str]]:
     """Return what differs and is no tensor, what is reported only, and notes on what is ignored."""
 
     def is_ignored(change: ValueChange) -> bool:
-        return any(fnmatchcase(change.path, glob) for glob in wishes.ignore)
+        return any(fnmatchcase(change.path, glob) for glob in options.ignore)
 
     differing, reported = compare_metadata(a, b)
     if a.format == b.format:
@@ -224,7 +234,7 @@ def _value_changes(
         if not any(fnmatchcase(change.path, glob) for change in differing):
             notes.append(f"--ignore {glob}: no tensor has such a name, and nothing else that differs")
     values = [change for change in differing if not is_ignored(change)]
-    if wishes.only == "all":
+    if options.only == "all":
         return values, reported, notes
     # What lies below a tensor, such as the scale of a quantized one, is part of it.
     names = {source.name for pair in pairing.pairs for item in (pair.a, pair.b) for source in item.sources}

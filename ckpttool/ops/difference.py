@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckpttool.core.dtypes import DType
+from ckpttool.core.result import Table
 from ckpttool.core.tensor import Role
 from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Tolerance
 
@@ -111,8 +112,8 @@ class Described:
     parameters: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Difference(Table):
     """How two checkpoints differ.
 
     Attributes:
@@ -154,6 +155,16 @@ class Difference:
     undecided: tuple[Undecided, ...] = ()
     compared_nbytes: int = 0
     tolerance: Tolerance = EXACT
+
+    _ROWS = ("changed",)
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        counts = ((len(self.changed), "changed"), (len(self.added), "added"), (len(self.removed), "removed"))
+        words = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+        words = "equal" if self.equal else words or "not equal"
+        return f"{self.a.path}, {self.b.path}: {words}"
 
     @property
     def equal(self) -> bool:

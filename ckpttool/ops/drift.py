@@ -13,8 +13,8 @@ from ckpttool.core.dtypes import numpy_dtype
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
-from ckpttool.io.work import Advance
-from ckpttool.ops.diff import DiffWishes, diff_checkpoints
+from ckpttool.io.work import Advance, no_advance
+from ckpttool.ops.diff import DiffOptions, diff_checkpoints
 from ckpttool.ops.difference import Change, Difference
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Drift:
         return all(step.difference.equal for step in self.steps)
 
 
-def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda nbytes: None) -> Drift:
+def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_advance) -> Drift:
     """Return how checkpoints differ, each from the one before, in the order given.
 
     Every byte is read once for each neighbour, and the weights once more for their norms; in constant memory,
@@ -84,7 +84,7 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
 
     Args:
         paths: Two or more.
-        wishes: How two are compared.
+        options: How two are compared.
         advance: Called with the bytes done, from any thread.
     """
     points: list[Point] = []
@@ -99,7 +99,7 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
             norm = math.sqrt(total) if squares else None
             points.append(Point(current.path, state.epoch, state.step, state.loss, norm))
             if before is not None:
-                steps.append(_step(diff_checkpoints(before[0], current, wishes, advance=advance), *before))
+                steps.append(_step(diff_checkpoints(before[0], current, options, advance=advance), *before))
                 before[0].close()
             before = current, squares
     return Drift(tuple(points), tuple(steps))

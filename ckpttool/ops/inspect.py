@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.dtypes import numpy_dtype
-from ckpttool.core.report import Finding
+from ckpttool.core.report import Finding, counted
+from ckpttool.core.result import Table
 from ckpttool.core.tensor import BLOCK_BYTES, Tensor
 from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
+from ckpttool.formats.architecture import Architecture, architecture_of
+from ckpttool.io.work import Advance, no_advance
 
 if TYPE_CHECKING:
     import numpy as np
+
+Progress = Callable[[int], "AbstractContextManager[Advance]"]
+"""Takes how many bytes are about to be read, and gives what is told of those that were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,8 @@ class ValueStatistics:
     std: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection(Table):
     """The answer to ``inspect``.
 
     Attributes:
@@ -50,13 +58,25 @@ class Inspection:
     tensors: tuple[Tensor, ...]
     statistics: Mapping[str, ValueStatistics] | None = None
 
+    _ROWS = ("checkpoints", 0, "tensors")
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return f"{self.checkpoint.path}: {self.checkpoint.format}, {counted(len(self.tensors), 'tensor')}"
+
+    @property
+    def architecture(self) -> Architecture:
+        """Return what it says of its model; of a large graph, that takes a moment."""
+        return architecture_of(self.checkpoint)
+
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Return what is wrong or remarkable, in structure and in safety."""
         return self.checkpoint.findings + self.checkpoint.safety
 
 
-def inspect(path: str, *, filter: str | None = None, stats: bool = False) -> Inspection:
+def inspect(path: str | os.PathLike[str], *, filter: str | None = None, stats: bool = False) -> Inspection:
     """Return what a checkpoint is.
 
     Args:
@@ -71,17 +91,31 @@ def inspect(path: str, *, filter: str | None = None, stats: bool = False) -> Ins
         return inspection(checkpoint, filter=filter, stats=stats)
 
 
-def inspection(checkpoint: Checkpoint, *, filter: str | None = None, stats: bool = False) -> Inspection:
+def inspection(
+    checkpoint: Checkpoint,
+    *,
+    filter: str | None = None,
+    stats: bool = False,
+    progress: Progress = lambda _: nullcontext(lambda _: None),
+) -> Inspection:
     """Return what an open checkpoint is; see ``inspect``."""
     tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
     # What a closed file can't tell any more is asked now.
     _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata
-    numeric = (t for t in tensors if t.dtype.kind in ("float", "integer", "boolean") and t.dtype.numpy)
-    statistics = {t.name: statistics_of(t) for t in numeric if t.values is not None} if stats else None
+    if not stats:
+        return Inspection(checkpoint, tensors)
+    numeric = [tensor for tensor in tensors if _is_numeric(tensor)]
+    with progress(sum(tensor.nbytes for tensor in numeric)) as advance:
+        statistics = {tensor.name: statistics_of(tensor, advance) for tensor in numeric}
     return Inspection(checkpoint, tensors, statistics)
 
 
-def statistics_of(tensor: Tensor) -> ValueStatistics:
+def _is_numeric(tensor: Tensor) -> bool:
+    is_number = tensor.dtype.kind in ("float", "integer", "boolean") and tensor.dtype.numpy is not None
+    return is_number and tensor.values is not None
+
+
+def statistics_of(tensor: Tensor, advance: Advance = no_advance) -> ValueStatistics:
     """Return a real tensor's statistics, in one pass, in float64 and bounded memory.
 
     Blocks are merged by Chan's method, so that the variance doesn't cancel.
@@ -94,6 +128,7 @@ def statistics_of(tensor: Tensor) -> ValueStatistics:
     for values in _stored_values(tensor, dtype):
         finite = values[np.isfinite(values)]
         stored += values.size
+        advance(values.size * tensor.dtype.bits // 8)
         nan += int(np.count_nonzero(np.isnan(values)))
         infinite += int(np.count_nonzero(np.isinf(values)))
         zeros += int(np.count_nonzero(values == 0))

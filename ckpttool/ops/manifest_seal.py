@@ -15,7 +15,7 @@ from ckpttool.formats.opening import open_unit
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.manifest import Line, dumps_manifest, read_manifest
 from ckpttool.io.source import Source
-from ckpttool.io.work import Advance, default_jobs
+from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
@@ -47,7 +47,7 @@ def verify_and_seal(
     force: bool = False,
     strict: bool = False,
     jobs: int | None = None,
-    advance: Advance = lambda nbytes: None,
+    advance: Advance = no_advance,
 ) -> tuple[Verification, SealResult]:
     """Verify a checkpoint and, where it is valid, write its manifest.
 

@@ -11,16 +11,18 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, Unsupported, UsageError
+from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.ranks import VARIANT
-from ckpttool.io.work import Advance
-from ckpttool.ops.conversion import Converted, ConvertWishes
+from ckpttool.io.work import Advance, no_advance
+from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.merging.discarded_rank_state import keep_first_rank
@@ -30,38 +32,47 @@ from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, 
 from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
 from ckpttool.ops.merging.zero import full_precision
 
-_AS_IT_IS = ConvertWishes()
 _DEEPSPEED = "deepspeed"
 """The variant of DeepSpeed's own files; others that it reads are merged as they are."""
 
 
+@shows_keywords(ConvertOptions)
 def merge(
     sources: Sequence[str | os.PathLike[str]],
     target: str | os.PathLike[str],
-    wishes: ConvertWishes = _AS_IT_IS,
+    options: ConvertOptions | None = None,
     *,
-    advance: Advance = lambda nbytes: None,
+    advance: Advance | None = None,
+    **keywords: Any,
 ) -> Converted:
     """Write what parts make together as one checkpoint, in constant memory, and compare it.
 
     The target appears whole or not at all.
 
+    Args:
+        sources: The parts: files, directories or indexes.
+        target: Path to write to; its suffix says the format, unless ``to`` does.
+        options: What is written, and how.
+        advance: Called with the bytes done, from any thread.
+        keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
+
     Raises:
         CheckpointError: A part is missing, there twice, stale or damaged, or the target can't be written.
-        UsageError: The wishes can't be followed, or the target can't hold what the parts have.
+        UsageError: The options can't be followed, or the target can't hold what the parts have.
     """
-    with open_parts(sources) as whole, model_of(wishes) as model:
-        return carry_out(plan_merge(whole, os.fspath(target), wishes, model), advance=advance)
+    options = with_keywords(options or ConvertOptions(), keywords)
+    with open_parts(sources) as whole, model_of(options) as model:
+        return carry_out(plan_merge(whole, os.fspath(target), options, model), advance=advance or no_advance)
 
 
 def plan_merge(
-    whole: MergedCheckpoint, target: str, wishes: ConvertWishes, model: Checkpoint | None = None
+    whole: MergedCheckpoint, target: str, options: ConvertOptions, model: Checkpoint | None = None
 ) -> ConversionPlan:
     """Return how a whole would be written; nothing is written."""
-    dropped = whole.dropped if wishes.only == "all" else ()
-    if dropped and wishes.strict:
-        raise UsageError(f"{dropped[0].path} can't be carried: {dropped[0].why} (--strict)")
-    made = plan_conversion(whole.checkpoint, target, wishes, model, sources=whole.sources)
+    dropped = whole.dropped if options.only == "all" else ()
+    if dropped and options.strict:
+        raise UsageError(f"{dropped[0].path} can't be preserved: {dropped[0].why} (--strict)")
+    made = plan_conversion(whole.checkpoint, target, options, model, sources=whole.sources)
     return replace(made, dropped=(*dropped, *made.dropped), notes=(*whole.notes, *made.notes))
 
 

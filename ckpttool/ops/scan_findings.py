@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error, first_names, has_errors, warning
-from ckpttool.core.tensor import Tensor
+from ckpttool.core.tensor import Span, Tensor
+from ckpttool.core.values import storages_of
 from ckpttool.formats.traits import traits_of
 from ckpttool.io.scan import Scanned, Specials
 from ckpttool.ops.verdict import VALUES_NOT_READ
@@ -51,8 +53,13 @@ def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
     return [warning("loss-not-finite", f"the recorded loss is {loss}", training.origin.get("loss"))]
 
 
-def checksum_findings(scanned: Sequence[Scanned]) -> list[Finding]:
-    """Return an error for each range that can't be read, then for each whose checksum is another."""
+def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None = None) -> list[Finding]:
+    """Return an error for each range that can't be read, then for each whose checksum is another.
+
+    With their checkpoint, the findings name the tensors in the ranges.
+    """
+    has_mismatch = any(not one.matches for one in scanned)
+    tensors_in = _tensors_by_place(checkpoint) if checkpoint is not None and has_mismatch else {}
     failures = [(one.span, one.failure) for one in scanned if one.failure is not None]
     findings = [error(failure.code, failure.reason, span.where) for span, failure in failures]
     for one in scanned:
@@ -60,8 +67,23 @@ def checksum_findings(scanned: Sequence[Scanned]) -> list[Finding]:
             stated, found = one.span.crc32 or 0, one.crc32 or 0
             name = "CRC-32C" if one.span.algorithm == "crc32c" else "CRC-32"
             message = f"{name} is {found:08x} instead of {stated:08x}"
-            findings.append(error("checksum-mismatch", message, one.span.where))
+            names = tensors_in.get(place_of(one.span), ())
+            tensors = tuple(name for name in names if name != one.span.where)
+            findings.append(replace(error("checksum-mismatch", message, one.span.where), tensors=tensors))
     return findings
+
+
+def place_of(span: Span) -> tuple[str, int, int]:
+    """Return where a span lies: its file, offset and length."""
+    return span.extent.file, span.extent.offset, span.extent.nbytes
+
+
+def _tensors_by_place(checkpoint: Checkpoint) -> dict[tuple[str, int, int], list[str]]:
+    names: dict[tuple[str, int, int], list[str]] = {}
+    for tensor in checkpoint.tensors:
+        for extent in storages_of(tensor):
+            names.setdefault((extent.file, extent.offset, extent.nbytes), []).append(tensor.name)
+    return names
 
 
 def covered_by_checksums(scanned: Sequence[Scanned]) -> str:

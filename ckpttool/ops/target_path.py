@@ -6,9 +6,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
+from shlex import quote
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, UsageError, from_os_error
+from ckpttool.core.suggest import did_you_mean
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import SIDECARS, scan
@@ -16,7 +18,7 @@ from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import WRITABLE, format_of
-from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.ops.manifest import SHARED, base_of
 from ckpttool.transaction.staged_output import clear_beside, is_area_name
 
@@ -24,33 +26,38 @@ _MARKS = frozenset({MARKER, *SHARED})
 """Names of what lies in the directory of a checkpoint and tells of its files alone."""
 
 
-def target_format(target: str, wishes: ConvertWishes, *, has_architecture: bool) -> str:
+def target_format(target: str, options: ConvertOptions, *, has_architecture: bool) -> str:
     """Return the name of the format that a target gets.
 
     Args:
         target: Where it is to stand.
-        wishes: What was asked for.
+        options: What was asked for.
         has_architecture: Whether it is known which Keras model the weights are of.
     """
-    if wishes.to is not None:
-        if wishes.to not in WRITABLE:
-            raise UsageError(f"--to {wishes.to}: no such format (one of {', '.join(WRITABLE)})")
-        return wishes.to
+    if options.to is not None:
+        if options.to not in WRITABLE:
+            meant = did_you_mean(options.to, WRITABLE)
+            hint = f"{meant} " if meant else ""
+            raise UsageError(f"--to {options.to}: no such format ({hint}one of {', '.join(WRITABLE)})")
+        return options.to
     name = os.path.basename(target.rstrip(os.sep))
     found = format_of(name, has_architecture=has_architecture)
     if found is None:
-        endings = (ending for format in WRITABLE for ending in traits_of(format).suffixes)
-        raise UsageError(
-            f"{target}: its name doesn't say which format it is to have "
-            f"(--to, or one of {' '.join(sorted(endings))})"
-        )
+        raise UsageError(f"{target}: {_why_not_writable(name)}")
     return found
+
+
+def _why_not_writable(name: str) -> str:
+    suffix = os.path.splitext(name)[1]
+    endings = sorted(ending for format in WRITABLE for ending in traits_of(format).suffixes)
+    problem = f"can't write {suffix} files" if suffix else "the name says no format"
+    return f"{problem}; use one of {' '.join(endings)}, or --to FORMAT"
 
 
 def check_target(
     target: str,
     opened: Sequence[Checkpoint],
-    wishes: ConvertWishes,
+    options: ConvertOptions,
     *,
     is_prefix: bool = False,
     also: Sequence[str] = (),
@@ -60,7 +67,7 @@ def check_target(
     Args:
         target: Where it is to stand.
         opened: What is read.
-        wishes: Whether what stands there may be replaced.
+        options: Whether what stands there may be replaced.
         is_prefix: Whether the target is several files behind its name.
         also: Further paths that are read.
 
@@ -72,7 +79,7 @@ def check_target(
         raise UsageError(f"{target!r}: no name that a target can have")
     parent = parent or os.curdir
     beside = _writable_names(parent)
-    if not wishes.dry_run and any(map(is_area_name, beside)):
+    if not options.dry_run and any(map(is_area_name, beside)):
         clear_beside(target)
         beside = _writable_names(parent)
     for path in also:
@@ -86,17 +93,19 @@ def check_target(
             os.path.exists(one) and os.path.exists(target) and os.path.samefile(one, target) for one in read
         )
         if place in files or is_link:
-            raise UsageError(f"{target} is what is read")
+            raise UsageError(f"{target} is the source itself")
         _check_outside(target, source.path)
         if any(one.startswith(place + os.sep) for one in files):
-            raise UsageError(f"{target} holds what is read")
+            raise UsageError(f"{target} contains the source")
     # What stands in its place: itself, or the files behind the prefix.
     of_prefix = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
     existing = sorted(one for one in beside if one == name or (is_prefix and of_prefix.fullmatch(one)))
     if not existing:
         return None
-    if not wishes.force:
-        raise UsageError(f"{os.path.join(parent, existing[0])} is there already (--force replaces it)")
+    if not options.force:
+        raise UsageError(
+            f"{os.path.join(os.path.dirname(bare), existing[0])} already exists (--force replaces it)"
+        )
     for one in existing:
         check_replaceable(os.path.join(parent, one))
     manifests = {one + ending for one in (name, *existing) for ending in SIDECARS} & beside - {*existing}
@@ -107,6 +116,10 @@ def _writable_names(parent: str) -> frozenset[str]:
     """Return the names in a directory that can be written to."""
     try:
         names = os.listdir(parent)
+    except FileNotFoundError as error:
+        raise NotFound(
+            parent, "no such directory", expected=f"mkdir -p {quote(parent)} creates it"
+        ) from error
     except OSError as error:
         raise from_os_error(error, parent) from error
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -118,9 +131,9 @@ def _check_outside(target: str, source: str) -> None:
     """Require that a target is not a path that is read, and does not lie in it."""
     place, whole = os.path.realpath(target), os.path.realpath(source)
     if place == whole:
-        raise UsageError(f"{target} is what is read")
+        raise UsageError(f"{target} is the source itself")
     if os.path.isdir(whole) and place.startswith(whole + os.sep):
-        raise UsageError(f"{target} lies inside {source}, which is read")
+        raise UsageError(f"{target} is inside the source, {source}")
 
 
 def check_space(target: str, nbytes: int) -> None:

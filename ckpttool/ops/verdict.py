@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ckpttool.core.report import Finding, Severity
+from ckpttool.core.result import Result
 
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"
@@ -16,6 +17,8 @@ PREDICTION = ("load", "predict")
 QUICK_CHECKS = ("structure", "safety")
 NOTHING_CHECKED = "nothing-checked"
 NOT_PREDICTED = "not-predicted"
+NOT_ASKED_FOR = "not asked for"
+"""The detail of a check that was left out on purpose."""
 VALUES_NOT_READ = "values-not-read"
 """The finding of a check of values that could not see all of them: it doesn't pass, whoever accepts it."""
 OWED = (NOTHING_CHECKED, NOT_PREDICTED)
@@ -61,8 +64,8 @@ class Check:
     scope: str | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+@dataclass(frozen=True, slots=True, repr=False)
+class Verification(Result):
     """The verdict on one checkpoint; ``nbytes`` is the size of its files, in bytes."""
 
     path: str
@@ -73,6 +76,11 @@ class Verification:
     findings: tuple[Finding, ...]
     nbytes: int = 0
     was_opened: bool = True
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return f"{self.path}: {'valid' if self.is_valid else 'invalid'}, {self.safety.value}"
 
     @property
     def is_valid(self) -> bool:
@@ -90,6 +98,19 @@ class Verification:
     def is_fine(self) -> bool:
         """Tell whether it is valid, and nothing dangerous is in it."""
         return self.is_valid and self.safety is not Safety.UNSAFE
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether it is valid, and loading it runs nothing; what is unknown is not ok."""
+        return self.is_valid and self.safety is Safety.SAFE
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def passes(self, *, strict: bool) -> bool:
+        """Tell whether it is fine, and if warnings fail, whether its safety is known, too."""
+        fails_safety = any(one.name == "safety" and one.status is Status.FAILED for one in self.checks)
+        return self.is_fine and not (strict and fails_safety)
 
 
 def fatal(*, strict: bool) -> tuple[Severity, ...]:

@@ -17,9 +17,10 @@ from ckpttool.core.report import counted, error, has_errors
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
-from ckpttool.io.work import Advance, default_jobs
+from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.verdict import (
     CHECKS,
+    NOT_ASKED_FOR,
     OPTIONAL,
     PREDICTION,
     Check,
@@ -43,7 +44,7 @@ def verify(
     only: Collection[str] = CHECKS,
     strict: bool = False,
     jobs: int | None = None,
-    advance: Advance = lambda nbytes: None,
+    advance: Advance | None = None,
     prediction: PredictionRequest | None = None,
     ignores: Sequence[Ignore] = (),
 ) -> Verification:
@@ -75,7 +76,9 @@ def verify(
         ):
             from ckpttool.ops.checks import Verifier
 
-            return Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run(child, ignores)
+            return Verifier(checkpoint, only, strict, jobs or default_jobs(), advance or no_advance).run(
+                child, ignores
+            )
     except (AmbiguousFormat, DamagedCheckpoint, Unsupported) as failure:
         is_ambiguous = isinstance(failure, AmbiguousFormat)
         hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
@@ -108,7 +111,7 @@ def _unopened_verification(
     findings = (broken, *(replace(finding, check="safety") for finding in seen))
     reason = "it is cut short" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
-        Check(name, Status.SKIPPED, reason if name in only else "not asked for")
+        Check(name, Status.SKIPPED, reason if name in only else NOT_ASKED_FOR)
         for name in CHECKS
         if name != OPTIONAL or asks_for_manifest(only) or os.path.isfile(path + _MANIFEST)
     ]

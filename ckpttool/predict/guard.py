@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from ckpttool.core.report import error
+from ckpttool.core.suggest import did_you_mean
 from ckpttool.predict.interface import LoadFailed
 
 _FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"
@@ -134,11 +135,30 @@ def resolve(reference: str) -> Callable[..., Any]:
     value: Any = import_user_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
-            raise LoadFailed(error("no-such-model", f"{place} has no {name!r}", reference))
+            raise LoadFailed(error("no-such-model", f"{place} has no {name!r}{_names_in(value, part)}"))
         value = getattr(value, part)
     if not callable(value):
         raise LoadFailed(error("no-such-model", f"{name} is {type(value).__name__}, not a class or function"))
     return value  # type: ignore[no-any-return]  # anything callable
+
+
+def _names_in(module: Any, name: str) -> str:
+    """Return what a module defines instead, and which of that may have been meant."""
+    names = (
+        [
+            one
+            for one, value in vars(module).items()
+            if callable(value)
+            and not one.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+        ]
+        if isinstance(module, ModuleType)
+        else []
+    )
+    if not names:
+        return ""
+    meant = f"; {question}" if (question := did_you_mean(name, names)) else ""
+    return f" (it defines {', '.join(names[:10])}{', …' if len(names) > 10 else ''}{meant})"
 
 
 @cache

@@ -270,7 +270,7 @@ def job(
 def require_model(what: str, request: PredictionRequest) -> None:
     """Require that the user named an architecture, since the checkpoint has none."""
     if request.model is None:
-        raise NotPredictable(f"{what} has no architecture: --model package.module:Factory or file.py:Factory")
+        raise NotPredictable(f"{what} doesn't contain its model; name the class with --model file.py:Name")
 
 
 def state_path(checkpoint: Checkpoint, request: PredictionRequest) -> Path:

@@ -8,8 +8,9 @@ Only the child process imports this module.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -52,6 +53,7 @@ class _Inputs:
     arrays: Arrays
     origin: str
     is_recorded: bool = False
+    is_given: bool = False
 
 
 # One prediction -------------------------------------------------------------------------------------
@@ -109,12 +111,20 @@ def _first_run(
         except Exception as failure:  # noqa: BLE001 - other people's code may raise anything
             first = first or failure
     if first is None:
-        raise NoInputs("nothing says what the model takes: --input FILE or --input-shape 1,3,224,224:float32")
+        raise NoInputs("the input's shape is unknown; give --input FILE or --input-shape 1,3,224,224:float32")
     raise first
 
 
 def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
-    with _recording_blamed() if inputs.is_recorded else nullcontext():
+    blamed: AbstractContextManager[None]
+    if inputs.is_recorded:
+        blamed = _input_blamed("recording-mismatch", "the recorded input doesn't run on this model")
+    elif inputs.is_given:
+        shapes = ", ".join(f"{shape_text(one.shape)} {one.dtype}" for one in inputs.arrays.values())
+        blamed = _input_blamed("input-rejected", f"the model rejects the input {shapes}", _OF_SHAPES.search)
+    else:
+        blamed = nullcontext()
+    with blamed:
         given = loaded.run(inputs.arrays)
     outputs = {name: np.asarray(array) for name, array in given.items()}
     if not outputs:
@@ -124,21 +134,30 @@ def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
     return outputs
 
 
+_OF_SHAPES = re.compile(r"shape|size|dimension|channels|mat1|broadcast", re.IGNORECASE)
+"""What frameworks speak of if an input has the wrong shape."""
+
+
 @contextmanager
-def _recording_blamed() -> Iterator[None]:
-    """Say of whatever is raised inside that the recording may be another model's."""
-    problem = "the recorded input doesn't run on this model"
+def _input_blamed(
+    code: str, problem: str, is_blamed: Callable[[str], object] = lambda message: True
+) -> Iterator[None]:
+    """Say of what is raised inside that the input may be another model's, if the message says so."""
     try:
         yield
     except MemoryError:
         raise
     except LoadFailed as failure:
         first = failure.findings[0]
-        if first.code == "no-output":
+        if first.code == "no-output" or first.code.startswith("input-"):
             raise
-        raise LoadFailed(error("recording-mismatch", f"{problem}: {first.message}", first.where)) from failure
+        if not is_blamed(first.message):
+            raise
+        raise LoadFailed(error(code, f"{problem}: {first.message}", first.where)) from failure
     except Exception as failure:  # a framework runs other people's code, which may raise anything
-        raise LoadFailed(error("recording-mismatch", f"{problem}: {first_line(failure)}")) from failure
+        if not is_blamed(str(failure)):
+            raise
+        raise LoadFailed(error(code, f"{problem}: {first_line(failure)}")) from failure
 
 
 def _repeats_when_reloaded(
@@ -215,7 +234,7 @@ def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | N
     elif recording and recording.inputs:
         candidates = (_Inputs(recording.inputs, "the recorded input", is_recorded=True),)
     elif request.input_shapes:
-        candidates = (_generated_inputs(request.input_shapes, request.seed),)
+        candidates = (replace(_generated_inputs(request.input_shapes, request.seed), is_given=True),)
     elif examples:
         candidates = (_Inputs(examples, "the checkpoint's example input"),)
     elif specs:
@@ -237,7 +256,7 @@ def _inputs_in_file(path: str) -> _Inputs:
     """Return the inputs in the user's file; a recording's, if it is one."""
     arrays, name = read_arrays(path, "input-unreadable"), os.path.basename(path)
     if not is_recording(arrays):
-        return _Inputs(arrays, name)
+        return _Inputs(arrays, name, is_given=True)
     return _Inputs(read_recording(path).inputs, f"the input recorded in {name}", is_recorded=True)
 
 

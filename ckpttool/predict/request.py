@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import option
+from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, option
 
 TIMEOUT = 300.0
 """Seconds that loading and running may take, where nobody says."""
@@ -95,6 +96,10 @@ def _require_range(text: str, dtype: str, low: float | None, high: float | None)
         raise UsageError(f"no range of whole numbers that {dtype} has: {text!r}")
 
 
+_prediction = partial(option, panel=PREDICTION_PANEL)
+_expectation = partial(option, panel=EXPECTATION_PANEL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
     """How a checkpoint is to be loaded and run, and what is expected of it: each attribute is an option.
@@ -102,78 +107,112 @@ class PredictionRequest:
     The memory is in bytes, the tolerances are by default what suits each output's dtype.
     """
 
-    model: str | None = option(
-        "--model", metavar="REF", help="The model's class or factory: pkg.module:Name or file.py:Name."
+    model: str | None = _prediction(
+        "--model",
+        metavar="REF",
+        help="Build the model with this class or function: pkg.module:Name or file.py:Name.",
+        example="models.py:Net",
     )
-    model_args: Mapping[str, Any] = option(
+    model_args: Mapping[str, Any] = _prediction(
         "--model-args",
         metavar="JSON",
-        help="Keyword arguments for --model.",
+        help="Pass these keyword arguments to --model.",
+        example={"depth": 18},
         is_text=True,
         default_factory=dict,
     )
-    optimizer: str | None = option(
-        "--optimizer", metavar="REF", help="Also load the state of this optimizer: torch.optim:Adam."
+    optimizer: str | None = _prediction(
+        "--optimizer",
+        metavar="REF",
+        help="Also load the state of this optimizer: torch.optim:Adam.",
+        example="torch.optim:Adam",
     )
-    optimizer_args: Mapping[str, Any] = option(
+    optimizer_args: Mapping[str, Any] = _prediction(
         "--optimizer-args",
         metavar="JSON",
-        help="Keyword arguments for --optimizer.",
+        help="Pass these keyword arguments to --optimizer.",
+        example={"lr": 0.001},
         is_text=True,
         default_factory=dict,
     )
-    state_key: str | None = option(
-        "--state-key", metavar="KEY", help="Key of the state dict, if there are several."
+    state_key: str | None = _prediction(
+        "--state-key",
+        metavar="KEY",
+        help="Load the state dict with this key, if there are several.",
+        example="model",
     )
-    input: str | None = option(
-        "--input", metavar="FILE", help="Inputs to run on: an .npz with named arrays, or an .npy."
+    input: str | None = _prediction(
+        "--input",
+        metavar="FILE",
+        help="Run on these inputs: an .npz with named arrays, or an .npy.",
+        example="inputs.npz",
     )
-    input_shapes: tuple[InputSpec, ...] = option(
+    input_shapes: tuple[InputSpec, ...] = _prediction(
         "--input-shape",
         metavar="[NAME=]SHAPE",
-        help="Generate an input: 1,3,224,224:float32. May be repeated.",
+        help="Generate an input: 1,3,224,224:float32.",
+        example=["1,3,224,224"],
         default=(),
     )
-    signature: str | None = option(
-        "--signature", metavar="NAME", help="Signature of a SavedModel. [default: serving_default]"
+    signature: str | None = _prediction(
+        "--signature",
+        metavar="NAME",
+        help="Run this signature of a SavedModel. [default: serving_default]",
+        example="serving_default",
     )
-    batch_size: int | None = option(
-        "--batch-size", metavar="N", help="Rows of a generated input. [default: 3 or fewer]", minimum=1
+    batch_size: int | None = _prediction(
+        "--batch-size",
+        metavar="N",
+        help="Generate N rows of each input. [default: 3 or fewer]",
+        example=8,
+        minimum=1,
     )
-    seed: int = option(
-        "--seed", metavar="N", help="Seed for generated inputs. [default: 0]", minimum=0, default=0
+    seed: int = _prediction(
+        "--seed", metavar="N", help="Seed the generated inputs with N. [default: 0]", minimum=0, default=0
     )
-    record: str | None = option(
+    record: str | None = _expectation(
         "--record", metavar="FILE", help="Record inputs and outputs in this .npz file."
     )
-    expect: str | None = option("--expect", metavar="FILE", help="Compare the outputs with this recording.")
-    rtol: float | None = option(
-        "--rtol", metavar="X", help="Relative tolerance. [default: by dtype]", minimum=0
+    expect: str | None = _expectation(
+        "--expect", metavar="FILE", help="Compare the outputs with this recording.", example="golden.npz"
     )
-    atol: float | None = option(
-        "--atol", metavar="X", help="Absolute tolerance. [default: by dtype and size]", minimum=0
+    rtol: float | None = _expectation(
+        "--rtol", metavar="X", help="Set the relative tolerance. [default: by dtype]", example=1e-4, minimum=0
     )
-    labels: str | None = option(
-        "--labels", metavar="FILE", help="Expected values of the first output for --input."
+    atol: float | None = _expectation(
+        "--atol",
+        metavar="X",
+        help="Set the absolute tolerance. [default: by dtype and size]",
+        example=1e-6,
+        minimum=0,
     )
-    min_accuracy: float | None = option(
+    labels: str | None = _expectation(
+        "--labels",
+        metavar="FILE",
+        help="Compare the first output for --input with these values.",
+        example="labels.npy",
+    )
+    min_accuracy: float | None = _expectation(
         "--min-accuracy",
         metavar="X",
-        help="Require at least this share of correct answers.",
+        help="Require at least this share of correct answers, 0 to 1.",
+        example=0.9,
         minimum=0,
         maximum=1,
     )
-    max_error: float | None = option(
-        "--max-error", metavar="X", help="Allow at most this mean absolute error.", minimum=0
+    max_error: float | None = _expectation(
+        "--max-error", metavar="X", help="Allow at most this mean absolute error.", example=0.1, minimum=0
     )
-    resume_step: bool = option(
+    resume_step: bool = _prediction(
         "--resume-step", help="Run one training step: forward, backward, optimizer.", default=False
     )
-    trust: bool = option("--trust", help="Allow code in the checkpoint to run.", default=False)
-    timeout: float = option(
-        "--timeout", metavar="S", help="Time limit in seconds. [default: 300]", default=TIMEOUT
+    trust: bool = _prediction("--trust", help="Allow code in the checkpoint to run.", default=False)
+    timeout: float = _prediction(
+        "--timeout", metavar="S", help="Stop after S seconds. [default: 300]", default=TIMEOUT
     )
-    memory: int | None = option("--memory", metavar="SIZE", help="Memory limit, such as 8GB.", is_text=True)
+    memory: int | None = _prediction(
+        "--memory", metavar="SIZE", help="Limit the memory to SIZE, such as 8GB.", example="8GB", is_text=True
+    )
 
     def __post_init__(self) -> None:
         """Require that the wishes go together.

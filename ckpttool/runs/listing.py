@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.core.errors import UsageError
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.core.report import counted
+from ckpttool.core.result import Table
+from ckpttool.formats.interface import SIDECARS, natural_path
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
-from ckpttool.runs.pruning.request import Depth, Request
+from ckpttool.runs.pruning.request import Depth, PruneRequest
 from ckpttool.runs.reasons import true_of_all
-from ckpttool.runs.retention.rules import Mode, is_carried_on
+from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import GroupBy, Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory
 from ckpttool.transaction.paths import Problem, shown
-
-_DIGITS = re.compile(r"([0-9]+)")
-
 
 SortKey = Callable[[Entry], Any]
 """Tells what comes first, the least; None where nobody knows."""
@@ -35,7 +34,7 @@ _ORDERS: Mapping[str, SortKey] = {
     "step": lambda entry: entry.step,
     "age": lambda entry: -entry.modified_ns,
     "size": lambda entry: entry.nbytes,
-    "name": lambda entry: _natural(entry.path),
+    "name": lambda entry: natural_path(entry.path),
 }
 """What there is besides any metric."""
 
@@ -46,7 +45,7 @@ class ListedDirectory:
 
     directory: str
     scope: Scope
-    retention: Request | None = None
+    retention: PruneRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +142,8 @@ class ListedSeries:
         return next((one for one in self.checkpoints if one.is_best), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+@dataclass(frozen=True, slots=True, repr=False)
+class Listing(Table):
     """All checkpoints of a directory.
 
     Attributes:
@@ -159,6 +158,12 @@ class Listing:
     journals: tuple[str, ...] = ()
     series: tuple[ListedSeries, ...] = ()
     best: str | None = None
+    _ROWS = ("checkpoints",)
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return f"{counted(len(self.checkpoints), 'checkpoint')} in {len(self.series):,} series"
 
 
 def list_checkpoints(
@@ -175,9 +180,9 @@ def list_checkpoints(
     best: str | None = None,
     mode: Mode | None = None,
     depth: Depth = "quick",
-    retention: Request | None = None,
+    retention: PruneRequest | None = None,
     jobs: int | None = None,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
 ) -> Listing:
     """Return the checkpoints of a directory tree; nothing on disk is changed.
 
@@ -211,6 +216,7 @@ def list_checkpoints(
         group_by=group_by,
         metrics=metrics,
     )
+    progress = progress or no_progress
     preview = preview_directory(ListedDirectory(os.fspath(directory), scope, retention), progress)
     return listing_of(
         [preview], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
@@ -245,8 +251,10 @@ def listing_of(
     progress: Progress = no_progress,
 ) -> Listing:
     """Return the list of some directories, each checkpoint once; see ``list_checkpoints``."""
-    if (best is None) != (mode is None):
-        raise UsageError("--best METRIC and --mode min|max belong together")
+    if mode is not None and best is None:
+        raise UsageError("--mode goes with --best METRIC")
+    if best is not None:
+        mode = inferred_mode(best, mode, "--best")
     entries = [entry for preview in previews for entry in preview.survey.entries]
     key = sort_key(sort, entries)
     require_metric(best, entries)
@@ -399,10 +407,3 @@ def known_metrics(entries: Iterable[Entry]) -> list[str]:
         has_loss = has_loss or entry.loss is not None
         names |= dict.fromkeys(entry.metrics)
     return [*dict.fromkeys([*(["loss"] if has_loss else []), *names])]
-
-
-def _natural(path: str) -> list[Any]:
-    """Return a path as people sort it: numbers in it are compared as numbers."""
-    parts: list[Any] = _DIGITS.split(path)
-    parts[1::2] = map(int, parts[1::2])
-    return parts

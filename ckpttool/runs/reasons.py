@@ -19,6 +19,7 @@ class Code(Enum):
     UNSAFE = "unsafe"
     BEING_WRITTEN = "being written"
     NAMED_BEST = "named best"
+    NAMED_IN = "named in"
     NEWEST = "newest"
     PART_OF = "a part of"
     MATCHED_NOTHING = "matched nothing"
@@ -51,6 +52,11 @@ def fault(code: Code, detail: str = "") -> Reason:
 def code_of(reason: str) -> Code | None:
     """Return the code of a reason; None for one in words alone, which no program asks about."""
     return reason.code if isinstance(reason, Reason) else None
+
+
+def in_words(reason: str) -> str:
+    """Return a reason as people read it: a text that names a checkpoint is more than its name."""
+    return f"{Code.NAMED_IN.value} {reason}" if code_of(reason) is Code.NAMED_IN else reason
 
 
 def true_of_all(warnings: Sequence[Sequence[str]]) -> Iterator[str]:

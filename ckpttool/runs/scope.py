@@ -20,41 +20,50 @@ class Scope:
 
     recursive: bool = option(
         *("--recursive", "-r"),
+        negation="--no-recursive",
         help="Search subdirectories, too.",
         panel=SELECTION_PANEL,
-        default=False,
+        default=True,
     )
     exclude: Sequence[str] = option(
         "--exclude",
         metavar="GLOB",
-        help="Skip matching paths. May be repeated.",
+        help="Skip matching paths.",
+        example=["*.tmp"],
         panel=SELECTION_PANEL,
         default=(),
     )
     max_depth: int | None = option(
-        "--max-depth", metavar="N", help="Descend at most N levels.", minimum=0, panel=SELECTION_PANEL
+        "--max-depth",
+        metavar="N",
+        help="Descend at most N levels.",
+        minimum=0,
+        panel=SELECTION_PANEL,
+        example=2,
     )
     series: Sequence[str] = option(
         "--series",
         metavar="GLOB",
-        help="Treat matching checkpoints as one series. May be repeated.",
+        help="Treat matching checkpoints as one series.",
+        example=["model_*.pt"],
         panel=SELECTION_PANEL,
         default=(),
     )
     group_by: GroupBy | None = option(
         "--group-by",
-        help="Separate series by directory alone, or also by name or format; none: all are one series. "
+        help="Separate series by directory only, or also by name or format, or not at all. "
         "[default: by all three]",
         panel=SELECTION_PANEL,
     )
     metrics: Sequence[str] = option(
         "--metrics",
         metavar="FILE",
-        help="Also read metrics from this log: CSV, JSON lines or TensorBoard. May be repeated.",
+        help="Also read metrics from this log: CSV, JSON lines or TensorBoard.",
+        example=["metrics.csv"],
         panel=SELECTION_PANEL,
         default=(),
     )
 
 
-WHOLE_TREE = Scope(recursive=True)
+WHOLE_TREE = Scope()
 """All that lies in a directory and below."""

@@ -10,7 +10,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.interface import natural
 from ckpttool.io.directories import walk
 from ckpttool.runs.pointers.notes import is_note, note_words, read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
@@ -55,8 +57,8 @@ class RestoredCheckpoint:
     was: str
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
+@dataclass(frozen=True, slots=True, repr=False)
+class Undone(Result):
     """What was taken back, or would be.
 
     Attributes:
@@ -79,8 +81,13 @@ class Undone:
     warnings: tuple[str, ...] = ()
     below: int = 0
 
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return f"{len(self.restored):,} {'to restore' if self.dry_run else 'restored'}"
 
-def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> Undone:
+
+def undo(directory: str, *, recursive: bool = True, dry_run: bool = False) -> Undone:
     """Take back the last prune into the trash, or the last renaming, of a directory.
 
     Of what could not be taken back once already, the command before is tried, too.
@@ -95,7 +102,7 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
         CheckpointError: It can't be looked at, locked or changed.
     """
     root = require_directory(directory)
-    places = list(directories_with_trash(root)) if recursive else [root]
+    places = list(dict.fromkeys([root, *directories_with_trash(root)])) if recursive else [root]
     with ExitStack() as stack:
         progress = _UndoProgress(stack, dry_run)
         for place in places:
@@ -105,7 +112,7 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
                 path = path_as_given(place, state_dir.trash)
                 text = f"its trash bears the name that it had before: {shown(path)}"
                 progress.warnings.append(f"{shown(place)}: {text}")
-        commands = progress.commands(places, recursive)
+        commands = progress.commands(places)
         for number, identity in enumerate(commands):
             records = [record for place in places for record in _records(place, identity)]
             if not records:
@@ -121,8 +128,8 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
             if progress.restored or progress.pointers:
                 break
             if older and not all(record.is_told for record in records):
-                hint = f"the next undo goes on with the command before, of {moment_of(older[0])}"
-                progress.warnings.append(f"nothing of it is back; {hint}")
+                hint = f"the next undo takes the command before, of {moment_of(older[0])}"
+                progress.warnings.append(f"nothing was restored; {hint}")
                 return progress.result()
         if not commands and not recursive:
             return progress.result(below=_count_below(root))
@@ -170,14 +177,16 @@ class _UndoProgress:
         self.warnings += recovery.moved
         return True
 
-    def commands(self, places: Sequence[str], recursive: bool) -> list[str]:
+    def commands(self, places: Sequence[str]) -> list[str]:
         """Return the identities of what can be taken back, the last first; tell of what is another's."""
+        held = {os.path.realpath(place) for place in places}
         commands: set[str] = set()
         left: list[Problem] = []
         for record in (record for place in places for record in _all_records(place)):
             if not is_of_other_directory(record):
                 commands.add(record.identity)
-            elif not recursive or renamed_directory(record) is None:  # else it is taken back under that name
+            elif os.path.realpath(renamed_directory(record) or "") not in held:
+                # Otherwise it is taken back under that name.
                 left.append(other_directory_problem(record))
         if commands:
             self.warnings += [f"{problem.path}: {problem.message}" for problem in left]
@@ -194,7 +203,7 @@ class _UndoProgress:
         for record in records:
             below = [] if is_tree else _renamed_below(record)
             if below:
-                why = f"it goes with what the same rename changed in {below[0]} (undo -r)"
+                why = f"the same rename also changed {below[0]} (undo without --no-recursive restores both)"
                 self.problems.append(NotUndone.because(shown(record.directory), why))
                 continue
             done = undo_record(record, self._dry_run)
@@ -250,7 +259,8 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
                     if place not in seen:
                         seen.add(place)
                         yield place
-        names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        inside = (name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        names[:] = sorted(inside, key=natural)
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
     if root not in seen and any(identities(state_dir) for state_dir in state_dirs(root)):
@@ -321,7 +331,7 @@ def _undo_record_above(
         waiting = [place for place in waiting if os.path.realpath(place) not in back]
     if not waiting and not above.has_moves:
         return undo_record(above, dry_run)
-    why = f"what points from here to what is back may still have its other names (undo -r {above.directory})"
+    why = f"pointers here may still have the new names (undo {above.directory} restores all of it)"
     return RecordUndo(warnings=[f"{shown(above.directory)}: {why}"])
 
 
@@ -368,7 +378,7 @@ def _stale_names(
 
 def _stale_name(path: str, checkpoint: RestoredCheckpoint) -> Problem:
     old, new = os.path.basename(checkpoint.path), os.path.basename(checkpoint.was)
-    message = f"it names {new}, which is called {old} again, and isn't changed: pin that if it is to stay"
+    message = f"it still names {new}, which is {old} again (to keep it, pin {old})"
     return Problem(shown(os.path.normpath(path)), message)
 
 

@@ -109,9 +109,14 @@ def state_dirs(directory: str) -> tuple[StateDir, ...]:
 
 
 def moment_of(identity: str) -> str:
-    """Return when a command was run, as people write it."""
-    when = identity.partition(".")[0]
-    return f"{when[:4]}-{when[4:6]}-{when[6:8]} {when[9:11]}:{when[11:13]}:{when[13:15]} UTC"
+    """Return when a command was run: local time, and how far that is from UTC."""
+    from datetime import datetime
+
+    try:
+        when = datetime.strptime(f"{identity[:15]}+0000", "%Y%m%dT%H%M%S%z")
+        return when.astimezone().isoformat(" ")
+    except (ValueError, OverflowError, OSError):  # the directory's name is no time that we wrote
+        return identity
 
 
 def identities(state_dir: StateDir) -> list[str]:

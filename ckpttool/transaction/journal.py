@@ -483,7 +483,7 @@ def rewrite_journal(directory: str, stage: str, document: Mapping[str, Any]) -> 
 
 def _journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
     text = json.dumps(document).encode()
-    # Nobody reads more than that back: what can't be settled later isn't begun.
+    # Nobody reads more than that back: what can't be recovered later isn't begun.
     if len(text) > MAX_BYTES:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(directory, f"{reason}{result}: try fewer at once")

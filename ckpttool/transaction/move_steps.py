@@ -104,7 +104,7 @@ def require_movable(dirs: MoveDirs, move: Move) -> None:
         if here is not EntryState.SAME:
             raise StalePlan("it has changed", since_plan=True)
         if dirs.target >= 0 and _is_taken(dirs, old, new):
-            raise StalePlan(f"{os.path.basename(new)} is in the way")
+            raise StalePlan(f"{os.path.basename(new)} already exists")
 
 
 # The steps, in the order in which a move takes them and is taken back -----------------------------
@@ -118,7 +118,7 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
         if there is EntryState.SAME:
             continue
         if there is not EntryState.NOTHING and not _is_variant(dirs, old, new):
-            raise StalePlan(f"{os.path.basename(new)} is in the way")
+            raise StalePlan(f"{os.path.basename(new)} already exists")
         here = _entry_state(dirs.source, old, move, old, dirs.was_at)
         if here is not EntryState.SAME:
             what = "vanished, or a part of it," if here is EntryState.NOTHING else "changed"
@@ -147,7 +147,7 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
         if is_same_file(old, dirs.source, new, dirs.target) and not _is_variant(dirs, new, old):
             continue
         if _is_taken(back, new, old):
-            raise StalePlan(f"{os.path.basename(old)} is in the way")
+            raise StalePlan(f"{os.path.basename(old)} already exists")
         _link_or_rename(back, new, old)
 
 
@@ -164,13 +164,13 @@ def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
     ):
         if _may_be_same_name(old, new):  # a link would take the one for the other
             if _is_taken(dirs, old, new):
-                raise StalePlan(f"{other} is in the way")
+                raise StalePlan(f"{other} already exists")
             retry_while_busy(partial(os.rename, name, other, src_dir_fd=here, dst_dir_fd=there))
             return False
         try:
             return link_or_rename(name, here, other, there, lambda: _is_taken(dirs, old, new), is_strict=True)
         except FileExistsError as error:
-            raise StalePlan(f"{other} is in the way") from error
+            raise StalePlan(f"{other} already exists") from error
 
 
 def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:

@@ -293,7 +293,7 @@ def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
             outcome.moved += [move.path for move in done]
         remove_stage(transaction.stage)
     except (StalePlan, CheckpointError, OSError) as failure:
-        reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
+        reason = f"{failure_text(failure)}; the next command that changes it recovers"
         raise AccessDenied(transaction.directory, reason) from failure
 
 
@@ -394,7 +394,7 @@ class ChainedMoves:
             yield
         except (StalePlan, CheckpointError, OSError) as failure:
             self._stage = None
-            reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
+            reason = f"{failure_text(failure)}; the next command that changes it recovers"
             raise AccessDenied(self._directory, reason) from failure
 
 

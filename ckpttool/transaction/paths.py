@@ -25,7 +25,7 @@ def require_directory(path: str | os.PathLike[str]) -> str:
         with os.scandir(path):
             return bare(os.fspath(path))
     except NotADirectoryError as error:
-        raise UsageError(f"{path} is a file (name the directory that it lies in)") from error
+        raise UsageError(f"{path} is a file (name the directory that it is in)") from error
     except OSError as error:
         raise from_os_error(error, path) from error
     except ValueError as error:
@@ -53,4 +53,4 @@ class NotUndone(Problem):
 
     @classmethod
     def because(cls, path: str, why: str) -> NotUndone:
-        return cls(path, f"not taken back: {why}", why)
+        return cls(path, f"not restored: {why}", why)

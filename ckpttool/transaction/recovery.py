@@ -65,7 +65,7 @@ def recover_stage(directory: str, path: str) -> Recovery:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
     except OSError as error:
-        reason = f"what was interrupted can't be settled: {error_text(error)}"
+        reason = f"what was interrupted can't be recovered: {error_text(error)}"
         raise AccessDenied(path, reason) from error
     return recovery
 

@@ -245,7 +245,7 @@ def journaled_stage(directory: str, journal: Removals) -> Iterator[RemovalStage]
             raise
     except OSError as error:
         reason = from_os_error(error, directory).reason
-        raise AccessDenied(directory, f"{reason}; the next prune settles what was begun") from error
+        raise AccessDenied(directory, f"{reason}; the next prune recovers") from error
 
 
 # The stage ----------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class RemovalStage:
             self.put_back(number, removal)
         except OSError as error:
             raise StrandedCheckpoint(
-                f"not put back: {error_text(error)}; it lies in {self._place(number)}"
+                f"not put back: {error_text(error)}; it is in {self._place(number)}"
             ) from error
 
     def unlink(self, number: int, removal: Removal) -> Iterator[int]:
@@ -435,7 +435,7 @@ def _unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]
 
 def _partly_removed(failure: StalePlan | OSError, shown_place: str) -> StrandedCheckpoint:
     why = error_text(failure) if isinstance(failure, OSError) else str(failure)
-    return StrandedCheckpoint(f"partly removed: {why}; the rest lies in {shown_place}")
+    return StrandedCheckpoint(f"partly removed: {why}; the rest is in {shown_place}")
 
 
 def error_text(error: OSError) -> str:
@@ -545,9 +545,9 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recover
             retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
         (recovery.finished if is_finished else recovery.put_back).append(removal.path)
     except StalePlan as change:
-        recovery.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
+        recovery.failed[removal.path] = f"{change}; what is left of it is in {stage.path}"
     except OSError as error:
-        recovery.failed[removal.path] = f"{error_text(error)}; what is left of it lies in {stage.path}"
+        recovery.failed[removal.path] = f"{error_text(error)}; what is left of it is in {stage.path}"
 
 
 def _is_to_finish(stage: RemovalStage, place: int, removal: Removal) -> bool:

@@ -33,7 +33,7 @@ from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, l
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.sink import Sink, Written
 from ckpttool.io.source import NotRegular, regular_descriptor
-from ckpttool.io.work import Advance, default_jobs, pool_of_calls
+from ckpttool.io.work import Advance, default_jobs, no_advance, pool_of_calls
 
 OutputShape = Literal["file", "directory", "prefix"]
 
@@ -82,7 +82,7 @@ class StagedOutput:
         *,
         replaces: Iterable[str] | None = None,
         jobs: int | None = None,
-        advance: Advance = lambda nbytes: None,
+        advance: Advance = no_advance,
     ) -> None:
         """Make room for a target.
 

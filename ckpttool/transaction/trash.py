@@ -288,7 +288,7 @@ def other_directory_problem(record: CommandRecord) -> Problem:
     place = shown(path_as_given(record.directory, record.place))
     now = renamed_directory(record)
     if now is None:
-        return Problem(place, f"{text}; take out of it by hand what you need, or remove it")
+        return Problem(place, f"{text}; move out by hand what you need, or remove it")
     other = shown(path_as_given(record.directory, now))
     return Problem(place, f"{text}: that is {other} now (undo {other})")
 

@@ -60,7 +60,9 @@ def _options() -> argparse.Namespace:
     names = [*(make.__name__ for make in groups(FULL)), _IMPORTS]
     parser.add_argument("--only", choices=names, metavar="NAME", help=f"run one of {', '.join(names)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
-    parser.add_argument("--markdown", action="store_true", help="print the table for docs/performance.md")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table for docs/background/performance.md"
+    )
     return parser.parse_args()
 
 

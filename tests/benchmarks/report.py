@@ -35,7 +35,7 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return the table as docs/performance.md shows it."""
+    """Return the table as docs/background/performance.md shows it."""
     rules = ["---:" if is_number else "---" for is_number in _IS_NUMBER]
     lines = [_HEADINGS, rules, *map(_cells, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

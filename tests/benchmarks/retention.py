@@ -27,7 +27,7 @@ from ckpttool.runs.retention.rules import Policy
 with open(sys.argv[1] + ".found", "rb") as file:
     found = pickle.load(file)
 policy = Policy(keep_last=3, keep_best=2, metric="loss", mode="min", keep_every_epochs=25, keep_weekly=4)
-request = planning.Request(directory=sys.argv[1], policy=policy, recursive=True, depth="quick")
+request = planning.PruneRequest(directory=sys.argv[1], policy=policy, recursive=True, depth="quick")
 planned = planning.make_plan(request, known=found)
 assert len(planned.plan.groups) == int(sys.argv[2]), planned
 """

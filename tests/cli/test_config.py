@@ -79,7 +79,7 @@ def test_the_search_ends_with_the_file_system(tmp_path: Path, monkeypatch: pytes
 
 def test_a_broken_project_on_the_way_is_told(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "[tool")
-    with pytest.raises(UsageError, match=r"^pyproject.toml: no TOML: "):
+    with pytest.raises(UsageError, match=r"^pyproject.toml is not valid TOML: "):
         find_config()
 
 
@@ -200,8 +200,8 @@ def test_room_is_left_for_other_commands() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[verify", "ckpttool.toml: no TOML: Expected"),
-        ("a = " + "[" * 5000, "ckpttool.toml: no TOML: "),
+        ("[verify", "ckpttool.toml is not valid TOML: Expected"),
+        ("a = " + "[" * 5000, "ckpttool.toml is not valid TOML: "),
         ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention], [naming])"),
         ("[[rule]]", "ckpttool.toml: unknown rule (a rule is [[retention.rule]] or [[verify.rule]])"),
         (
@@ -240,7 +240,7 @@ def test_a_wrong_project_is_one_clear_error() -> None:
 
 # The page -------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text("utf-8")
 
 
 def test_the_example_on_the_page_is_read() -> None:

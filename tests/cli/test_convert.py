@@ -36,14 +36,14 @@ def size_of(path: str) -> str:
 def test_a_line_says_what_stands_there(run: Run) -> None:
     answer = run("convert", "in.pth", "out.safetensors")
     size = size_of("out.safetensors")
-    assert answer == (OK, f"in.pth → out.safetensors: 1 tensor, {size}, read back and equal\n", "")
+    assert answer == (OK, f"in.pth → out.safetensors: 1 tensor, {size}, verified\n", "")
     assert load_file("out.safetensors")["model.fc.weight"].sum() == 200
 
 
 def test_the_format_is_said_where_the_name_does_not(run: Run) -> None:
     status, out, err = run("convert", "in.pth", "out", "--to", "numpy")
     assert (status, err) == (OK, "")
-    assert out.endswith(" as numpy, read back and equal\n")
+    assert out.endswith(" as numpy, verified\n")
     assert np.load("out")["model.fc.weight"].sum() == 200
 
 
@@ -76,19 +76,19 @@ def test_what_is_not_carried_is_listed(run: Run) -> None:
     status, out, err = run("convert", "own.pth", "out.safetensors")
     assert (status, err) == (OK, "")
     head, *rest = out.splitlines()
-    assert head.endswith("read back and equal")
-    assert rest[0] == "  not carried: 1 thing"
+    assert head.endswith("verified")
+    assert rest[0] == "  not preserved: 1 item"
     assert rest[1].startswith("    own: ")
     status, out, err = run("convert", "-q", "own.pth", "quiet.safetensors")
     assert (status, out) == (OK, "")
-    assert err.startswith("ckpttool: warning: own is not carried: ")
+    assert err.startswith("ckpttool: warning: own is not preserved: ")
 
 
 def test_strict_refuses_what_is_not_carried(run: Run) -> None:
     torch.save({"w": torch.ones(2), "own": Own()}, "own.pth")
     status, out, err = run("convert", "--strict", "own.pth", "out.safetensors")
     assert (status, out) == (FAILED, "")
-    assert err.startswith("ckpttool: error: own can't be carried: ")
+    assert err.startswith("ckpttool: error: own can't be preserved: ")
     assert err.endswith(" (--strict)\n")
     assert run("convert", "--strict", "-q", "in.pth", "out.safetensors") == (OK, "", "")
 
@@ -97,7 +97,7 @@ def test_strict_refuses_an_entry_that_is_not_used(run: Run) -> None:
     save_file({"w": np.ones(2, np.float32)}, "in.safetensors", metadata={"ckpttool.content": "{}"})
     status, out, err = run("convert", "in.safetensors", "out.npz", "--strict")
     assert (status, out) == (FAILED, "")
-    assert err.startswith("ckpttool: error: ckpttool.content can't be carried: ")
+    assert err.startswith("ckpttool: error: ckpttool.content can't be preserved: ")
     status, out, _ = run("convert", "in.safetensors", "out.npz")
     assert status == OK
     assert "    ckpttool.content: " in out
@@ -145,7 +145,7 @@ def test_a_target_that_is_there(run: Run) -> None:
     Path("out.safetensors").write_bytes(b"mine")
     status, out, err = run("convert", "in.pth", "out.safetensors")
     assert (status, out) == (FAILED, "")
-    assert err == "ckpttool: error: ./out.safetensors is there already (--force replaces it)\n"
+    assert err == "ckpttool: error: out.safetensors already exists (--force replaces it)\n"
     Path("out.safetensors.sha256").write_text("of mine")
     status, out, err = run("convert", "in.pth", "out.safetensors", "--force")
     assert (status, err) == (OK, "")
@@ -164,11 +164,11 @@ def test_a_dry_run(run: Run) -> None:
     [
         (["in.pth"], "Missing argument"),
         (["in.pth", "out.npz", "--only", "biases"], "Invalid value for '--only'"),
-        (["in.pth", "out"], "out: its name doesn't say which format it is to have"),
+        (["in.pth", "out"], "out: the name says no format"),
         (["in.pth", "out", "--to", "onnx"], "--to onnx: no such format"),
         (["in.pth", ".", "--to", "numpy"], "'.': no name that a target can have"),
         (["in.pth", "/", "--to", "numpy", "--force"], "'/': no name that a target can have"),
-        (["in.pth", "in.pth", "--force"], "in.pth is what is read"),
+        (["in.pth", "in.pth", "--force"], "in.pth is the source itself"),
         (["gone.pth", "out.npz"], "gone.pth: no such file or directory"),
         (["in.pth", "out.npz", "--shard-size", "1kB"], "--shard-size: numpy is written as one whole"),
         (["in.pth", "out", "--to", "safetensors", "--shard-size", "big"], "--shard-size big: no size"),

@@ -7,11 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ckpttool import open_checkpoint
+from ckpttool.ops.inspect import inspection
 from tests.support.moments import after_a_look, before_statistics
 
 KEYS = [
@@ -57,7 +61,7 @@ def test_text_says_what_it_is(run, guide: Path) -> None:
         "epoch 10",
         "loss 0.02",
         "learning rate 0.001 (key optimizer_state_dict.param_groups[0].lr)",
-        "parameters 22",
+        "parameters 22 (float32)",
     ]
     assert "fc.weight" not in told[8] and "weight float32 2×10 80 B" in told
 
@@ -107,14 +111,14 @@ def test_tied_tensors_name_the_first(run, files: Path) -> None:
 def test_the_table_is_cut_and_counts_the_rest(run, many: Path) -> None:
     status, out, err = run("inspect", many)
     assert (status, err) == (0, "")
-    assert out.rstrip().endswith("… and 70 more (--all shows them)")
+    assert out.rstrip().endswith("… and 70 weight tensors (305 B); --all shows them")
 
 
 def test_all_shows_every_tensor(run, many: Path) -> None:
     status, short, _ = run("inspect", many)
     status, out, err = run("inspect", "--all", many)
     assert (status, err) == (0, "")
-    assert "more (--all" not in out
+    assert "--all" not in out
     assert len(out.splitlines()) >= len(short.splitlines()) + 69
 
 
@@ -134,10 +138,19 @@ def test_filter_selects_tensors_by_glob(run, guide: Path) -> None:
     assert told["parameters"] == 22
 
 
-def test_filter_that_matches_nothing_is_no_error(run, guide: Path) -> None:
-    status, out, err = run("inspect", "--filter", "no such *", guide)
-    assert (status, err) == (0, "")
-    assert "float32" not in out
+@pytest.mark.parametrize(
+    ("glob", "hint"),
+    [
+        ("no such *", ""),
+        ("fc*", " (try '*fc*')"),
+        ("model_state_dict.fc.wieght", " (did you mean model_state_dict.fc.weight?)"),
+    ],
+)
+def test_filter_that_matches_nothing_says_which_would(run, guide: Path, glob: str, hint: str) -> None:
+    status, out, err = run("inspect", "--filter", glob, guide)
+    assert (status, err) == (1, f"ckpttool: {guide}: no tensor matches {glob!r}{hint}\n")
+    assert out.startswith(f"{guide}: pytorch (zip)\n") and "weight  " not in out
+    assert run("inspect", "--filter", glob, "--quiet", guide) == (1, "", "")
 
 
 def test_stats_are_numpys(run, guide: Path) -> None:
@@ -151,6 +164,20 @@ def test_stats_are_numpys(run, guide: Path) -> None:
         assert stats["mean"] == pytest.approx(values.mean(), rel=1e-12)
         assert stats["std"] == pytest.approx(values.std(), rel=1e-9, abs=1e-15)
         assert (stats["zeros"], stats["nan"], stats["inf"]) == (int((values == 0).sum()), 0, 0)
+
+
+def test_stats_tell_how_many_bytes_they_have_read(guide: Path) -> None:
+    steps: list[int] = []
+    totals: list[int] = []
+
+    @contextmanager
+    def progress(total: int) -> Iterator[Callable[[int], None]]:
+        totals.append(total)
+        yield steps.append
+
+    with open_checkpoint(guide) as checkpoint:
+        inspection(checkpoint, stats=True, progress=progress)
+        assert totals == [sum(tensor.nbytes for tensor in checkpoint.tensors)] == [sum(steps)]
 
 
 def test_stats_leave_nan_and_infinity_out(run, files: Path) -> None:
@@ -208,7 +235,16 @@ def test_field_of_several_paths_prints_a_line_each(run, files: Path) -> None:
 def test_field_that_is_not_there(run, guide: Path, key: str) -> None:
     status, out, err = run("inspect", "--field", key, guide)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("ckpttool: error: no field")
+    assert err.startswith(f"ckpttool: error: no field {key!r}; ")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("epoch", "training.epoch"), ("parametres", "parameters"), ("training.los", "training.loss")],
+)
+def test_field_that_is_misspelled(run, guide: Path, key: str, meant: str) -> None:
+    said = f"ckpttool: error: no field {key!r}; did you mean {meant}?\n"
+    assert run("inspect", "--field", key, guide) == (2, "", said)
 
 
 # Directories ----------------------------------------------------------------------------------------
@@ -219,8 +255,15 @@ def test_directory_of_several_shows_the_newest_and_says_so(run, files: Path, tmp
     status, out, err = run("inspect", "--json", tmp_path / "runs")
     newest = str(tmp_path / "runs" / "model_epoch_10.pth")
     assert (status, json.loads(out)["checkpoints"][0]["path"]) == (0, newest)
-    assert err.count("\n") == 1 and err.startswith("ckpttool: warning: ")
-    assert "10 checkpoints" in err and newest in err
+    assert err == f"ckpttool: {tmp_path}/runs: showing the newest of 10 checkpoints: {newest}\n"
+
+
+def test_directory_of_runs_says_that_it_looked_below(run, files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "series", tmp_path / "runs")
+    status, out, err = run("inspect", "--field", "training.epoch", tmp_path)
+    newest = tmp_path / "runs" / "model_epoch_10.pth"
+    said = f"ckpttool: {tmp_path}: showing the newest of 10 checkpoints in subdirectories: {newest}\n"
+    assert (status, out, err) == (0, "10\n", said)
 
 
 def test_directory_of_one_shows_it_without_a_word(run, guide: Path, tmp_path: Path) -> None:
@@ -249,8 +292,7 @@ def test_no_checkpoint(run, tmp_path: Path) -> None:
     path.write_text("hello, world")
     status, out, err = run("inspect", path)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"ckpttool: error: {path}: text that starts with 'hello, world'")
-    assert "pytorch" in err and "safetensors" in err
+    assert err.endswith(f"{path}: not a checkpoint: it looks like text that starts with 'hello, world'\n")
 
 
 def test_one_bad_path_leaves_stdout_empty(run, guide: Path, tmp_path: Path) -> None:
@@ -313,7 +355,7 @@ def test_truncated_file(run, guide: Path, tmp_path: Path) -> None:
 def test_git_lfs_pointer_is_named(run, files: Path) -> None:
     status, out, err = run("inspect", files / "lfs" / "model.safetensors")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "Git-LFS" in err and "git lfs pull" in err
+    assert "Git LFS" in err and "git lfs pull" in err
 
 
 def test_file_that_shrinks_while_it_is_read(

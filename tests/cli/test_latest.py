@@ -57,8 +57,7 @@ def test_null(run, series: Path) -> None:
     status, out, err = run("latest", series, "-0")
     assert (status, out) == (0, "run/new\nline_epoch_11.pth\0")
     assert err == (
-        "ckpttool: warning: 2 series compete; "
-        "run/new\\nline_epoch_*.pth was chosen over run/model_epoch_*.pth\n"
+        "ckpttool: warning: found 2 series; using run/new\\nline_epoch_*.pth (also: run/model_epoch_*.pth)\n"
     )
 
 
@@ -244,7 +243,7 @@ def test_what_has_no_step_is_told(run, series: Path) -> None:
     status, out, err = run("latest", series, "--before", 5)
     assert (status, out) == (1, "")
     assert err == (
-        "ckpttool: warning: run/model_epoch_10.pth: skipped: no step is known of it (and 9 more)\n"
+        "ckpttool: warning: run/model_epoch_10.pth: skipped: its step is unknown (and 9 more)\n"
         "ckpttool: error: run: no intact checkpoint before step 5\n"
     )
 
@@ -271,7 +270,7 @@ def test_a_log_that_is_missing_says_nothing_of_checkpoints(run, series: Path, be
     answer = run("latest", series, *best, "--metrics", "lost.csv", "--json")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith("ckpttool: error: lost.csv: no such file or directory")
-    assert run("latest", series / "none", *best, "--metrics", "lost.csv").status == 1
+    assert run("latest", series / "none", "--missing-ok", *best, "--metrics", "lost.csv").status == 1
 
 
 @pytest.mark.parametrize("time", ["soon", "-1", "1.5", ""])
@@ -281,16 +280,23 @@ def test_what_is_no_duration(run, series: Path, time: str) -> None:
     assert f"no duration: {time!r}" in answer.err
 
 
-@pytest.mark.parametrize("options", [["--best", "loss"], ["--mode", "min"]])
-def test_a_metric_and_its_mode_belong_together(run, series: Path, options: list[str]) -> None:
-    answer = run("latest", series, *options)
-    assert answer == (2, "", "ckpttool: error: --best METRIC and --mode min|max belong together\n")
+def test_a_mode_goes_with_a_metric(run, series: Path) -> None:
+    answer = run("latest", series, "--mode", "min")
+    assert answer == (2, "", "ckpttool: error: --mode goes with --best METRIC\n")
 
 
-def test_it_descends_only_where_asked(run, series: Path) -> None:
-    said = "no checkpoint in it; 10 below (-r descends)"
-    assert run("latest", ".") == (1, "", f"ckpttool: error: .: {said}\n")
-    assert run("latest", ".", "-r") == (0, "run/model_epoch_10.pth\n", "")
+def test_the_name_of_a_metric_says_which_values_are_good(run, series: Path) -> None:
+    given = run("latest", series, "--best", "loss", "--mode", "min")
+    told = "ckpttool: loss: lower is better (--mode max otherwise)\n"
+    assert run("latest", series, "--best", "loss") == (0, given.out, told)
+    asked = "--best lr: the name doesn't say which values are good; give --mode min or max"
+    assert run("latest", series, "--best", "lr") == (2, "", f"ckpttool: error: {asked}\n")
+
+
+def test_it_descends_unless_it_is_told_not_to(run, series: Path) -> None:
+    said = "no checkpoint directly in it, but 10 in subdirectories (omit --no-recursive)"
+    assert run("latest", ".", "--no-recursive") == (1, "", f"ckpttool: error: .: {said}\n")
+    assert run("latest", ".") == run("latest", ".", "-r") == (0, "run/model_epoch_10.pth\n", "")
 
 
 def test_a_run_of_a_trainer(run, files: Path) -> None:
@@ -307,7 +313,11 @@ def test_a_path_that_is_one(run, series: Path, files: Path) -> None:
 def test_nothing_there(run, tmp_path: Path) -> None:
     assert run("latest", tmp_path) == (1, "", f"ckpttool: error: {tmp_path}: no checkpoint\n")
     missing = tmp_path / "missing"
-    assert run("latest", missing) == (1, "", f"ckpttool: error: {missing}: no such file or directory\n")
+    told = f"ckpttool: error: {missing}: no such file or directory\n"
+    assert run("latest", missing, "--missing-ok") == (1, "", told)
+    hint = "--missing-ok takes that for a run without a checkpoint yet"
+    told = f"ckpttool: error: {missing}: no such directory ({hint})\n"
+    assert run("latest", missing) == run("latest", missing, "--json") == (2, "", told)
 
 
 def test_nothing_intact(run, series: Path) -> None:

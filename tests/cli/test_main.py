@@ -26,8 +26,22 @@ def guide(files: Path) -> Path:
 # Options --------------------------------------------------------------------------------------------
 
 
-def test_version(run) -> None:
-    assert run("--version") == (0, f"ckpttool {version('ckpttool')}\n", "")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(run, option: str) -> None:
+    assert run(option) == (0, f"ckpttool {version('ckpttool')}\n", "")
+
+
+def test_help_as_a_command(run) -> None:
+    assert run("help") == run("--help")
+    assert run("help", "verify") == run("verify", "--help")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("inspct", "did you mean inspect?"), ("frobnicate", "see 'ckpttool --help'")]
+)
+def test_a_command_that_there_is_not(run, word: str, hint: str) -> None:
+    for arguments in ([word, "a.pth"], ["help", word]):
+        assert run(*arguments) == (2, "", f"ckpttool: error: no command {word!r} ({hint})\n")
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
@@ -238,8 +252,26 @@ def test_colour_does_not_change_the_words(run, guide: Path, monkeypatch: pytest.
     import re
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    coloured = answer_on_terminal(monkeypatch, "verify", guide)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == run("verify", guide).out
+    monkeypatch.chdir(guide.parent)
+    coloured = answer_on_terminal(monkeypatch, "verify", guide.name)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == run("verify", guide.name).out
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_colour_as_one_says(run, before: bool, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def colour(choice: str, *arguments: object) -> bool:
+        option, command = ["--color", choice], [str(one) for one in arguments]
+        return "\x1b[" in "".join(run(*(option + command if before else command + option))[1:])
+
+    assert colour("always", "verify", guide)
+    assert colour("always", "verify", guide.with_name("none"))
+    assert not colour("auto", "verify", guide)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert colour("auto", "verify", guide)
+    assert not colour("never", "verify", guide)
 
 
 # What is imported -----------------------------------------------------------------------------------

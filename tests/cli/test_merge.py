@@ -31,7 +31,7 @@ def work(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shards(work: Path, run: Run) -> None:
     answer = run("merge", *NAMES, "whole.safetensors")
     size = os.path.getsize("whole.safetensors")
-    line = f"2 parts → whole.safetensors: 2 tensors, {size / 1000:.1f} kB, read back and equal\n"
+    line = f"2 parts → whole.safetensors: 2 tensors, {size / 1000:.1f} kB, verified\n"
     assert answer == (OK, line, "")
     assert load_file("whole.safetensors")["layers.1.weight"].sum() == 500
 
@@ -88,7 +88,7 @@ def test_a_target_that_is_there(work: Path, run: Run) -> None:
     Path("whole.safetensors").write_bytes(b"mine")
     status, out, err = run("merge", *NAMES, "whole.safetensors")
     assert (status, out) == (FAILED, "")
-    assert err == "ckpttool: error: ./whole.safetensors is there already (--force replaces it)\n"
+    assert err == "ckpttool: error: whole.safetensors already exists (--force replaces it)\n"
     assert Path("whole.safetensors").read_bytes() == b"mine"
 
 

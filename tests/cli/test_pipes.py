@@ -110,7 +110,7 @@ NAMES = [
     "best.txt",
     "metrics.csv",
     "trainer_state.json",
-    ".ckpttool.toml",
+    ".ckpttool-pins.toml",
     "SHA256SUMS",
     "model_epoch_1.pth.sha256",
     "model_epoch_1.pth.digests.json",

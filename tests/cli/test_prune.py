@@ -70,7 +70,7 @@ def test_text(run, series: Path) -> None:
     assert _epochs(series) == [4, 5, 6, 7, 8, 9, 10]
     assert sorted(os.listdir(series)) == sorted(f"model_epoch_{epoch}.pth" for epoch in range(4, 11))
     assert run("prune", series, "--keep-last", 7, "--check").status == 0
-    assert run("prune", series, "--keep", 7).out.endswith("nothing to remove among 7 checkpoints\n")
+    assert run("prune", series, "--keep", 7).out.endswith("nothing to remove (7 checkpoints, all kept)\n")
 
 
 def test_json(run, series: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_series_whose_pointer_leads_nowhere_is_left_alone(run, series: Path) -
     (series / "latest").write_text("model_epoch_99.pth")
     status, out, err = run("prune", series, "--keep", 2)
     assert (status, len(_epochs(series))) == (1, 10)
-    why = "left alone: run/latest: latest is model_epoch_99.pth, which isn't there"
+    why = "left alone: run/latest: latest is model_epoch_99.pth, which doesn't exist"
     assert out.splitlines()[1] == f"  {why}"
     assert err == f"ckpttool: error: run/model_epoch_*.pth: {why}\n"
 
@@ -173,24 +173,24 @@ def test_series_are_pruned_each_for_itself(run, series: Path) -> None:
     assert sorted(os.listdir(series)) == ["model_epoch_10.pth", "notes.txt", "other_epoch_5.pth"]
 
 
-def test_it_descends_only_where_asked(run, series: Path) -> None:
-    assert run("prune", ".", "--keep", 2) == (
+def test_it_descends_unless_it_is_told_not_to(run, series: Path) -> None:
+    assert run("prune", ".", "--no-recursive", "--keep", 2) == (
         1,
         "",
-        "ckpttool: error: .: no checkpoint in it; 10 below (-r descends)\n",
+        "ckpttool: error: .: no checkpoint directly in it, but 10 in subdirectories (omit --no-recursive)\n",
     )
-    assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
+    assert run("prune", ".", "--keep", 2, "--exclude", "*_1.pth").status == 0
     assert _epochs(series) == [1, 9, 10]
 
 
 @pytest.mark.parametrize("option", ["-q", "--json"])
 def test_it_is_never_quiet_about_what_lies_below(run, series: Path, option: str) -> None:
-    answer = run("prune", ".", "--keep", 2, option)
-    error = "ckpttool: error: .: no checkpoint in it; 10 below (-r descends)\n"
-    assert (answer.status, answer.err) == (1, error)
+    answer = run("prune", ".", "--no-recursive", "--keep", 2, option)
+    said = "no checkpoint directly in it, but 10 in subdirectories (omit --no-recursive)"
+    assert (answer.status, answer.err) == (1, f"ckpttool: error: .: {said}\n")
     if option == "--json":
         (told,) = json.loads(answer.out)["errors"]
-        assert told == {"path": ".", "message": "no checkpoint in it; 10 below (-r descends)"}
+        assert told == {"path": ".", "message": said}
     Path("empty").mkdir()
     answer = run("prune", "empty", "--keep", 2, option)
     assert (answer.status, answer.err) == (0, "")
@@ -279,7 +279,7 @@ def test_what_is_no_series_is_counted(run, series: Path) -> None:
         shutil.copy(series / "model_epoch_3.pth", series / f"{name}.pth")
     answer = run("prune", series, "--keep", 10)
     told = "2 single checkpoints kept (-v shows them; --series GLOB makes some of them one series)"
-    tail = f"\n\n{told}\n\nnothing to remove among 12 checkpoints\n"
+    tail = f"\n\n{told}\n\nnothing to remove (12 checkpoints, all kept)\n"
     assert answer.out.endswith(tail)
     assert "run/final.pth\n  keep    final.pth  newest" in run("prune", series, "--keep", 10, "-v").out
 
@@ -356,7 +356,7 @@ def test_names_are_escaped(run, series: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "no rule says what to keep (--keep N keeps the newest N)"),
+        ([], "no rule says which checkpoints to keep (--keep N keeps the newest N)"),
         (["--keep", 0], "--keep 0 would keep nothing (at least 1)"),
         (["--keep", 2, "--min-age", "soon"], "--min-age: no duration: 'soon' (such as 7d12h, 90min or 2w)"),
     ],
@@ -368,11 +368,11 @@ def test_usage(run, series: Path, options: list[object], said: str) -> None:
 
 def test_what_is_no_directory_of_checkpoints(run, series: Path, files: Path, tmp_path: Path) -> None:
     path = series / "model_epoch_3.pth"
-    said = f"ckpttool: error: {path} is a file (name the directory that it lies in)\n"
+    said = f"ckpttool: error: {path} is a file (name the directory that it is in)\n"
     assert run("prune", path, "--keep", 1) == (2, "", said)
     one = tmp_path / "checkpoint-2"
     shutil.copytree(files / "safetensors" / "trainer" / "checkpoint-2", one)
-    said = f"ckpttool: error: {one} is a checkpoint itself (name the directory that it lies in)\n"
+    said = f"ckpttool: error: {one} is a checkpoint itself (name the directory that it is in)\n"
     assert run("prune", one, "--keep", 1) == (2, "", said)
     missing = tmp_path / "missing"
     said = f"ckpttool: error: {missing}: no such file or directory\n"
@@ -383,7 +383,7 @@ def test_a_set_of_shards_that_is_alone_in_a_directory_is_the_first_of_its_series
     run, files: Path, tmp_path: Path
 ) -> None:
     source = files / "safetensors" / "sharded"
-    total = "nothing to remove among 1 checkpoint\n"
+    total = "nothing to remove (1 checkpoint, kept)\n"
     status, out, err = run("prune", source, "--keep", 1)
     assert (status, out.splitlines(keepends=True)[-1], err) == (0, total, "")
     assert run("list", source, "--keep", 1).status == 0
@@ -399,7 +399,7 @@ def test_a_set_of_shards_that_is_alone_in_a_directory_is_the_first_of_its_series
     assert {path.name.partition(".")[0].partition("-")[0] for path in tmp_path.iterdir()} == {"model_epoch_2"}
     assert run("prune", tmp_path, "--keep", 1)[:2] == (
         0,
-        "1 single checkpoint kept (-v shows them)\n\n" + total,
+        "1 single checkpoint kept (-v shows it)\n\n" + total,
     )
 
 
@@ -435,9 +435,13 @@ def test_it_asks_on_a_terminal(run, series: Path, typed, text: str, status: int,
     typed(text)
     answer = run("prune", series, "--keep", 7)
     assert (answer.status, len(_epochs(series))) == (status, left)
-    assert answer.out.startswith(PLAN + "would remove 3 of 10 checkpoints and free 12 kB\n")
-    assert "Remove them? [y/N]" in answer.err
-    last = "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
+    assert answer.out.startswith(PLAN)
+    assert "Remove 3 checkpoints (12 kB)? [y/N]" in answer.err
+    last = (
+        "removed 3 of 10 checkpoints, 12 kB freed"
+        if left == 7
+        else "nothing removed (10 checkpoints, all kept)"
+    )
     assert answer.out.splitlines()[-1] == last
     assert answer.err.endswith("[y/N] " if text else "[y/N] \n")
 
@@ -447,7 +451,9 @@ def test_who_interrupts_a_question_gets_a_line_of_his_own(run, series: Path, typ
     sys.stdin.readline = interrupting  # type: ignore[method-assign]
     answer = run("prune", series, "--keep", 7)
     assert (answer.status, len(_epochs(series))) == (130, 10)
-    assert answer.err.removesuffix("ckpttool: error: interrupted\n") == "Remove them? [y/N] \n"
+    assert (
+        answer.err.removesuffix("ckpttool: error: interrupted\n") == "Remove 3 checkpoints (12 kB)? [y/N] \n"
+    )
 
 
 @pytest.fixture
@@ -492,7 +498,11 @@ def test_an_answer_in_stdin_is_obeyed(
     stdin = piped(text)
     answer = run("prune", series, "--keep", 7)
     assert (answer.status, len(_epochs(series)), answer.err) == (status, left, err)
-    total = "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
+    total = (
+        "removed 3 of 10 checkpoints, 12 kB freed"
+        if left == 7
+        else "nothing removed (10 checkpoints, all kept)"
+    )
     assert answer.out == PLAN + total + "\n"
     assert os.read(stdin, 100) == text.partition(b"\n")[2]  # what follows is somebody else's
 
@@ -553,4 +563,5 @@ def test_json_stays_one_document_where_it_asks(run, series: Path, typed) -> None
     typed("y\n")
     answer = run("prune", series, "--keep", 7, "--json")
     assert json.loads(answer.out)["dry_run"] is False
-    assert "would remove 3" in answer.err
+    assert answer.err.startswith(PLAN)
+    assert "Remove 3 checkpoints (12 kB)?" in answer.err

@@ -60,7 +60,7 @@ def test_the_command_line_comes_last(run, project: Path) -> None:
 @pytest.mark.parametrize("arguments", [["runs/a"], ["runs/a", "--yes"]])
 def test_with_a_directory_it_is_not_read(run, project: Path, arguments: list[str]) -> None:
     configure("this is no TOML")
-    said = "ckpttool: error: no rule says what to keep (--keep N keeps the newest N)\n"
+    said = "ckpttool: error: no rule says which checkpoints to keep (--keep N keeps the newest N)\n"
     assert run("prune", *arguments) == (2, "", said)
     assert run("prune", *arguments, "--keep", "9").status == 0
 
@@ -83,13 +83,13 @@ def test_a_named_one_is_read(run, project: Path) -> None:
     assert run("prune", "--config", "other.toml", "--keep", 1).status == 0
     assert epochs("a") == [10]
     write(Path("other.toml"), "[verify]\n")
-    said = "other.toml: it has no [retention]"
+    said = "other.toml: nothing is set in [retention]"
     assert run("prune", "--config", "other.toml") == (2, "", f"ckpttool: error: {said}\n")
 
 
 def test_without_any_rule_nothing_goes(run, project: Path) -> None:
     said = (
-        "ckpttool: error: no rule says what to keep "
+        "ckpttool: error: no rule says which checkpoints to keep "
         "(--keep N keeps the newest N; or write a ckpttool.toml with [retention])\n"
     )
     assert run("prune") == (2, "", said)
@@ -99,7 +99,7 @@ def test_without_any_rule_nothing_goes(run, project: Path) -> None:
     assert run("prune") == (
         2,
         "",
-        "ckpttool: error: no rule says what to keep (--keep N keeps the newest N)\n",
+        "ckpttool: error: no rule says which checkpoints to keep (--keep N keeps the newest N)\n",
     )
     assert len(epochs("a") + epochs("b")) == 20
 
@@ -148,8 +148,8 @@ def test_one_of_its_checkpoints_is_explained(run, project: Path) -> None:
     for name in ("a", "b"):
         status, out, err = run("prune", "--explain", f"runs/{name}/model_epoch_3.pth")
         assert (status, err) == (0, "")
-        assert out.startswith(f"runs/{name}/model_epoch_3.pth goes\n")
-    said = "ckpttool: error: x/m.pth lies in none of the directories that are looked at: runs/a, runs\n"
+        assert out.startswith(f"runs/{name}/model_epoch_3.pth would be removed\n")
+    said = "ckpttool: error: x/m.pth is in none of these directories: runs/a, runs\n"
     assert run("prune", "--explain", "x/m.pth") == (2, "", said)
     assert len(epochs("a") + epochs("b")) == 20
 
@@ -190,10 +190,8 @@ def test_one_directory_may_be_declined(run, project: Path, typed: Callable[[str]
     typed("y\nn\n")
     status, out, err = run("prune")
     assert (status, len(epochs("a")), len(epochs("b"))) == (1, 2, 10)
-    assert err.count("Remove them? [y/N]") == 2
-    assert out.endswith(
-        "would remove 8 of 10 checkpoints and free 33 kB\nremoved 8 of 20 checkpoints, 33 kB freed\n"
-    )
+    assert err.count("Remove 8 checkpoints (33 kB)? [y/N]") == 2
+    assert out.endswith("\n\nremoved 8 of 20 checkpoints, 33 kB freed\n")
     typed("n\n")
     document = json.loads(run("prune", "--json").out)
     assert (document["declined"], document["freed_bytes"]) == (True, 0)
@@ -260,7 +258,7 @@ def test_where_no_series_has_a_rule_nothing_goes(run, project: Path) -> None:
     assert (status, found["errors"]) == (1, [{"path": place, "message": message}])
     assert (found["schema"], found["groups"], found["freed_bytes"]) == ("ckpttool.prune/1", [], 0)
     status, out, err = run("prune", "--explain", "runs/a/model_epoch_3.pth")
-    assert (status, out.splitlines()[0]) == (1, "runs/a/model_epoch_3.pth goes")
+    assert (status, out.splitlines()[0]) == (1, "runs/a/model_epoch_3.pth would be removed")
     assert err == f"ckpttool: error: {place}: {message}\n"
     assert len(epochs("a") + epochs("b")) == 20
 
@@ -329,7 +327,9 @@ def test_one_that_is_not_read_is_told(run, project: Path) -> None:
     assert run("prune", "runs/a", "--keep", 9, "-n", "-q").err == ""
     assert run("prune", "--explain", "runs/a/model_epoch_3.pth", "--keep", 9).err == said
     unread = "ckpttool.toml is not read, since a directory was given: --config reads it"
-    told = f"ckpttool: error: no rule says what to keep (--keep N keeps the newest N; {unread})\n"
+    told = (
+        f"ckpttool: error: no rule says which checkpoints to keep (--keep N keeps the newest N; {unread})\n"
+    )
     assert run("prune", "runs/a") == (2, "", told)
     assert run("prune", "runs/a", "--config", "ckpttool.toml", "-n").err == ""
     configure("[verify]\n")
@@ -340,8 +340,11 @@ def test_one_command_has_one_trash(run, project: Path) -> None:
     configure(f"{TWO}trash = true\n")
     status, out, err = run("prune")
     assert (status, err) == (0, "")
-    told = "(ckpttool undo -r runs restores them, --empty-trash deletes them)"
-    assert out.endswith(f"\nmoved 16 of 20 checkpoints to the trash, 65 kB {told}\n")
+    assert out.endswith(
+        "\nmoved 16 of 20 checkpoints to the trash (65 kB)\n"
+        "to restore them: ckpttool undo -r runs\n"
+        "to free the space: ckpttool prune --empty-trash -r runs\n"
+    )
     names = [os.listdir(Path("runs", name, ".ckpttool-trash")) for name in ("a", "b")]
     assert len(names[0]) == 1
     assert names[0] == names[1]

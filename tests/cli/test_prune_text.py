@@ -134,6 +134,19 @@ def test_narrow_names_lose_what_they_begin_with(run, long: Path, monkeypatch: py
     assert len({len(name) for name in names}) == 1
 
 
+def test_headings_and_notes_fit_a_terminal(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    logs = Path("lightning_logs", "version_0", "checkpoints", "and", "more")
+    for rate in ("0.01", "0.001"):
+        shutil.copytree(series, Path(f"lr{rate}") / logs)
+        shutil.copy(series / "model_epoch_1.pth", f"lr{rate}/last.pth")
+    out = run("prune", ".", "-r", "--keep", 1, "-n").out
+    assert "lr0.01/…/model_epoch_*.pth\n" in out
+    assert "lr0.001/…/model_epoch_*.pth\n" in out
+    assert "2 single checkpoints kept (-v shows them; --series GLOB\nmakes some of them one series)\n" in out
+    assert max(map(len, out.splitlines())) <= 60
+
+
 def test_a_pipe_gets_whole_lines(run, long: Path) -> None:
     rules = ["--keep-daily", 3, "--keep-weekly", 2, "--keep-monthly", 2, "--keep-yearly", 2]
     (first, *_) = run("prune", long, *rules, "-n").out.splitlines()[1:]
@@ -178,7 +191,7 @@ def test_failed_runs_are_listed(run, search: Path) -> None:
         "  failed: its newest, model_epoch_3.npz, has NaN: weight: 1 of 4 values are NaN\n"
         f"  3 checkpoints, {size} B\n"
         "\n"
-        "1 of 2 series failed; nothing removed of 6 checkpoints\n"
+        "1 of 2 series failed; nothing removed (6 checkpoints)\n"
     )
     assert len(list(search.rglob("*.npz"))) == 6
     document = json.loads(run("prune", search, "-r", "--failed", "list", "--json").out)
@@ -194,8 +207,11 @@ def test_failed_runs_go_into_the_trash_but_for_what_is_good(
     status, out, err = run("prune", search, "-r", "--failed", "remove", *rules)
     assert (status, err) == (0, "")
     gone = [size for epoch, size in sizes.items() if epoch not in left]
-    told = f"{sum(gone)} B (ckpttool undo search/b restores them, --empty-trash deletes them)"
-    assert out.endswith(f"\nmoved {len(gone)} of 6 checkpoints to the trash, {told}\n")
+    assert out.endswith(
+        f"\nmoved {len(gone)} of 6 checkpoints to the trash ({sum(gone)} B)\n"
+        "to restore them: ckpttool undo search/b\n"
+        "to free the space: ckpttool prune --empty-trash search/b\n"
+    )
     assert [epoch for epoch in sizes if (search / "b" / f"model_epoch_{epoch}.npz").exists()] == left
     assert len(list(search.glob("a/*.npz"))) == 3
     assert run("undo", search / "b").status == 0
@@ -249,15 +265,15 @@ def test_why_one_stays_or_goes(run, series: Path) -> None:
     answer = run("prune", series, "--keep", 3, "--explain", path)
     assert answer == (
         0,
-        "run/model_epoch_4.pth goes\n"
+        "run/model_epoch_4.pth would be removed\n"
         "  run/model_epoch_*.pth: 7th newest of 10\n"
-        "  for      nothing: no rule keeps it, nothing points at it, it is not pinned\n"
+        "  for      nothing: no rule keeps it, nothing refers to it, it isn't pinned\n"
         "  against  7th newest, not one of the last 3\n",
         "",
     )
     (series / "best").symlink_to("model_epoch_4.pth")
     answer = run("prune", "--keep", 3, "--explain", path)
-    assert answer.out.startswith("run/model_epoch_4.pth stays\n")
+    assert answer.out.startswith("run/model_epoch_4.pth would be kept\n")
     assert "\n  for      symlink best" in answer.out
     assert "\n  against  7th newest, not one of the last 3\n" in answer.out
     assert len(list(series.glob("*.pth"))) == 10
@@ -282,9 +298,13 @@ def test_an_explanation_as_a_document(run, series: Path) -> None:
 def test_only_what_is_looked_at_can_be_explained(run, series: Path) -> None:
     said = "ckpttool: error: run/nix.pth is none of the checkpoints that were looked at\n"
     assert run("prune", "--keep", 3, "--explain", "run/nix.pth") == (2, "", said)
-    said = "ckpttool: error: run/model_epoch_4.pth lies in none of the directories that are looked at: .\n"
-    assert run("prune", ".", "--keep", 3, "--explain", "run/model_epoch_4.pth") == (2, "", said)
-    assert run("prune", ".", "-r", "--keep", 3, "--explain", "run/model_epoch_4.pth").status == 0
+    said = "ckpttool: error: run/model_epoch_4.pth is in none of these directories: .\n"
+    assert run("prune", ".", "--no-recursive", "--keep", 3, "--explain", "run/model_epoch_4.pth") == (
+        2,
+        "",
+        said,
+    )
+    assert run("prune", ".", "--keep", 3, "--explain", "run/model_epoch_4.pth").status == 0
 
 
 def test_a_part_and_a_link_are_explained_by_their_checkpoint(
@@ -307,19 +327,23 @@ def test_a_part_and_a_link_are_explained_by_their_checkpoint(
 
 def test_the_trash_is_told_in_all_tenses(run, series: Path) -> None:
     plan = run("prune", series, "--keep", 3, "--trash", "-n").out
-    assert plan.endswith("\nwould move 7 of 10 checkpoints to the trash, 28 kB\n")
+    assert plan.endswith("\nwould move 7 of 10 checkpoints to the trash (28 kB)\n")
     assert len(list(series.iterdir())) == 10
     done = run("prune", series, "--keep", 3, "--trash").out
-    told = "(ckpttool undo run restores them, --empty-trash deletes them)"
-    assert done == plan.replace("would move", "moved").replace("28 kB\n", f"28 kB {told}\n")
-    assert run("prune", series, "--empty-trash", "--older-than", "1d") == (0, "nothing in the trash\n", "")
+    hints = "to restore them: ckpttool undo run\nto free the space: ckpttool prune --empty-trash run\n"
+    assert done == plan.replace("would move", "moved") + hints
+    assert run("prune", series, "--empty-trash", "--older-than", "1d") == (
+        0,
+        "nothing to remove from the trash\n",
+        "",
+    )
     would = "would remove 7 checkpoints from the trash and free 28 kB\n"
     assert run("prune", series, "--empty-trash", "-n") == (0, would, "")
     assert run("prune", "-r", "--empty-trash", "--check") == (1, would, "")
     gone = "removed 7 checkpoints from the trash, 28 kB freed\n"
     assert run("prune", series, "--empty-trash") == (0, gone, "")
     assert sorted(os.listdir(series)) == [f"model_epoch_{epoch}.pth" for epoch in (10, 8, 9)]
-    assert run("prune", series, "--empty-trash") == (0, "nothing in the trash\n", "")
+    assert run("prune", series, "--empty-trash") == (0, "nothing to remove from the trash\n", "")
 
 
 def test_the_trash_as_documents(run, series: Path) -> None:
@@ -363,5 +387,5 @@ def test_it_asks_before_the_trash_is_emptied(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     answer = run("prune", series, "--empty-trash")
     assert (answer.status, len(list(series.glob(".ckpttool-trash")))) == (status, left)
-    assert answer.err == "Remove them for good? [y/N] "
-    assert answer.out.startswith("would remove 7 checkpoints from the trash and free 28 kB\n")
+    assert answer.err == "Delete 7 checkpoints (28 kB) from the trash for good? [y/N] "
+    assert answer.out == ("removed 7 checkpoints from the trash, 28 kB freed\n" if status == 0 else "")

@@ -1,4 +1,4 @@
-"""Recipes of docs/policies.md on files that Keras wrote: its rows of the table, word by word."""
+"""Recipes of docs/reference/policies.md on files that Keras wrote: its rows of the table, word by word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.framework
 
-PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "policies.md").read_text("utf-8")
 _TRAINING = """
 import keras, numpy
 x = numpy.random.default_rng(0).random((16, 4), "float32")

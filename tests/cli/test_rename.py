@@ -40,14 +40,14 @@ run
 
 def test_text(run, series: Path) -> None:
     (series / "last.pth").symlink_to("model_epoch_10.pth")
-    would = PLAN + "would rename 3 of 3 checkpoints; 1 reference to them follows\n"
+    would = PLAN + "would rename 3 checkpoints and update 1 reference\n"
     assert run("rename", series, "--template", TEMPLATE, "--dry-run") == (0, would, "")
     assert run("rename", series, "-t", TEMPLATE, "--check") == (1, would, "")
     assert names(series) == ["last.pth", "model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
-    done = PLAN + "renamed 3 of 3 checkpoints; 1 reference to them follows\n"
+    done = PLAN + "renamed 3 checkpoints and updated 1 reference\n"
     assert run("rename", series, "-t", TEMPLATE) == (0, done, "")
     assert names(series) == ["last.pth", "model-e0008.pth", "model-e0009.pth", "model-e0010.pth"]
-    assert run("rename", series, "-t", TEMPLATE) == (0, "nothing to rename among 3 checkpoints\n", "")
+    assert run("rename", series, "-t", TEMPLATE) == (0, "nothing to rename (3 checkpoints)\n", "")
     assert run("rename", series, "-t", TEMPLATE, "--check").status == 0
     assert run("rename", series, "-t", TEMPLATE, "-q") == (0, "", "")
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_named_is_named_and_nothing_is_renamed(run, series: Path)
     assert answer.status == 2
     assert "run/a_epoch_9.pth: no step ({step?} leaves it out) (and 3 more)" in answer.err
     answer = run("rename", series, "-t", "e{epoch}", "-n")
-    assert answer.out.endswith("would rename none of 4 checkpoints: 2 names can't be used\n")
+    assert answer.out.endswith("would rename nothing (4 checkpoints): 2 names can't be used\n")
     assert "  b_epoch_9.pth       ->  e9.pth  can't be used\n" in answer.out
     assert "  model_epoch_8.pth   ->  e8.pth\n" in answer.out
 
@@ -124,19 +124,19 @@ def test_usage(run, series: Path) -> None:
 
 
 def test_nothing_there(run, series: Path) -> None:
-    assert run("rename", ".", "-t", TEMPLATE) == (
+    assert run("rename", ".", "--no-recursive", "-t", TEMPLATE) == (
         1,
         "",
-        "ckpttool: error: .: no checkpoint in it; 3 below (-r descends)\n",
+        "ckpttool: error: .: no checkpoint directly in it, but 3 in subdirectories (omit --no-recursive)\n",
     )
-    answer = run("rename", ".", "-t", TEMPLATE, "-r")
+    answer = run("rename", ".", "-t", TEMPLATE)
     assert (answer.status, answer.out.splitlines()[0]) == (0, "run")
 
 
 def test_a_check_of_nothing_finds_something(run, series: Path) -> None:
-    lost = "ckpttool: error: .: no checkpoint in it; 3 below (-r descends)\n"
-    assert run("rename", ".", "-t", TEMPLATE, "--check") == (1, "", lost)
-    assert run("rename", ".", "-t", TEMPLATE, "--check", "-q") == (1, "", lost)
+    lost = "ckpttool: error: .: no checkpoint directly in it, but 3 in subdirectories (omit --no-recursive)\n"
+    assert run("rename", ".", "--no-recursive", "-t", TEMPLATE, "--check") == (1, "", lost)
+    assert run("rename", ".", "--no-recursive", "-t", TEMPLATE, "--check", "-q") == (1, "", lost)
     Path("empty").mkdir()
     answer = run("rename", "empty", "-t", TEMPLATE, "--check", "--json")
     assert (answer.status, json.loads(answer.out)["renames"]) == (1, [])
@@ -173,17 +173,26 @@ def test_wrong_configurations(run, series: Path, text: str, told: str) -> None:
     assert both.status == 2 and "leave out one of them" in both.err
 
 
+def test_a_narrow_terminal_gets_new_names_below_old_ones(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = run("rename", series, "-t", "{run}-of-many-words-e{epoch:04d}", "-n").out
+    assert out.startswith("run\n  model_epoch_8.pth\n    ->  model-of-many-words-e0008.pth\n")
+    assert max(map(len, out.splitlines())) <= 40
+
+
 @pytest.mark.parametrize("answer", ["y\n", "n\n", "\n"])
 def test_it_asks(run, series: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     said = run("rename", series, "-t", TEMPLATE)
-    assert said.out.startswith(PLAN + "would rename 3 of 3 checkpoints\n")
-    assert said.err.endswith("Rename them? [y/N] ")
+    assert said.out.startswith(PLAN)
+    assert said.err.endswith("Rename 3 checkpoints? [y/N] ")
     if answer == "y\n":
-        assert (said.status, said.out.splitlines()[-1]) == (0, "renamed 3 of 3 checkpoints")
+        assert (said.status, said.out.splitlines()[-1]) == (0, "renamed 3 checkpoints")
     else:
-        assert (said.status, said.out.splitlines()[-1]) == (1, "nothing renamed of 3 checkpoints")
+        assert (said.status, said.out.splitlines()[-1]) == (1, "nothing renamed (3 checkpoints)")
         assert names(series) == ["model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
 
 
@@ -193,7 +202,7 @@ def test_an_answer_in_stdin_is_obeyed(run, series: Path, monkeypatch: pytest.Mon
     os.close(writer)
     with open(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert run("rename", series, "-t", TEMPLATE) == (1, "nothing renamed of 3 checkpoints\n", "")
+        assert run("rename", series, "-t", TEMPLATE) == (1, "nothing renamed (3 checkpoints)\n", "")
         assert names(series) == ["model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
         assert run("rename", series, "-t", TEMPLATE).status == 0
 
@@ -215,10 +224,10 @@ def test_what_a_note_will_not_name_is_told_before_it_asks(
     )
     assert run("rename", series, "-t", TEMPLATE, "-n") == (
         1,
-        PLAN + "would rename 3 of 3 checkpoints\n",
+        PLAN + "would rename 3 checkpoints\n",
         told,
     )
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    said = run("rename", series, "-t", TEMPLATE)
-    assert (said.status, said.err) == (1, told + "Rename them? [y/N] ")
+    said = run("rename", series, "-t", TEMPLATE, "--color", "never")
+    assert (said.status, said.err) == (1, told + "Rename 3 checkpoints? [y/N] ")

@@ -196,13 +196,19 @@ def test_a_file_may_say_nothing_of_it() -> None:
         ("[retention]\nmin-age = -1", "ckpttool.toml[retention]: min-age: no duration: '-1' (such as"),
         ("[retention]\nmax-size = 'huge'", "ckpttool.toml[retention]: max-size: no size: 'huge' (such as"),
         ("[retention]\nmax-delete = '101%'", "ckpttool.toml[retention]: max-delete is '101%' (a"),
-        ("[retention]\nkeep-best = 1", "ckpttool.toml[retention]: --keep-best N, --metric NAME and --mode"),
+        (
+            "[retention]\nkeep-best = 1",
+            "ckpttool.toml[retention]: --keep-best needs --metric NAME, such as val_loss",
+        ),
         (
             "[retention.rule]\npath = 'a'",
             "ckpttool.toml[retention.rule]: it is no list of tables (write [[retention.rule]])",
         ),
         ("[[retention.rule]]\nkeep-last = 1", "ckpttool.toml[retention.rule 1]: path is missing (a glob of"),
-        ("[[retention.rule]]\npath = 'a'", "ckpttool.toml[retention.rule 1]: no rule says what to keep"),
+        (
+            "[[retention.rule]]\npath = 'a'",
+            "ckpttool.toml[retention.rule 1]: no rule says which checkpoints to keep",
+        ),
         (
             "[[retention.rule]]\npath = '/a'\nkeep-last = 1",
             "ckpttool.toml[retention.rule 1]: path is '/a' (a glob below the directory of this file)",
@@ -234,7 +240,7 @@ def test_others_may_not_write_it() -> None:
 
 @pytest.mark.parametrize("key", ["incomplete", "failed", "group-by"])
 def test_the_command_line_and_the_file_know_the_same_words(run, key: str) -> None:
-    (words,) = re.findall(rf"--{key} <(.*)>", run("prune", "--help").out)
+    (words,) = re.findall(rf"^  --{key} (\S+)", run("prune", "--help").out, re.MULTILINE)
     for word in words.split("|"):
         assert KEYS[key](word, key) == word
 
@@ -265,7 +271,7 @@ def test_any_value_is_read_or_refused_in_one_line(key: str, value: object) -> No
 
 # The pages ------------------------------------------------------------------------------------------
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def test_every_key_stands_on_the_page() -> None:

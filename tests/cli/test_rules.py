@@ -48,7 +48,7 @@ def rule(lines: str) -> str:
         ("ignore = ['infinity']", "ignore is ['infinity'] (a list like [{code"),
         ("ignore = [{code = 'infinity'}]", "ignore.reason is missing (why it is of no matter)"),
         ("ignore = [{code = 'infinity', reason = ' '}]", "ignore.reason is ' ' (why it is of no matter)"),
-        ("ignore = [{reason = 'x'}]", "ignore.code is missing (a finding's code, as docs"),
+        ("ignore = [{reason = 'x'}]", "ignore.code is missing (a finding's code, as findings"),
         ("ignore = [{code = 'a', reason = 'x', glob = 'x'}]", "unknown key ignore.glob (there are code"),
     ],
 )  # fmt: skip

@@ -33,13 +33,25 @@ def shell(arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_an_encoding_that_lacks_a_sign_gets_another(series: Path) -> None:
+    for name in list(os.listdir(series)):
+        if name != "model_epoch_10.pth":
+            (series / name).rename(series / f"{'x' * 60}-模-{name}")
+    for encoding in ("ascii", "cp437"):
+        done = shell("list run", f"COLUMNS=60 FORCE_COLOR=1 NO_COLOR=1 PYTHONIOENCODING={encoding} ")
+        assert done.returncode == 1
+        assert "epochs 1-9" in done.stdout
+        assert r"x-\u6a21-model_epoch_*.pth" in done.stdout
+        assert "~x" in done.stdout
+
+
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_what_can_not_be_said_changes_no_answer(series: Path, stderr: str) -> None:
     done = shell(f"latest run {stderr}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "run/model_epoch_9.pth\n", "")
     done = shell(f"latest run --json --wait 1 {stderr}")
     assert (done.returncode, json.loads(done.stdout)["path"]) == (0, "run/model_epoch_9.pth")
-    assert (shell(f"latest none {stderr}").returncode, shell(f"inspect none {stderr}").returncode) == (1, 2)
+    assert [shell(f"{command} none {stderr}").returncode for command in ("latest", "inspect")] == [2, 2]
     assert shell(f"inspect none {stderr}").stdout == ""
 
 
@@ -53,7 +65,7 @@ def test_a_reader_of_warnings_that_has_gone_changes_no_answer(series: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "command", ["latest run", "latest none --json", "list run", "pin run/model_epoch_9.pth"]
+    "command", ["latest run", "latest none --missing-ok --json", "list run", "pin run/model_epoch_9.pth"]
 )
 def test_an_answer_that_can_not_be_written_is_an_error(series: Path, command: str) -> None:
     done = shell(f"{command} >/dev/full")
@@ -65,7 +77,7 @@ def test_an_answer_that_can_not_be_written_is_an_error(series: Path, command: st
 
 def test_where_nothing_is_answered_stdout_may_be_closed(series: Path) -> None:
     assert shell("latest run -q >&-").returncode == 0
-    assert shell("latest none -q >&-").returncode == 1
+    assert shell("latest none --missing-ok -q >&-").returncode == 1
 
 
 def test_nobody_who_reads_the_answer_is_not_that_there_is_none(series: Path) -> None:

@@ -72,13 +72,15 @@ def test_text_is_one_line_where_all_is_well(run, guide: Path) -> None:
     status, out, err = run("verify", guide)
     assert (status, err) == (0, "")
     assert out.count("\n") == 1
-    assert out.startswith(f"valid    {guide}  pytorch zip, 4.0 kB: checksum 14 records, values 8 tensors")
+    assert out == f"✓ valid    {guide}  pytorch  4.0 kB  8 tensors\n"
 
 
 def test_json_has_the_keys_of_the_contract(run, guide: Path) -> None:
     status, out, err = run("verify", "--json", guide)
     assert (status, err) == (0, "")
-    assert out.startswith('{"schema": "ckpttool.verify/1", "verdict": "valid", "checkpoints": [')
+    assert out.startswith(
+        '{"schema": "ckpttool.verify/1", "verdict": "valid", "passed": true, "checkpoints": ['
+    )
     assert out.count("\n") == 1
     (told,) = json.loads(out)["checkpoints"]
     assert [key for key in told if key in KEYS] == KEYS
@@ -93,8 +95,9 @@ def test_json_has_the_keys_of_the_contract(run, guide: Path) -> None:
 def test_flipped_bit_is_found_and_named(run, flipped: Path) -> None:
     status, out, err = run("verify", flipped)
     assert (status, err) == (1, "")
-    assert out.startswith(f"INVALID  {flipped}  pytorch zip")
-    assert "error checksum-mismatch [guide/data/0]: CRC-32 is " in out
+    assert out.startswith(f"✗ INVALID  {flipped}  pytorch  4.0 kB  checksum\n")
+    assert "error checksum-mismatch [guide/data/0, tensor model_state_dict.fc.weight]: CRC-32 is " in out
+    assert "→ use another copy; the place names the record (ckpttool explain checksum-mismatch)\n" in out
     told = only(run("verify", "--json", flipped))
     assert (told["verdict"], told["safety"]) == ("invalid", "safe")
     assert statuses(told)["checksum"] == "failed"
@@ -104,6 +107,7 @@ def test_flipped_bit_is_found_and_named(run, flipped: Path) -> None:
         "error",
         "guide/data/0",
     )
+    assert finding["tensors"] == ["model_state_dict.fc.weight"]
 
 
 def test_nan_is_an_error_and_infinity_a_warning(run, files: Path) -> None:
@@ -123,7 +127,7 @@ def test_nan_is_an_error_and_infinity_a_warning(run, files: Path) -> None:
 def test_unsafe_is_not_invalid(run, files: Path) -> None:
     status, out, err = run("verify", files / "hostile" / "call_global.pth")
     assert (status, err) == (1, "")
-    assert out.startswith("UNSAFE   ")
+    assert out.startswith("! UNSAFE   ")
     assert "error unsafe-import" in out and "os.system" in out
 
 
@@ -133,12 +137,12 @@ def test_without_checksums_the_check_is_skipped_and_says_so(run, files: Path) ->
     assert checks["checksum"]["status"] == "skipped"
     assert "without checksums" in checks["checksum"]["detail"]
     status, out, err = run("verify", files / "pytorch" / "nocrc.pth")
-    assert (status, err) == (0, "") and "not checked: checksum" in out
+    assert (status, err) == (0, "") and ", no checksums\n" in out
 
 
 def test_safetensors_carry_no_checksums(run, files: Path) -> None:
     status, out, err = run("verify", files / "safetensors" / "order.safetensors")
-    assert (status, err) == (0, "") and "not checked: checksum" in out
+    assert (status, err) == (0, "") and ", no checksums\n" in out
 
 
 def test_values_that_were_never_written(run, files: Path) -> None:
@@ -204,12 +208,12 @@ def test_strict_lets_warnings_fail(run, infinite: Path) -> None:
     status, out, err = run("verify", infinite)
     assert (status, err) == (0, "") and "warning infinity [mask]: 2 of 3 values are infinite" in out
     status, out, err = run("verify", "--strict", infinite)
-    assert (status, err) == (1, "") and out.startswith("INVALID")
+    assert (status, err) == (1, "") and out.startswith("✗ INVALID")
 
 
 def test_what_nobody_knows_is_not_said_to_be_safe(run, files: Path) -> None:
     told = run("verify", files / "hostile" / "class_unknown.pth", "-v").out.splitlines()
-    assert told[0].startswith("valid?  ")
+    assert told[0].startswith("? unknown  ")
     assert "    safety     passed   nothing known to be unsafe; 1 warning" in told
 
 
@@ -233,9 +237,19 @@ def test_options_that_leave_no_check_are_misuse(run, flipped: Path) -> None:
     assert (status, out, err.count("\n")) == (2, "", 1)
 
 
-def test_quiet_prints_nothing(run, guide: Path, flipped: Path) -> None:
+def test_quiet_prints_problems_alone(run, guide: Path, flipped: Path) -> None:
     assert run("verify", "-q", guide) == (0, "", "")
-    assert run("verify", "--quiet", flipped) == (1, "", "")
+    status, out, err = run("verify", "--quiet", guide, flipped)
+    assert (status, err) == (1, "") and out.startswith(f"✗ INVALID  {flipped}  ")
+    assert str(guide) not in out
+
+
+def test_strict_says_why_it_failed(run, files: Path) -> None:
+    path = files / "hostile" / "class_unknown.pth"
+    status, out, _ = run("verify", "--strict", path)
+    assert (status, out.splitlines()[-1]) == (1, "failed: --strict, and 1 checkpoint of unknown safety")
+    assert json.loads(run("verify", "--strict", "--json", path).out)["passed"] is False
+    assert json.loads(run("verify", "--json", path).out)["passed"] is True
 
 
 def test_quiet_prints_errors_all_the_same(run, tmp_path: Path) -> None:
@@ -273,10 +287,16 @@ def test_highest_status_wins(run, guide: Path, flipped: Path, tmp_path: Path) ->
     assert run("verify", tmp_path / "missing.pth", flipped, guide).status == 2
 
 
-def test_exit_2_leaves_stdout_empty(run, guide: Path, tmp_path: Path) -> None:
-    for options in ((), ("--json",)):
-        status, out, err = run("verify", *options, guide, tmp_path / "missing.pth")
-        assert (status, out, err.count("\n")) == (2, "", 1)
+def test_a_path_that_is_not_there_hides_no_other(run, guide: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pth"
+    status, out, err = run("verify", missing, guide)
+    assert (status, err) == (2, f"ckpttool: error: {missing}: no such file or directory\n")
+    assert out.startswith(f"✓ valid    {guide}  ")
+    document = json.loads(run("verify", "--json", missing, guide).out)
+    assert [one["path"] for one in document["checkpoints"]] == [str(guide)]
+    assert document["errors"] == [{"path": str(missing), "message": "no such file or directory"}]
+    assert document["passed"] is False
+    assert run("verify", missing).out == ""
 
 
 def test_directory_stands_for_all_in_it(run, files: Path) -> None:
@@ -395,7 +415,7 @@ def test_truncated_file_is_invalid(run, guide: Path, tmp_path: Path) -> None:
     path.write_bytes(guide.read_bytes()[:2000])
     status, out, err = run("verify", path)
     assert (status, err) == (1, "")
-    assert out.startswith(f"INVALID  {path}  pytorch") and "error truncated: 2,000 bytes" in out
+    assert out.startswith(f"✗ INVALID  {path}  pytorch") and "error truncated: 2,000 bytes" in out
 
 
 def test_other_content_is_no_checkpoint(run, tmp_path: Path) -> None:
@@ -403,7 +423,9 @@ def test_other_content_is_no_checkpoint(run, tmp_path: Path) -> None:
     path.write_text("hello")
     status, out, err = run("verify", "--json", path)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"ckpttool: error: {path}: text that starts with 'hello'")
+    assert err.startswith(
+        f"ckpttool: error: {path}: not a checkpoint: it looks like text that starts with 'hello'"
+    )
 
 
 def test_no_such_file(run, tmp_path: Path) -> None:
@@ -466,7 +488,7 @@ def test_the_only_one_in_a_directory_can_not_be_read(
     status, out, err = run("verify", tmp_path)
     monkeypatch.undo()
     assert (status, err) == (1, "")
-    assert out.startswith(f"INVALID  {tmp_path}/b.pth  ")
+    assert out.startswith(f"✗ INVALID  {tmp_path}/b.pth  ")
     assert "error access-denied: permission denied" in out
 
 
@@ -478,7 +500,7 @@ def test_one_that_needs_a_package_hides_no_other(
     lack_h5py(monkeypatch)
     status, out, err = run("verify", tmp_path)
     assert (status, err) == (1, "")
-    assert out.startswith(f"valid    {tmp_path}/a.pth") and "1 valid, 1 invalid" in out
+    assert out.startswith(f"✓ valid    {tmp_path}/a.pth") and "1 valid, 1 invalid" in out
     assert "error missing-package: HDF5 needs h5py (pip install" in out
 
 
@@ -540,9 +562,9 @@ def test_names_from_files_are_escaped(run, flipped: Path, files: Path, tmp_path:
 def test_nothing_that_was_asked_for_could_run(run, infinite: Path) -> None:
     status, out, err = run("verify", infinite, "--only", "checksum")
     assert (status, err) == (1, "")
-    assert out.startswith("NOT RUN")
+    assert out.startswith("✗ NOT RUN")
     why = "checksum was skipped: safetensors files carry no checksums"
-    assert out.endswith(f"error nothing-checked: no check that was asked for could finish ({why})\n")
+    assert f"error nothing-checked: no check that was asked for could finish ({why})\n" in out
     told = json.loads(run("verify", infinite, "--only", "checksum", "--json").out)
     assert (told["verdict"], told["checkpoints"][0]["findings"][0]["code"]) == ("invalid", "nothing-checked")
     assert run("verify", infinite, "--only", "checksum,values").status == 0
@@ -550,10 +572,10 @@ def test_nothing_that_was_asked_for_could_run(run, infinite: Path) -> None:
 
 def test_what_is_damaged_has_its_size(run, guide: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.pth").write_bytes(guide.read_bytes()[:900])
-    assert "cut.pth  pytorch, 900 B" in run("verify", tmp_path / "cut.pth").out
+    assert "cut.pth  pytorch  900 B" in run("verify", tmp_path / "cut.pth").out
     for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
         (tmp_path / name).write_bytes(bytes(50))
-    assert "tensorflow, 100 B" in run("verify", tmp_path / "ckpt-1").out
+    assert "tensorflow  100 B" in run("verify", tmp_path / "ckpt-1").out
 
 
 def test_what_is_missing_is_not_called_without_checksums(run, files: Path, tmp_path: Path) -> None:
@@ -561,7 +583,7 @@ def test_what_is_missing_is_not_called_without_checksums(run, files: Path, tmp_p
     prefix = sorted(run_directory.glob("*.index"))[0].with_suffix("")
     for shard in run_directory.glob(f"{prefix.name}.data-*"):
         shard.unlink()
-    out = run("verify", prefix).out
+    out = run("verify", "-v", prefix).out
     assert "checksum   skipped  what carries them is missing or can't be read" in out
     assert "values     skipped  what holds the values of " in out
 

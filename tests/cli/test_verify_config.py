@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_without_a_path_and_a_configuration_nothing_is_looked_at(run, project: P
     assert run("verify") == (
         2,
         "",
-        "ckpttool: error: name a PATH, or write a ckpttool.toml that names some (see docs/config.md)\n",
+        "ckpttool: error: name a PATH, or write a ckpttool.toml that names some\n",
     )
 
 
@@ -50,9 +51,8 @@ def test_what_is_ignored_fails_nothing_and_stays(run, project: Path) -> None:
     status, out, err = run("verify")
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        "valid    models/guide.pth  pytorch zip, 4.0 kB: checksum 14 records, values 8 tensors",
-        "valid    models/mask.safetensors  safetensors, 80 B: "
-        "values 1 tensor, 1 ignored; not checked: checksum",
+        "✓ valid    models/guide.pth         pytorch      4.0 kB  8 tensors",
+        "✓ valid    models/mask.safetensors  safetensors    80 B  1 tensor, 1 ignored, no checksums",
         "    warning infinity [mask]: 1 of 2 values are infinite (ignored: causal)",
         "2 checkpoints: 2 valid",
     ]
@@ -85,7 +85,9 @@ def test_a_named_one_applies_to_given_paths(run, project: Path) -> None:
 
 def test_a_path_that_is_not_there_is_an_error(run, project: Path) -> None:
     configure(project, '[verify]\npaths = ["models", "nowhere"]\n')
-    assert run("verify") == (2, "", "ckpttool: error: nowhere: no such file or directory\n")
+    status, out, err = run("verify")
+    assert (status, err) == (2, "ckpttool: error: nowhere: no such file or directory\n")
+    assert "✓ valid    models/guide.pth" in out
 
 
 def test_what_means_nothing_is_a_warning(run, project: Path) -> None:
@@ -109,11 +111,11 @@ def test_dangerous_code_stays_unsafe(run, project: Path, files: Path) -> None:
     )
     status, out, err = run("verify")
     assert status == 1
-    assert "UNSAFE   ./stranger.pth" in out
+    assert "UNSAFE   stranger.pth" in out
     assert "ignored" not in out
     assert err == (
         "ckpttool: error: ckpttool.toml[verify.rule 1]: ignore 1: "
-        f"{code} in ./stranger.pth can't be ignored: "
+        f"{code} in stranger.pth can't be ignored: "
         "loading the file would run code that is known to be dangerous\n"
     )
 
@@ -137,7 +139,7 @@ def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: p
     rule = MASK.replace("infinity", "missing-key") + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\n' + rule)
     status, out, err = run("verify")
-    assert (status, out.split()[0]) == (1, "INVALID")
+    assert (status, out.split()[:2]) == (1, ["✗", "FAILED"])
     assert err == (
         "ckpttool: error: ckpttool.toml[verify.rule 1]: ignore 1: missing-key in models/mask.safetensors "
         "can't be ignored: the model could not be loaded, so it was not run\n"
@@ -161,3 +163,143 @@ def test_trust_stands_in_no_file(run, project: Path) -> None:
         "ckpttool: error: ckpttool.toml[verify.rule 1]: "
         "code in a checkpoint is only trusted on the command line: --trust\n",
     )
+
+
+# Paths and --config auto ----------------------------------------------------------------------------
+
+STRICT = "[verify]\nstrict = true\n"
+UNREAD = "ckpttool: {} is not read when paths are named (--config auto reads it)\n"
+
+
+@pytest.mark.parametrize("path", ["models", "models/guide.pth", "./models/", "models/../models/guide.pth"])
+def test_a_configuration_that_is_not_read_is_named(run, project: Path, path: str) -> None:
+    configure(project, STRICT)
+    status, _, err = run("verify", path)
+    assert (status, err) == (0, UNREAD.format("ckpttool.toml"))
+    assert run("verify", "-q", path).err == ""
+
+
+def test_the_nearest_is_named_once(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(project, STRICT)
+    configure(project / "models", STRICT)
+    nearest = os.path.join("models", "ckpttool.toml")
+    assert run("verify", "models/guide.pth", "models/mask.safetensors").err == UNREAD.format(nearest)
+    monkeypatch.chdir(project / "models")
+    assert run("verify", "guide.pth").err == UNREAD.format("ckpttool.toml")
+    (project / "models" / "ckpttool.toml").unlink()
+    assert run("verify", "guide.pth").err == UNREAD.format(os.path.join("..", "ckpttool.toml"))
+
+
+def test_outside_of_a_repository_only_the_directory_counts(run, project: Path) -> None:
+    (project / ".git").rmdir()
+    configure(project, STRICT)
+    assert run("verify", "models/guide.pth").err == ""
+    configure(project / "models", STRICT)
+    nearest = os.path.join("models", "ckpttool.toml")
+    assert run("verify", "models/guide.pth").err == UNREAD.format(nearest)
+    told = "ckpttool: error: --config auto: there is no configuration for away (leave --config out)\n"
+    (project / "away").mkdir()
+    assert run("verify", "--config", "auto", "away") == (2, "", told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[verify]\n",
+        "[verify]\n# strict = true\n\n[retention]\nkeep-last = 1\n",
+        "[retention]\nkeep-last = 1\n",
+        "#[verify]\n#strict = true\n",
+    ],
+)
+def test_one_that_says_nothing_of_it_is_not_named(run, project: Path, text: str) -> None:
+    configure(project, text)
+    assert run("verify", "models/guide.pth").err == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[verify] # all\r\n\r\n # more\r\n paths = ['a']\r\n",
+        "[[verify.rule]]\npath='a'",
+        "verify.strict=true",
+    ],
+)
+def test_one_that_says_something_of_it_is_named(run, project: Path, text: str) -> None:
+    configure(project, text)
+    assert run("verify", "models/guide.pth").err == UNREAD.format("ckpttool.toml")
+
+
+def test_what_init_writes_is_not_named(run, project: Path) -> None:
+    assert run("init").status == 0
+    assert run("verify", "models").err == ""
+
+
+def test_a_configuration_that_is_not_read_is_not_parsed(
+    run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parser of TOML can be made to take all memory by few bytes."""
+    configure(project, STRICT)
+
+    def parse(text: str) -> dict[str, object]:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr("ckpttool.cli.config.parse_toml", parse)
+    (project / "models" / "pyproject.toml").write_text("[tool.ckpttool.verify]\nstrict = true\n")
+    status, out, err = run("verify", "models")
+    assert (status, err) == (0, UNREAD.format("ckpttool.toml"))
+    assert "✓ valid    models/guide.pth" in out
+
+
+def test_through_a_link_the_real_directory_counts(run, project: Path, tmp_path_factory) -> None:
+    configure(project, STRICT)
+    away = tmp_path_factory.mktemp("away")
+    shutil.copytree(project / "models", away / "models")
+    configure(away, STRICT)
+    (project / "linked").symlink_to(away / "models")
+    assert run("verify", "linked").err == ""
+    assert run("verify", "--config", "auto", "linked").status == 2
+    (away / ".git").mkdir()
+    assert run("verify", "linked").err == UNREAD.format(away / "ckpttool.toml")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_of_its_name_makes_nobody_wait(run, project: Path) -> None:
+    os.mkfifo(project / "ckpttool.toml")
+    assert run("verify", "models/guide.pth")[::2] == (0, "")
+
+
+def test_auto_reads_the_nearest(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(project, '[verify]\npaths = ["nowhere"]\nstrict = true\n')
+    assert run("verify", "--config", "auto", "-q", "models").status == 1
+    configure(project, STRICT + MASK)
+    assert run("verify", "--config", "auto", "-q", "models") == (0, "", "")
+    monkeypatch.chdir(project / "models")
+    assert run("verify", "--config", "auto", "-q", "mask.safetensors") == (0, "", "")
+    assert run("verify", "--strict", "-q", "mask.safetensors").status == 1
+
+
+def test_auto_without_a_path_is_the_default(run, project: Path) -> None:
+    configure(project, '[verify]\npaths = ["models"]\n')
+    assert run("verify", "--config", "auto") == run("verify")
+    (project / "ckpttool.toml").unlink()
+    assert run("verify", "--config", "auto") == run("verify")
+    assert run("verify").status == 2
+
+
+def test_auto_needs_one_for_all_paths(run, project: Path) -> None:
+    configure(project / "models", STRICT)
+    (project / "other").mkdir()
+    told = "ckpttool: error: --config auto: {} (verify them one by one, or name one)\n".format
+    config = os.path.join("models", "ckpttool.toml")
+    wrong = told(f"{config} is for models, and not for other")
+    assert run("verify", "--config", "auto", "models", "other") == (2, "", wrong)
+    configure(project / "other", STRICT)
+    assert run("verify", "--config", "auto", "models", "other") == (2, "", wrong)
+
+
+def test_auto_is_not_a_word_of_trust(run, project: Path) -> None:
+    configure(project, STRICT)
+    (project / "ckpttool.toml").chmod(0o666)
+    err = run("verify", "--config", "auto", "models").err
+    assert err.startswith("ckpttool: error: ckpttool.toml: every user can write to it, so it is not trusted")

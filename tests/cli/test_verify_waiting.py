@@ -45,7 +45,7 @@ def test_a_file_that_is_named_is_verified_all_the_same(run: Callable, whole: Pat
     begun(whole)
     status, out, err = run("verify", whole / "guide.pth")
     assert (status, err) == (0, "")
-    assert out.startswith("valid")
+    assert out.startswith("✓ valid")
 
 
 def test_where_nothing_else_is_there(run: Callable, whole: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_directory_that_is_the_checkpoint(run: Callable, whole: Path) -> None:
     journal = begun(whole)
     status, out, err = run("verify", whole)
     assert (status, err) == (1, f"ckpttool: warning: {whole}: {WAITS} ({journal})\n")
-    assert out.startswith("INVALID")
+    assert out.startswith("✗ INVALID")
 
 
 def test_one_that_begins_meanwhile(run: Callable, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,18 +234,25 @@ def test_declared_specialisation_wins(path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "content", "kind", "said"),
     [
-        ("a.txt", b"hello", NotACheckpoint, "text that starts with 'hello' (one of "),
-        ("a.txt", b"", NotACheckpoint, "an empty file (one of "),
-        ("a.pth", b"", DamagedCheckpoint, "an empty file (a pytorch checkpoint)"),
-        ("A.PTH", b"\xff", DamagedCheckpoint, "1 bytes that start with ff (a pytorch checkpoint)"),
-        ("a.safetensors", b"", DamagedCheckpoint, "an empty file (a safetensors checkpoint)"),
+        ("a.txt", b"hello", NotACheckpoint, "not a checkpoint: it looks like text that starts with 'hello'"),
+        ("a.txt", b"", NotACheckpoint, "not a checkpoint: the file is empty"),
+        ("a.pth", b"", DamagedCheckpoint, "the file is empty; expected a PyTorch checkpoint"),
+        ("A.PTH", b"\xff", DamagedCheckpoint, "starts with the bytes ff; expected a PyTorch"),
+        ("a.safetensors", b"", DamagedCheckpoint, "the file is empty; expected a safetensors checkpoint"),
         (
             "pytorch_model.bin",
             b"\x1f\x8b\x08",
             DamagedCheckpoint,
-            "a file compressed with gzip; decompress it first",
+            "it is compressed with gzip; expected a PyTorch checkpoint (decompress it first)",
         ),
-        ("a", b"\x28\xb5\x2f\xfd", NotACheckpoint, "a file compressed with zstd; decompress it first"),
+        ("a", b"\x28\xb5\x2f\xfd", NotACheckpoint, "it is compressed with zstd (decompress it first)"),
+        (
+            "a.pt",
+            b" <!DOCTYPE html><html>",
+            DamagedCheckpoint,
+            "an HTML page; expected a PyTorch checkpoint (",
+        ),
+        ("a.hdf5", b"", DamagedCheckpoint, "the file is empty; expected an HDF5 checkpoint"),
         ("a.pt", b"version https://git-lfs.github.com/spec/v1\n", NotDownloaded, "run 'git lfs pull'"),
     ],
 )

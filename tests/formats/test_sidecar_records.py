@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import ConvertWishes, Severity, convert, open_checkpoint
+from ckpttool import ConvertOptions, Severity, convert, open_checkpoint
 from tests.support.limits import lower_limits
 from tests.support.numpy_files import header, npy
 
@@ -63,7 +63,7 @@ def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert(archive(tmp_path / "a.npz"), tmp_path / "a", ConvertWishes(to="torch-dcp"))
+    convert(archive(tmp_path / "a.npz"), tmp_path / "a", ConvertOptions(to="torch-dcp"))
     with open_checkpoint(tmp_path / "a") as opened:
         assert dict(opened.metadata) == {"epoch": 3}
     lower_limits(monkeypatch, document=20)

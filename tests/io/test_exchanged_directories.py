@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import AccessDenied, CheckpointError, ConvertWishes, UsageError, convert, open_checkpoint
+from ckpttool import AccessDenied, CheckpointError, ConvertOptions, UsageError, convert, open_checkpoint
 from ckpttool.io.directories import Exchanged, OpenDirectory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
@@ -65,7 +65,7 @@ def test_a_conversion_in_which_it_is_exchanged_at_any_call(way: Way, files: Path
     source = files / "safetensors" / "sharded" / "model.safetensors.index.json"
     with open_checkpoint(source) as checkpoint:
         expected = {name: tensor.tobytes() for name, tensor in checkpoint.items()}
-    wishes = ConvertWishes(to="numpy", force=True, jobs=1)
+    wishes = ConvertOptions(to="numpy", force=True, jobs=1)
 
     def lay_out(place: Path) -> None:
         (place / "ckpt.npz").write_bytes(OLD)

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from ckpttool import (
     CheckpointError,
-    ConvertWishes,
+    ConvertOptions,
     Role,
     Tensor,
     TrainingState,
@@ -112,11 +112,11 @@ def test_damaged_and_hostile_sources_leave_nothing(files: Path, tmp_path: Path, 
 def test_nothing_that_stands_there_is_replaced_without_force(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     target.write_bytes(b"somebody's")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         convert(source, target)
     assert target.read_bytes() == b"somebody's"
     os.chmod(target, 0o640)
-    convert(source, target, ConvertWishes(force=True))
+    convert(source, target, ConvertOptions(force=True))
     assert os.stat(target).st_mode & 0o777 == 0o640
     assert left(tmp_path) == ["in", "out.safetensors"]
 
@@ -125,65 +125,65 @@ def test_a_directory_that_is_no_checkpoint_is_never_replaced(source: Path, tmp_p
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="no checkpoint"):
-        convert(source, tmp_path / "out", ConvertWishes(to="torch-dcp", force=True))
+        convert(source, tmp_path / "out", ConvertOptions(to="torch-dcp", force=True))
     assert left(tmp_path / "out") == ["thesis.tex"]
 
 
 DIRECTORIES = {
-    "torch-dcp": ConvertWishes(to="torch-dcp"),
-    "savedmodel": ConvertWishes(to="savedmodel"),
-    "fluid": ConvertWishes(to="fluid"),
-    "safetensors": ConvertWishes(to="safetensors", shard_size=100_000),
-    "pytorch": ConvertWishes(to="pytorch", shard_size=100_000),
+    "torch-dcp": ConvertOptions(to="torch-dcp"),
+    "savedmodel": ConvertOptions(to="savedmodel"),
+    "fluid": ConvertOptions(to="fluid"),
+    "safetensors": ConvertOptions(to="safetensors", shard_size=100_000),
+    "pytorch": ConvertOptions(to="pytorch", shard_size=100_000),
 }
 
 
-@pytest.mark.parametrize("wishes", DIRECTORIES.values(), ids=DIRECTORIES)
-def test_a_directory_is_replaced_as_a_whole(source: Path, tmp_path: Path, wishes: ConvertWishes) -> None:
-    convert(source, tmp_path / "out", wishes)
+@pytest.mark.parametrize("options", DIRECTORIES.values(), ids=DIRECTORIES)
+def test_a_directory_is_replaced_as_a_whole(source: Path, tmp_path: Path, options: ConvertOptions) -> None:
+    convert(source, tmp_path / "out", options)
     before = below(tmp_path / "out")
     torch.save({"one": torch.ones(2)}, tmp_path / "one.pt")
-    convert(tmp_path / "one.pt", tmp_path / "out", replace(wishes, force=True))
+    convert(tmp_path / "one.pt", tmp_path / "out", replace(options, force=True))
     assert left(tmp_path) == ["in", "one.pt", "out"]
     with open_checkpoint(only_checkpoint(tmp_path / "out").path) as opened:
         assert list(opened) == ["one"]
-    convert(source, tmp_path / "out", replace(wishes, force=True))
+    convert(source, tmp_path / "out", replace(options, force=True))
     assert below(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "other/big.pt", ".hidden"])
-@pytest.mark.parametrize("wishes", DIRECTORIES.values(), ids=DIRECTORIES)
+@pytest.mark.parametrize("options", DIRECTORIES.values(), ids=DIRECTORIES)
 def test_what_is_no_part_of_a_checkpoint_is_never_removed(
-    source: Path, tmp_path: Path, wishes: ConvertWishes, stranger: str
+    source: Path, tmp_path: Path, options: ConvertOptions, stranger: str
 ) -> None:
-    convert(source, tmp_path / "out", wishes)
+    convert(source, tmp_path / "out", options)
     place = tmp_path / "out" / stranger
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(source.read_bytes())
     before = below(tmp_path)
     with pytest.raises(UsageError, match=f"{stranger.split('/')[-1]}|not replaced"):
-        convert(source, tmp_path / "out", replace(wishes, force=True))
+        convert(source, tmp_path / "out", replace(options, force=True))
     assert below(tmp_path) == before
 
 
 def test_a_link_that_leads_to_itself_is_no_part_either(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "out", ConvertWishes(to="torch-dcp"))
+    convert(source, tmp_path / "out", ConvertOptions(to="torch-dcp"))
     (tmp_path / "out" / "loop").symlink_to("loop")
     with pytest.raises(UsageError, match="loop is no part"):
-        convert(source, tmp_path / "out", ConvertWishes(to="torch-dcp", force=True))
+        convert(source, tmp_path / "out", ConvertOptions(to="torch-dcp", force=True))
     assert (tmp_path / "out" / "loop").is_symlink()
 
 
 def test_files_behind_a_name_are_in_the_way_of_a_prefix_alone(source: Path, tmp_path: Path) -> None:
     for name in ("run.meta", "run.index", "run.data-00000-of-00001"):
         (tmp_path / name).write_bytes(b"somebody's")
-    assert convert(source, tmp_path / "run", ConvertWishes(to="pytorch")).verified
-    assert convert(source, tmp_path / "run", ConvertWishes(to="pytorch", force=True)).verified
+    assert convert(source, tmp_path / "run", ConvertOptions(to="pytorch")).verified
+    assert convert(source, tmp_path / "run", ConvertOptions(to="pytorch", force=True)).verified
     assert (tmp_path / "run.meta").read_bytes() == b"somebody's"
     (tmp_path / "run").unlink()
-    with pytest.raises(UsageError, match="is there already"):
-        convert(source, tmp_path / "run", ConvertWishes(to="tensorflow"))
-    convert(source, tmp_path / "run", ConvertWishes(to="tensorflow", force=True))
+    with pytest.raises(UsageError, match="already exists"):
+        convert(source, tmp_path / "run", ConvertOptions(to="tensorflow"))
+    convert(source, tmp_path / "run", ConvertOptions(to="tensorflow", force=True))
     assert left(tmp_path) == ["in", "run.data-00000-of-00001", "run.index"]
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_file_is_never_replaced(source: Path, tmp_path: Path) -> None
     os.mkfifo(tmp_path / "pipe")
     for target in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(UsageError, match="neither a file nor a directory"):
-            convert(source, target, ConvertWishes(to="pytorch", force=True))
+            convert(source, target, ConvertOptions(to="pytorch", force=True))
     assert stat.S_ISFIFO(os.lstat(tmp_path / "pipe").st_mode)
 
 
@@ -201,7 +201,7 @@ def test_manifests_go_with_what_they_were_about(source: Path, tmp_path: Path) ->
     for ending in (".sha256", ".digests.json"):
         Path(f"{target}{ending}").write_text("of the old one")
     (tmp_path / "SHA256SUMS").write_text("of others, too")
-    converted = convert(source, target, ConvertWishes(force=True))
+    converted = convert(source, target, ConvertOptions(force=True))
     assert left(tmp_path) == ["SHA256SUMS", "in", "out.safetensors"]
     assert converted.notes == tuple(
         f"out.safetensors{ending} was about what is replaced, and goes with it"
@@ -215,41 +215,41 @@ def test_a_target_has_a_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no name that a target can have"):
-        convert(source, target, ConvertWishes(to="pytorch", force=True))
+        convert(source, target, ConvertOptions(to="pytorch", force=True))
     assert below(tmp_path) == ["in/model.pth"]
 
 
 def test_the_target_is_not_what_is_read(source: Path, tmp_path: Path) -> None:
-    wishes = ConvertWishes(to="pytorch", force=True)
+    options = ConvertOptions(to="pytorch", force=True)
     before = source.read_bytes()
     os.link(source, tmp_path / "same.pth")
     (tmp_path / "link.pth").symlink_to(source)
     for target in (source, source.parent / "." / "model.pth", tmp_path / "same.pth", tmp_path / "link.pth"):
-        with pytest.raises(UsageError, match="is what is read"):
-            convert(source, target, wishes)
+        with pytest.raises(UsageError, match="is the source itself"):
+            convert(source, target, options)
     assert source.read_bytes() == before
 
 
 def test_the_target_does_not_lie_inside_the_source(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "dcp", ConvertWishes(to="torch-dcp"))
-    with pytest.raises(UsageError, match="lies inside"):
+    convert(source, tmp_path / "dcp", ConvertOptions(to="torch-dcp"))
+    with pytest.raises(UsageError, match="is inside the source"):
         convert(tmp_path / "dcp", tmp_path / "dcp" / "out.pth")
-    with pytest.raises(UsageError, match="holds what is read"):
-        convert(source, source.parent, ConvertWishes(to="torch-dcp", force=True))
+    with pytest.raises(UsageError, match="contains the source"):
+        convert(source, source.parent, ConvertOptions(to="torch-dcp", force=True))
     assert left(source.parent) == ["model.pth"]
 
 
 def test_what_no_name_tells_is_asked_for(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="doesn't say which format"):
+    with pytest.raises(UsageError, match="the name says no format"):
         convert(source, tmp_path / "out")
     with pytest.raises(UsageError, match="no such format"):
-        convert(source, tmp_path / "out", ConvertWishes(to="onnx"))
+        convert(source, tmp_path / "out", ConvertOptions(to="onnx"))
     with pytest.raises(UsageError, match="--shard-size"):
-        convert(source, tmp_path / "out.npz", ConvertWishes(shard_size=1000))
+        convert(source, tmp_path / "out.npz", ConvertOptions(shard_size=1000))
 
 
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
-    converted = convert(source, tmp_path / "out.safetensors", ConvertWishes(dry_run=True))
+    converted = convert(source, tmp_path / "out.safetensors", ConvertOptions(dry_run=True))
     assert (converted.tensors, converted.nbytes, converted.verified) == (2, 4 * 60_300, False)
     assert left(tmp_path) == ["in"]
 
@@ -312,7 +312,7 @@ def test_a_source_that_is_written_to_meanwhile_is_told(
 
 
 def test_a_missing_directory_is_said(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such file or directory"):
+    with pytest.raises(CheckpointError, match=r"no such directory .mkdir -p"):
         convert(source, tmp_path / "nowhere" / "out.safetensors")
 
 
@@ -326,7 +326,7 @@ def test_types_that_a_format_lacks_are_refused_by_name(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2, dtype=torch.bfloat16), "c": torch.ones(2)}, tmp_path / "b.pth")
     with pytest.raises(UsageError, match=r"numpy has no bfloat16: w \(--dtype float32 converts them\)"):
         convert(tmp_path / "b.pth", tmp_path / "out.npz")
-    converted = convert(tmp_path / "b.pth", tmp_path / "out.npz", ConvertWishes(dtype="float32"))
+    converted = convert(tmp_path / "b.pth", tmp_path / "out.npz", ConvertOptions(dtype="float32"))
     assert converted.verified
 
 
@@ -345,12 +345,12 @@ def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: 
 def test_a_pair_that_a_kill_left_by_half_is_cleared_by_the_same_command(source: Path, tmp_path: Path) -> None:
     place = tmp_path / "out"
     place.mkdir()
-    wishes = ConvertWishes(to="tensorflow")
-    assert is_killed_at(2, lambda: convert(source, place / "ckpt", wishes), ("link",))
+    options = ConvertOptions(to="tensorflow")
+    assert is_killed_at(2, lambda: convert(source, place / "ckpt", options), ("link",))
     assert [name for name in os.listdir(place) if name.startswith("ckpt")] == ["ckpt.data-00000-of-00001"]
-    with pytest.raises(UsageError, match="is there already"):
-        convert(source, place / "ckpt", replace(wishes, dry_run=True))  # which changes nothing
-    assert convert(source, place / "ckpt", wishes).verified
+    with pytest.raises(UsageError, match="already exists"):
+        convert(source, place / "ckpt", replace(options, dry_run=True))  # which changes nothing
+    assert convert(source, place / "ckpt", options).verified
     assert sorted(os.listdir(place)) == ["ckpt.data-00000-of-00001", "ckpt.index"]
 
 
@@ -360,8 +360,8 @@ def test_an_entry_that_is_not_used_is_told(tmp_path: Path) -> None:
     converted = convert(tmp_path / "in.safetensors", tmp_path / "out.npz")
     assert [one.path for one in converted.dropped] == ["ckpttool.content"]
     assert "is not used" in converted.dropped[0].why
-    with pytest.raises(UsageError, match=r"ckpttool\.content can't be carried"):
-        convert(tmp_path / "in.safetensors", tmp_path / "strict.npz", ConvertWishes(strict=True))
+    with pytest.raises(UsageError, match=r"ckpttool\.content can't be preserved"):
+        convert(tmp_path / "in.safetensors", tmp_path / "strict.npz", ConvertOptions(strict=True))
 
 
 @pytest.mark.parametrize(
@@ -384,8 +384,8 @@ def test_programs_and_files_beside_them_are_told(
 
 def test_a_saved_model_of_variables_alone_loses_nothing(files: Path, tmp_path: Path) -> None:
     for at, name in enumerate(("savedmodel/module", "numpy/packed.npz")):
-        convert(files / name, tmp_path / str(at), ConvertWishes(to="savedmodel"))
-        converted = convert(tmp_path / str(at), tmp_path / f"{at}.npz", ConvertWishes(strict=True))
+        convert(files / name, tmp_path / str(at), ConvertOptions(to="savedmodel"))
+        converted = convert(tmp_path / str(at), tmp_path / f"{at}.npz", ConvertOptions(strict=True))
         assert converted.dropped == ()
 
 
@@ -409,7 +409,7 @@ def test_what_loading_the_target_could_run_is_told(files: Path, tmp_path: Path) 
     assert converted.verified and converted.safety
     assert {one.code for one in converted.safety} == {"keras-lambda"}
     with pytest.raises(UsageError, match=r"--strict"):
-        convert(source, tmp_path / "strict.keras", ConvertWishes(strict=True))
+        convert(source, tmp_path / "strict.keras", ConvertOptions(strict=True))
     assert left(tmp_path) == ["out.keras"]
 
 
@@ -480,24 +480,24 @@ def test_what_is_said_beside_the_tensors_is_compared(tied: Path, files: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes"),
+    ("name", "options"),
     [
-        ("fluid/guide/checkpoint_0", ConvertWishes(to="fluid", only="weights")),
-        ("tensorflow/keras2/weights.05.ckpt", ConvertWishes(to="tensorflow", only="weights")),
-        ("savedmodel/module", ConvertWishes(to="tensorflow", only="weights")),
-        ("pytorch/minimal.pth", ConvertWishes(to="savedmodel", only="weights")),
-        ("safetensors/trainer/checkpoint-2", ConvertWishes(to="numpy")),
-        ("keras/adam.keras", ConvertWishes(to="keras-h5")),
-        ("keras/adam.h5", ConvertWishes(to="keras-h5")),
-        ("paddle/adam.pdopt", ConvertWishes(to="pytorch")),
-        ("paddle/evaluated.pd", ConvertWishes(to="torch-dcp")),
-        ("paddle/rows.selected", ConvertWishes(to="numpy")),
+        ("fluid/guide/checkpoint_0", ConvertOptions(to="fluid", only="weights")),
+        ("tensorflow/keras2/weights.05.ckpt", ConvertOptions(to="tensorflow", only="weights")),
+        ("savedmodel/module", ConvertOptions(to="tensorflow", only="weights")),
+        ("pytorch/minimal.pth", ConvertOptions(to="savedmodel", only="weights")),
+        ("safetensors/trainer/checkpoint-2", ConvertOptions(to="numpy")),
+        ("keras/adam.keras", ConvertOptions(to="keras-h5")),
+        ("keras/adam.h5", ConvertOptions(to="keras-h5")),
+        ("paddle/adam.pdopt", ConvertOptions(to="pytorch")),
+        ("paddle/evaluated.pd", ConvertOptions(to="torch-dcp")),
+        ("paddle/rows.selected", ConvertOptions(to="numpy")),
     ],
 )
 def test_what_a_format_says_in_its_own_way_is_no_mismatch(
-    files: Path, tmp_path: Path, name: str, wishes: ConvertWishes
+    files: Path, tmp_path: Path, name: str, options: ConvertOptions
 ) -> None:
-    assert convert(files / name, tmp_path / "out", wishes).mismatches == ()
+    assert convert(files / name, tmp_path / "out", options).mismatches == ()
 
 
 def test_more_may_be_said(tied: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ckpttool import DamagedCheckpoint, DiffWishes, NotFound, Truncated, UsageError, diff
+from ckpttool import DamagedCheckpoint, DiffOptions, NotFound, Truncated, UsageError, diff
 from tests.support.torch_files import saved
 
 torch = pytest.importorskip("torch")
 
-GOING_ON = DiffWishes(keep_going=True)
+GOING_ON = DiffOptions(keep_going=True)
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_an_epoch_is_a_difference_unless_weights_alone_count(
     later = saved(tmp_path / "c.pth", {**state, "epoch": 4})
 
     assert [(value.path, value.a, value.b) for value in diff(pair[0], later).values] == [("epoch", 3, 4)]
-    weights = diff(pair[0], later, DiffWishes(only="weights"))
+    weights = diff(pair[0], later, DiffOptions(only="weights"))
     assert weights.equal
     assert "epoch" in [value.path for value in weights.reported]
-    ignoring = diff(pair[0], later, DiffWishes(ignore=("epoch", "epok")))
+    ignoring = diff(pair[0], later, DiffOptions(ignore=("epoch", "epok")))
     assert ignoring.equal
     assert ignoring.notes == (
         "ignored: 1 value that differs",
@@ -175,7 +175,7 @@ def test_nothing_on_both_sides(tmp_path: Path) -> None:
 
 def test_nothing_left_to_compare_is_no_success(pair: tuple[Path, Path]) -> None:
     with pytest.raises(UsageError, match="no tensor is left to compare"):
-        diff(*pair, DiffWishes(ignore=("*",)))
+        diff(*pair, DiffOptions(ignore=("*",)))
 
 
 def test_tensors_without_values_are_not_equal(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_scale_of_a_quantized_tensor_is_part_of_the_weights(tmp_path: Path) 
     for name, scale in (("a", 0.1), ("b", 0.2)):
         quantized = torch._make_per_tensor_quantized_tensor(torch.ones(2, 2, dtype=torch.int8), scale, 0)
         torch.save({"model_state_dict": {"fc.weight": quantized}, "epoch": scale}, tmp_path / name)
-    found = diff(tmp_path / "a", tmp_path / "b", DiffWishes(only="weights"))
+    found = diff(tmp_path / "a", tmp_path / "b", DiffOptions(only="weights"))
 
     assert not found.equal
     assert [value.path for value in found.values] == ["model_state_dict.fc.weight.scale"]

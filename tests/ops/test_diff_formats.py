@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckpttool import Difference, DiffWishes, diff
+from ckpttool import Difference, DiffOptions, diff
 from tests.support.commands import Run
 from tests.support.twins import FIXTURES, unpacked
 
@@ -166,7 +166,7 @@ def test_one_changed_element_is_found_within_a_format(place: Any, name: str) -> 
 
 
 def test_compared_as_stored_transposed_kernels_differ(place: Any) -> None:
-    found = diff(place("twin{}.pth"), place("twin{}.pdparams"), DiffWishes(layout="as-is"))
+    found = diff(place("twin{}.pth"), place("twin{}.pdparams"), DiffOptions(layout="as-is"))
     assert not found.equal and found.rules == {}
     kinds = {change.name: change.kind for change in found.changed}
     assert kinds["fc1.weight"] == "shape" and kinds["fc2.weight"] == "values"
@@ -260,7 +260,7 @@ def test_a_prefix_that_a_wrapper_adds_is_no_difference_and_is_named(run: Run, na
     for a, b, side in ((plain, wrapped, "B"), (wrapped, plain, "A")):
         status, summary, rest = first_lines(run, a, b)
         assert (status, summary.partition(",")[0]) == (0, "equal: 18 tensors")
-        assert rest == [f"prefix {prefix} of {side} left out (18 tensors)"]
+        assert rest == [f"ignored the prefix '{prefix}' in {side} (18 tensors)"]
 
 
 def test_a_type_with_fewer_bits_is_said_with_how_far_it_is_off(run: Run) -> None:

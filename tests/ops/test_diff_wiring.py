@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import ConvertWishes, Difference, DiffWishes, convert, diff
+from ckpttool import ConvertOptions, Difference, DiffOptions, convert, diff
 from tests.support.commands import Run
 
 pytestmark = pytest.mark.framework
@@ -145,7 +145,7 @@ def test_a_map_decides(made: Path, tmp_path: Path) -> None:
     told.write_text(
         '[[tensor]]\nfrom = "fc.0"\nto = "fc.weight"\nrule = "flatten"\nshape = [4, 4, 4]\n', "utf-8"
     )
-    found = diff(made / "image.weights.h5", made / "right.pth", DiffWishes(mapping=str(told)))
+    found = diff(made / "image.weights.h5", made / "right.pth", DiffOptions(mapping=str(told)))
     require_alike(found)
 
 
@@ -155,7 +155,7 @@ def test_what_was_converted_is_as_certain_as_its_source(
     made: Path, tmp_path: Path, name: str, target: str
 ) -> None:
     source = made / name.format("image")
-    path = convert(source, tmp_path / target, ConvertWishes(only="weights")).target
+    path = convert(source, tmp_path / target, ConvertOptions(only="weights")).target
     require_alike(diff(path, source))
     # By what its variables were called, TensorFlow's own checkpoint knows them; what was made of it does not.
     require_alike(diff(path, made / "image.h5"), renamed=name in ALONE[1:])

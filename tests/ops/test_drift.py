@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckpttool import CheckpointError, Difference, DiffWishes
+from ckpttool import CheckpointError, Difference, DiffOptions
 from ckpttool.ops import drift as module
 from ckpttool.ops.drift import drift
 from tests.support.rendering import lines_of, text_of
@@ -48,7 +48,7 @@ def flat(state: Arrays) -> np.ndarray[Any, Any]:
 
 
 def test_numbers_are_those_of_numpy(series: list[str]) -> None:
-    found = drift(series, DiffWishes())
+    found = drift(series, DiffOptions())
     vectors = [flat(state) for state in states()]
     assert [point.norm for point in found.points] == pytest.approx([*map(np.linalg.norm, vectors)], rel=1e-12)
     assert [(point.epoch, point.step) for point in found.points] == [(0, 0), (1, 10), (2, 20)]
@@ -65,13 +65,13 @@ def test_numbers_are_those_of_numpy(series: list[str]) -> None:
 
 
 def test_order_is_as_given(series: list[str]) -> None:
-    found = drift(series[::-1], DiffWishes())
+    found = drift(series[::-1], DiffOptions())
     assert [point.path for point in found.points] == series[::-1]
     assert found.steps[0].largest == "fc.bias"
 
 
 def test_equal_ones(series: list[str]) -> None:
-    found = drift([series[0]] * 3, DiffWishes())
+    found = drift([series[0]] * 3, DiffOptions())
     assert found.equal
     assert [(step.l2, step.relative, step.cosine, step.max_abs, step.largest) for step in found.steps] == [
         (0, 0, pytest.approx(1), 0, None)
@@ -83,7 +83,7 @@ def test_what_comes_and_goes_leaves_the_rest_comparable(tmp_path: Path) -> None:
     first, second, third = states()
     del second["fc.bias"]
     third = {**third, "head.weight": np.ones((3, 3))}
-    found = drift(written(tmp_path, [first, second, third]), DiffWishes(rename=False))
+    found = drift(written(tmp_path, [first, second, third]), DiffOptions(rename=False))
     a, b = first["fc.weight"].reshape(-1), second["fc.weight"].reshape(-1)
     step = found.steps[0]
     assert step.l2 == pytest.approx(np.linalg.norm(b - a), rel=1e-12)
@@ -96,14 +96,14 @@ def test_what_comes_and_goes_leaves_the_rest_comparable(tmp_path: Path) -> None:
 def test_norms_of_every_kind_of_number(tmp_path: Path, dtype: str) -> None:
     values = np.random.default_rng(1).normal(scale=3, size=1000).astype(dtype)
     paths = written(tmp_path, [{"fc.weight": values}] * 2)
-    point = drift(paths, DiffWishes()).points[0]
+    point = drift(paths, DiffOptions()).points[0]
     wide = values.astype("complex128" if dtype == "complex64" else "float64")
     assert point.norm == pytest.approx(np.linalg.norm(wide), rel=1e-12)
 
 
 def test_what_is_not_finite_has_no_say_in_a_norm(tmp_path: Path) -> None:
     values = np.array([3.0, np.nan, np.inf, 4.0])
-    found = drift(written(tmp_path, [{"fc.weight": values}] * 2), DiffWishes())
+    found = drift(written(tmp_path, [{"fc.weight": values}] * 2), DiffOptions())
     assert found.points[0].norm == 5.0
     assert found.steps[0].difference.changed == ()
 
@@ -115,12 +115,12 @@ def test_strings_have_no_say_in_a_change(series: list[str], monkeypatch: pytest.
         told = real(*opened, **more)
         return replace(told, changed=(change_of_strings("words"), *told.changed))
 
-    expected = drift(series, DiffWishes()).steps[0]
+    expected = drift(series, DiffOptions()).steps[0]
     monkeypatch.setattr(module, "diff_checkpoints", with_strings)
-    step = drift(series, DiffWishes()).steps[0]
+    step = drift(series, DiffOptions()).steps[0]
     assert (step.l2, step.max_abs, step.largest) == (expected.l2, expected.max_abs, expected.largest)
     assert step.cosine == expected.cosine and step.relative == expected.relative
-    text = text_of(drift(series, DiffWishes()))
+    text = text_of(drift(series, DiffOptions()))
     assert "nan" not in text.lower()
 
 
@@ -134,7 +134,7 @@ def test_tied_weights_count_once(tmp_path: Path) -> None:
         path = tmp_path / f"m-{at}.pth"
         torch.save({"embed.weight": weight, "head.weight": weight}, path)
         paths.append(str(path))
-    found = drift(paths, DiffWishes())
+    found = drift(paths, DiffOptions())
     a, b = np.arange(6.0), np.arange(6.0) + 1
     assert found.points[0].norm == pytest.approx(np.linalg.norm(a))
     assert found.steps[0].l2 == pytest.approx(np.linalg.norm(b - a))
@@ -147,18 +147,18 @@ def test_expanded_weights_are_read_once(tmp_path: Path) -> None:
 
     path = tmp_path / "m.pth"
     torch.save({"fc.weight": torch.arange(3.0).expand(1000, 3)}, path)
-    found = drift([str(path)] * 2, DiffWishes())
+    found = drift([str(path)] * 2, DiffOptions())
     assert found.points[0].norm == pytest.approx(np.linalg.norm(np.tile(np.arange(3.0), 1000)), rel=1e-12)
 
 
 def test_what_cannot_be_opened_is_an_error(series: list[str], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        drift([*series, str(tmp_path / "none.pth")], DiffWishes())
+        drift([*series, str(tmp_path / "none.pth")], DiffOptions())
 
 
 def test_bytes_are_counted(series: list[str]) -> None:
     counted: list[int] = []
-    drift(series, DiffWishes(), advance=counted.append)
+    drift(series, DiffOptions(), advance=counted.append)
     sizes = [Path(path).stat().st_size for path in series]
     assert sum(sizes) < sum(counted) <= 3 * sum(sizes)
 
@@ -167,9 +167,9 @@ def test_bytes_are_counted(series: list[str]) -> None:
 
 
 TABLE = """
-3 checkpoints: 2 of 2 steps changed something, most of all the one to m1.safetensors (relative 0.289)
+3 checkpoints: changes at every step, most at m1.safetensors (relative 0.289)
 
-  checkpoint      epoch  step      loss     norm  changed   L2  relative  max |Δ|  in         cosine
+  checkpoint      epoch  step      loss     norm  changed   L2  relative  max |Δ|  tensor     cosine
   m0.safetensors      0     0         1  1.73205
   m1.safetensors      1    10       0.5  2.06155   1 of 2  0.5     0.289      0.5  fc.bias  0.980196
   m2.safetensors      2    20  0.333333      2.5   0 of 2
@@ -183,6 +183,6 @@ def test_table(tmp_path: Path) -> None:
     moved = {**ones, "fc.bias": np.array([1, 1.5], np.float32)}
     grown = {**moved, "head.weight": np.ones(2, np.float32)}
     paths = written(tmp_path, [ones, moved, grown])
-    assert f"\n{text_of(drift(paths, DiffWishes()), width=120)}\n" == TABLE
-    narrow = lines_of(drift(paths, DiffWishes()), width=72)
-    assert narrow[6] == "  too narrow for: in, cosine, L2, norm"
+    assert f"\n{text_of(drift(paths, DiffOptions()), width=120)}\n" == TABLE
+    narrow = lines_of(drift(paths, DiffOptions()), width=72)
+    assert narrow[6] == "  hidden for lack of width: tensor, cosine, L2, norm"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, UsageError, merge, open_checkpoint
+from ckpttool import CheckpointError, ConvertOptions, DamagedCheckpoint, UsageError, merge, open_checkpoint
 from tests.support.conversions import digests, true_digests
 
 State = dict[str, torch.Tensor]
@@ -120,7 +120,7 @@ def test_shards_with_their_index(tmp_path: Path, given: str) -> None:
 
 def test_one_into_shards_and_back(tmp_path: Path) -> None:
     save_file(weights(), tmp_path / "one.safetensors")
-    merge([tmp_path / "one.safetensors"], tmp_path / "set", ConvertWishes(to="safetensors", shard_size=9000))
+    merge([tmp_path / "one.safetensors"], tmp_path / "set", ConvertOptions(to="safetensors", shard_size=9000))
     assert len(list((tmp_path / "set").glob("*-of-*.safetensors"))) > 2
     merge([tmp_path / "set"], tmp_path / "whole.safetensors")
     assert_equal(load_file(tmp_path / "whole.safetensors"), weights())
@@ -177,7 +177,7 @@ def test_shards_of_two_sets(tmp_path: Path) -> None:
     )
     plain = tmp_path / "head.safetensors"
     shutil.copy(paths[0], plain)
-    assert "is no shard" in refused(*paths, plain, kind=UsageError)
+    assert "is not a shard" in refused(*paths, plain, kind=UsageError)
 
 
 def test_a_shard_of_another_save(tmp_path: Path) -> None:
@@ -328,11 +328,11 @@ def test_parts_of_two_formats(tmp_path: Path) -> None:
 
 def test_a_target_that_is_read(tmp_path: Path) -> None:
     paths = shards(tmp_path, weights())
-    with pytest.raises(UsageError, match="is what is read"):
-        merge(paths, paths[1], ConvertWishes(force=True))
+    with pytest.raises(UsageError, match="is the source itself"):
+        merge(paths, paths[1], ConvertOptions(force=True))
     paths = shards(tmp_path / "set", weights())
     index(tmp_path / "set", weights())
-    with pytest.raises(UsageError, match="lies inside"):
+    with pytest.raises(UsageError, match="is inside the source"):
         merge([tmp_path / "set"], tmp_path / "set" / "whole.safetensors")
     assert all(load_file(path) for path in paths)
 
@@ -346,6 +346,6 @@ def test_nothing_to_merge(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     paths = shards(tmp_path, weights())
-    found = merge(paths, tmp_path / "whole.safetensors", ConvertWishes(dry_run=True))
+    found = merge(paths, tmp_path / "whole.safetensors", ConvertOptions(dry_run=True))
     assert (found.dry_run, found.tensors, found.verified) == (True, 15, False)
     assert sorted(os.listdir(tmp_path)) == sorted(NAMES)

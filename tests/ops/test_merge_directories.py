@@ -13,7 +13,7 @@ import torch
 
 from ckpttool import (
     CheckpointError,
-    ConvertWishes,
+    ConvertOptions,
     DamagedCheckpoint,
     UsageError,
     merge,
@@ -73,7 +73,7 @@ def rows_of(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0), (2, 3, 0, 1)])
 def test_trainers_and_parameter_servers(machines: list[Path], tmp_path: Path, order: tuple[int, ...]) -> None:
-    merged = merge([machines[at] for at in order], tmp_path / "whole", ConvertWishes(to="fluid"))
+    merged = merge([machines[at] for at in order], tmp_path / "whole", ConvertOptions(to="fluid"))
     assert merged.verified
     assert merged.notes == (f"{TABLE}: 5 rows of 2 parameter servers",)
     made = tmp_path / "whole" / SERIAL

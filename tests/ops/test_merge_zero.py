@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ckpttool import CheckpointError, ConvertWishes, DamagedCheckpoint, merge, open_checkpoint
+from ckpttool import CheckpointError, ConvertOptions, DamagedCheckpoint, merge, open_checkpoint
 from tests.support.conversions import digests, left_out, true_digests, whole_of
 
 ZERO = Path(__file__).parents[2] / "fixtures" / "files" / "deepspeed"
@@ -169,7 +169,7 @@ def test_what_the_trainer_said_travels_too(tmp_path: Path) -> None:
 
 def test_the_weights_alone_are_a_state_dict(tmp_path: Path) -> None:
     tag = ZERO / "zero-1" / TAG
-    merge([tag], tmp_path / "model.safetensors", ConvertWishes(only="weights"))
+    merge([tag], tmp_path / "model.safetensors", ConvertOptions(only="weights"))
     found = load_file(tmp_path / "model.safetensors")
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
     model.register_buffer("seen", torch.tensor(0))
@@ -340,9 +340,9 @@ def test_a_state_that_is_not_kept_element_by_element(tmp_path: Path) -> None:
         torch.save(states, path)
     made = merge([tag], tmp_path / "whole.pth")
     assert [one.path for one in made.dropped] == ["optimizer.state.w.rows"]
-    with pytest.raises(ValueError, match=r"rows can't be carried"):
-        merge([tag], tmp_path / "strict.pth", ConvertWishes(strict=True))
-    made = merge([tag], tmp_path / "weights.pth", ConvertWishes(strict=True, only="weights"))
+    with pytest.raises(ValueError, match=r"rows can't be preserved"):
+        merge([tag], tmp_path / "strict.pth", ConvertOptions(strict=True))
+    made = merge([tag], tmp_path / "weights.pth", ConvertOptions(strict=True, only="weights"))
     assert made.dropped == ()
     assert sorted(os.listdir(tmp_path)) == [TAG, "weights.pth", "whole.pth"]
 

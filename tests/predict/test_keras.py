@@ -146,7 +146,7 @@ def test_a_step_of_training(predict_apart, name, wishes, detail) -> None:
         ("unknown.keras", {}, "load-failed"),
         ("unknown.keras", {"model": f"{NETS}:dense"}, "load-failed"),
         ("heads.keras", {"shapes": "1,2"}, "input-missing"),
-        ("dense.keras", {"shapes": "1,7"}, "predict-failed"),
+        ("dense.keras", {"shapes": "1,7"}, "input-rejected"),
         ("lambda.keras", {}, "load-failed"),
     ],
 )

@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_prediction_is_said(ask: Ask, models: Path) -> None
     unknown = ask(models / "two.pdmodel", shapes="x=2,4 words=2,2:int64")[1]
     strange = ask(models / "two.pdmodel", shapes="x=2,4 ids=2,2:int64:10..20")[1]
 
-    assert wide.startswith("predict-failed executor.py:")
+    assert wide.startswith("input-rejected None: the model rejects the input 2×5 float32, 2×2 int64: ")
     assert "should have dimensions = 2, shape = (-1, 4), but received fed shape [2, 5]" in wide
     assert unknown == ("input-missing None: no input 'ids' in made-up input, seed 0 (the model takes x, ids)")
     assert "expected >= 0 and < 10" in strange
@@ -225,7 +225,7 @@ def test_the_child_does_so_as_well(models: Path) -> None:
         ),
         (
             "paddle/protocol4.pdparams",
-            "a state dict has no architecture: --model package.module:Factory or file.py:Factory",
+            "a state dict doesn't contain its model; name the class with --model file.py:Name",
         ),
         (
             "fluid/variables",

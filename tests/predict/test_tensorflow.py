@@ -133,7 +133,7 @@ def test_other_shapes_are_told_by_name(predict_apart, name, where) -> None:
         ("words", {}, "no-such-signature"),
         ("saved", {"signature": "other"}, "no-such-signature"),
         ("saved", {"resume_step": True}, "cannot-train"),
-        ("saved", {"shapes": "1,7"}, "predict-failed"),
+        ("saved", {"shapes": "1,7"}, "input-rejected"),
         ("variables/ckpt-1", {"model": f"{NETS}:dense", "resume_step": True}, "cannot-train"),
         ("variables/ckpt-1", {"model": f"{NETS}:unbuilt"}, "model-not-built"),
         ("module/ckpt-1", {"model": f"{NETS}:Module", "optimizer": ADAM}, "optimizer-mismatch"),

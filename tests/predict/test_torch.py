@@ -213,7 +213,7 @@ def test_a_weight_that_is_no_number(tmp_path: Path, state: dict[str, Any], predi
         ({"model": SIMPLE, "optimizer": "torch.optim:SGD"}, "optimizer-mismatch"),
         ({"model": SIMPLE, "optimizer": "torch.optim:Eve"}, "no-such-model"),
         ({"model": SIMPLE, "optimizer": "builtins:list"}, "no-such-model"),
-        ({"model": SIMPLE, "shapes": "1,11"}, "predict-failed"),
+        ({"model": SIMPLE, "shapes": "1,11"}, "input-rejected"),
         ({"model": SIMPLE, "shapes": "x=1,10 y=1,10"}, "input-unknown"),
         ({"model": SIMPLE, "shapes": "y=1,10"}, "input-unknown"),
         ({"model": SIMPLE, "shapes": "1,10:string"}, "input-unfit"),
@@ -450,7 +450,8 @@ def test_torchscript(tmp_path: Path, state: dict[str, Any], golden: Path, predic
     assert predict(path, shapes="x=1,10", resume_step=True).codes == []
     assert predict(path, shapes="y=1,10").codes == ["input-unknown"]
     told = predict(path, shapes="1,11").predict
-    assert told.detail == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x11 and 10x2)"
+    why = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x11 and 10x2)"
+    assert told.detail == f"the model rejects the input 1×11 float32: {why}"
     with torch.no_grad():
         model.fc.weight[0, 0] *= 1.01
     torch.jit.trace(model, torch.ones(1, 10)).save(path)

@@ -1,4 +1,4 @@
-"""The batch jobs of docs/slurm.md, run here: its own script, its own training, and faults."""
+"""The batch jobs of docs/how-to/slurm.md, run here: its own script, its own training, and faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpttool.io.toml import parse_toml
 from tests.runs.fork_server import client
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "slurm.md"
+PAGE = ROOT / "docs" / "how-to" / "slurm.md"
 RUN = "runs/seed-0"
 HOUR = 3600
 KEEP = 3
@@ -126,7 +126,7 @@ class Queue:
 
     def pinned(self) -> list[str]:
         """Return what is pinned."""
-        pins = self.run / ".ckpttool.toml"
+        pins = self.run / ".ckpttool-pins.toml"
         return list(parse_toml(pins.read_text())["pinned"]) if pins.exists() else []
 
     def kept(self) -> set[str]:

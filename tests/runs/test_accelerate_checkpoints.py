@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Policy, RenameRequest, Request, pin, prune, rename, undo, unpin
+from ckpttool import RenameRequest, pin, prune, rename, undo, unpin
 from tests.support.changes import (
     empty_trash,
     journals_of,
@@ -59,14 +59,14 @@ def test_nothing_of_ours_lies_in_it_for_a_moment(
     pin([checkpoints / "checkpoint_4"])
     done = prune_to_trash(checkpoints)
     assert (done.problems, names(checkpoints)) == ((), ["checkpoint_4", "checkpoint_6", "checkpoint_7"])
-    assert names(checkpoints.parent) == [".ckpttool-trash@checkpoints", ".ckpttool.toml", "checkpoints"]
+    assert names(checkpoints.parent) == [".ckpttool-pins.toml", ".ckpttool-trash@checkpoints", "checkpoints"]
     assert len(undo(str(checkpoints)).restored) == 2
     assert run("pin", "--list", checkpoints.parent).out == f"{checkpoints / 'checkpoint_4'}\n"
     renamed = rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert (renamed.renames, names(checkpoints)) == ((), SAVED)
     prune_to_trash(checkpoints)
     assert len(empty_trash(checkpoints).removed) == 2
-    prune(Request(directory=str(checkpoints), policy=Policy(keep_last=1)))
+    prune(checkpoints, keep_last=1)
     unpin([checkpoints / "checkpoint_4"])
     assert (names(checkpoints), names(checkpoints.parent)) == (
         ["checkpoint_4", "checkpoint_7"],
@@ -110,7 +110,7 @@ def test_what_lies_in_it_from_before_is_found(
             prune_to_trash(checkpoints)
         else:
             rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
-    assert names(checkpoints)[:2] == [".ckpttool-trash", ".ckpttool.toml"]
+    assert names(checkpoints)[:2] == [".ckpttool-pins.toml", ".ckpttool-trash"]
     done = undo(str(checkpoints))
     assert (done.problems, len(done.restored)) == ((), 2 if kind == "trash" else 5)
     prune_to_trash(checkpoints)

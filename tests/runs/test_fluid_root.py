@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied, Policy, Request, UsageError, prune, undo
+from ckpttool import AccessDenied, Policy, PruneRequest, UsageError, prune, undo
 from tests.support.changes import directory_of, held_by_another, journals_of, observed, state_place
 from tests.support.directories import survey
 
@@ -38,7 +38,7 @@ def serials(root: Path) -> list[str]:
 
 
 def test_prune_keeps_the_newest_serials(root: Path) -> None:
-    done = prune(Request(directory=str(root), policy=KEEP_2))
+    done = prune(PruneRequest(directory=str(root), policy=KEEP_2))
     assert serials(root) == SERIALS[3:]
     assert paddles_choice(root) == 4
     assert os.listdir(root.parent) == ["run"]
@@ -51,7 +51,7 @@ def test_epochs_and_steps_of_every_trainer_are_told(run, root: Path) -> None:
     assert (
         '"trainers": {"0": {"epoch_id": 4, "step_id": 40}, "1": {"epoch_id": 4, "step_id": 41}}' in answer.out
     )
-    assert f"5 checkpoints; this is the newest, {root / 'checkpoint_4'}" in answer.err
+    assert f"showing the newest of 5 checkpoints: {root / 'checkpoint_4'}" in answer.err
 
 
 def test_latest_passes_over_a_serial_without_its_marker(run, root: Path) -> None:
@@ -63,7 +63,7 @@ def test_latest_passes_over_a_serial_without_its_marker(run, root: Path) -> None
 
 def test_an_unmarked_serial_does_not_count(root: Path) -> None:
     (root / "checkpoint_4" / "__model__" / "_SUCCESS").unlink()
-    prune(Request(directory=str(root), policy=KEEP_2))
+    prune(PruneRequest(directory=str(root), policy=KEEP_2))
     assert serials(root) == SERIALS[2:]
     assert paddles_choice(root) == 3
 
@@ -76,7 +76,7 @@ def test_nothing_of_ours_lies_in_a_root_for_a_moment(root: Path, monkeypatch: py
         monkeypatch.setattr(os, name, observed(real, lambda: seen.append(paddles_choice(root))))
     with held_by_another(root):
         assert paddles_choice(root) == 4
-    prune(Request(directory=str(root), policy=KEEP_2))
+    prune(PruneRequest(directory=str(root), policy=KEEP_2))
     assert len(seen) > 50
     assert set(seen) == {4}
 
@@ -87,7 +87,7 @@ def test_a_kill_at_any_point_loses_nothing(files: Path, tmp_path: Path, fault) -
         root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / str(number) / "run"))
         fault.at(number, SystemExit())
         try:
-            prune(Request(directory=str(root), policy=KEEP_2))
+            prune(PruneRequest(directory=str(root), policy=KEEP_2))
         except SystemExit:
             pass
         else:
@@ -97,7 +97,7 @@ def test_a_kill_at_any_point_loses_nothing(files: Path, tmp_path: Path, fault) -
         fault.none()
         assert paddles_choice(root) == 4
         assert set(SERIALS[3:]) <= set(serials(root))
-        prune(Request(directory=str(root), policy=KEEP_2))
+        prune(PruneRequest(directory=str(root), policy=KEEP_2))
         assert serials(root) == SERIALS[3:], number
         assert [name for name in os.listdir(root.parent) if "lock" not in name] == ["run"], number
         shutil.rmtree(root.parent)
@@ -114,7 +114,7 @@ def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
     for number in range(2, 100, 3):
         fault.at(number, SystemExit())
         try:
-            prune(Request(directory=called, policy=KEEP_2), trash=True)
+            prune(PruneRequest(directory=called, policy=KEEP_2), trash=True)
         except SystemExit:
             fault.none()
         else:
@@ -124,7 +124,7 @@ def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
         shown = {os.path.basename(entry.path) for entry in survey(called).entries}
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*shown, *put_away]) == SERIALS, number
-        settled = prune(Request(directory=called, policy=Policy(keep_last=9)))
+        settled = prune(PruneRequest(directory=called, policy=Policy(keep_last=9)))
         assert (settled.problems, journals_of(called)) == ((), []), number
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*serials(root), *put_away]) == SERIALS, number
@@ -137,7 +137,7 @@ def interrupted(root: Path, fault) -> str:
     """Kill a prune in the middle; return the journal that it left."""
     fault.at(40, SystemExit())
     with pytest.raises(SystemExit):
-        prune(Request(directory=str(root), policy=KEEP_2))
+        prune(PruneRequest(directory=str(root), policy=KEEP_2))
     fault.none()
     (journal,) = journals_of(root)
     return journal
@@ -153,13 +153,13 @@ def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Pa
         f"{root}: a command was interrupted here; the next command that changes this directory recovers it "
         f"({journal})" in answer.err
     )
-    prune(Request(directory=str(other), policy=KEEP_2))
+    prune(PruneRequest(directory=str(other), policy=KEEP_2))
     assert os.path.exists(journal)
 
 
 def test_a_recursive_prune_settles_it(root: Path, fault) -> None:
     interrupted(root, fault)
-    prune(Request(directory=str(root.parent), policy=KEEP_2, recursive=True))
+    prune(PruneRequest(directory=str(root.parent), policy=KEEP_2, recursive=True))
     assert serials(root) == SERIALS[3:]
     assert os.listdir(root.parent) == ["run"]
 
@@ -171,7 +171,7 @@ def test_relative_and_linked_roots_have_the_same_home(
     homes = {state_place(root), state_place(tmp_path / "link")}
     monkeypatch.chdir(root)
     assert homes == {state_place(".")} == {(str(root.parent), "@run")}
-    prune(Request(directory=".", policy=KEEP_2))
+    prune(PruneRequest(directory=".", policy=KEEP_2))
     assert serials(root) == SERIALS[3:]
     assert os.listdir(root.parent) == ["run"]
 
@@ -191,7 +191,7 @@ def test_where_beside_the_root_nothing_may_be_written(root: Path, monkeypatch: p
     real = os.open
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(AccessDenied, match="denied"):
-        prune(Request(directory=str(root), policy=KEEP_2))
+        prune(PruneRequest(directory=str(root), policy=KEEP_2))
     assert serials(root) == SERIALS
 
 
@@ -201,7 +201,7 @@ def test_the_oldest_generation_has_no_counters_and_is_a_series(files: Path, tmp_
     source = files / "fluid" / "generation-a" / "checkpoint_3"
     for number in range(5):
         shutil.copytree(source, place / f"checkpoint_{number}")
-    done = prune(Request(directory=str(place), policy=KEEP_2))
+    done = prune(PruneRequest(directory=str(place), policy=KEEP_2))
     assert (serials(place), done.problems) == (SERIALS[3:], ())
 
 
@@ -210,7 +210,7 @@ def test_what_manifests_add_is_freed_and_not_listed(run, root: Path) -> None:
     assert run("verify", "--write-manifest", root).status == 0
     assert run("list", root, "--json").out == before
     nbytes = sum(path.stat().st_size for path in (root / "checkpoint_0").rglob("*") if path.is_file())
-    told = prune(Request(directory=str(root), policy=Policy(keep_last=4)))
+    told = prune(root, keep_last=4)
     assert told.freed_bytes == nbytes
 
 
@@ -221,4 +221,4 @@ def test_the_parts_of_a_serial_are_never_pruned(root: Path, part: str) -> None:
         (serial / part).mkdir(exist_ok=True)
         shutil.copyfile(serial / "__model__" / "fc_0.w_0", serial / part / f"weights_{number}")
     with pytest.raises(UsageError, match=f"is a part of the checkpoint .*{serial.name}"):
-        prune(Request(directory=str(serial / part), policy=Policy(keep_last=1)))
+        prune(serial / part, keep_last=1)

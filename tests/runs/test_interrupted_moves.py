@@ -94,7 +94,7 @@ def test_names_of_any_kind(run_of: Path) -> None:
 
 def test_nothing_is_replaced(run_of: Path) -> None:
     done = make_moves(run_of, renaming(run_of, {"a.pt": "b.pt"}))
-    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "b.pt is in the way"})
+    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "b.pt already exists"})
     assert texts(run_of)["b.pt"] == "b.pt"
 
 
@@ -109,7 +109,7 @@ def test_what_comes_to_stand_there_meanwhile_stays(run_of: Path, monkeypatch: py
     planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
     monkeypatch.setattr(os, "link", link)
     done = make_moves(run_of, planned)
-    assert done.failed == {str(run_of / "a.pt"): "c.pt is in the way"}
+    assert done.failed == {str(run_of / "a.pt"): "c.pt already exists"}
     assert texts(run_of) == {"a.pt": "a.pt", "c.pt": "new", "d.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
 
@@ -138,7 +138,7 @@ def test_with_pointers_all_go_or_none(run_of: Path) -> None:
     (run_of / "c.pt").write_text("in the way")
     before = texts(run_of)
     done = make_moves(run_of, planned)
-    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "c.pt is in the way"})
+    assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "c.pt already exists"})
     assert texts(run_of) == before
 
 
@@ -169,7 +169,7 @@ def test_where_there_are_no_hard_links(run_of: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "link", refuse)
     done = make_moves(run_of, renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
-    assert done.failed == {str(run_of / "b.pt"): "two\nlines.pt is in the way"}
+    assert done.failed == {str(run_of / "b.pt"): "two\nlines.pt already exists"}
     assert texts(run_of) == {"c.pt": "a.pt", "b.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
 
@@ -241,7 +241,7 @@ def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
     os.utime(run_of / "c.pt", ns=(1, 1))
     settled = recover(run_of)
     assert (
-        "can be neither finished nor taken back: a.pt is in the way" in settled.failed[str(run_of / "a.pt")]
+        "can be neither finished nor taken back: a.pt already exists" in settled.failed[str(run_of / "a.pt")]
     )
     assert (stage / "journal.json").exists()
     assert (texts(run_of)["a.pt"], texts(run_of)["c.pt"]) == ("another", "a.pt")

@@ -58,7 +58,9 @@ def test_a_link_that_leads_nowhere_is_no_run_that_has_not_begun(tmp_path: Path) 
     for path in (tmp_path / "run", tmp_path / "run" / "exp1"):
         with pytest.raises(NotFound, match="a link to elsewhere, which does not exist"):
             latest(path)
-    assert latest(tmp_path / "none" / "exp1").path is None
+    with pytest.raises(NotFound, match="no such directory"):
+        latest(tmp_path / "none" / "exp1")
+    assert latest(tmp_path / "none" / "exp1", missing_ok=True).path is None
 
 
 def _saves(run: Path, *told: dict[str, object]) -> None:
@@ -111,7 +113,7 @@ def test_what_is_being_written_does_not_compete(trainer: Path) -> None:
     found = latest(trainer)
     assert (found.path, found.warnings) == (str(trainer / "checkpoint-8"), ())
     shutil.copytree(trainer / "checkpoint-8", trainer / "other-8")
-    assert "compete" in "".join(latest(trainer).warnings)
+    assert "found 2 series" in "".join(latest(trainer).warnings)
 
 
 def test_an_error_of_a_survey_is_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
@@ -253,6 +253,7 @@ KEYS = st.sampled_from(("step", "epoch", "loss", "metrics", "_step"))
 OBJECTS = st.lists(st.dictionaries(KEYS, VALUES, max_size=4).map(json.dumps), max_size=4).map("\n".join)
 
 
+@example(b"\r\x01", True)
 @given(st.one_of(st.binary(max_size=60), ROWS.map(str.encode), OBJECTS.map(str.encode)), st.booleans())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_a_log_or_an_error(tmp_path: Path, data: bytes, has_end: bool) -> None:

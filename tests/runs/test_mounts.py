@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
+from ckpttool import RenameRequest, prune, rename, undo
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from tests.support.changes import empty_trash, file_bytes
 from tests.support.directories import entry_at
@@ -40,7 +40,7 @@ def run(trainer: Path) -> Path:
 
 
 def _prune(directory: Path, **told: object):
-    return prune(Request(directory=str(directory), policy=Policy(keep_last=2), depth="quick"), **told)
+    return prune(directory, keep_last=2, depth="quick", **told)
 
 
 @pytest.mark.parametrize("place", ["sub dir", "config.json", "."])
@@ -94,7 +94,7 @@ def test_one_that_comes_while_it_is_unlinked(run: Path, monkeypatch: pytest.Monk
     result = _prune(run)
     [problem] = result.problems
     [left] = run.glob(f".ckpttool-*/*/{OLDEST}")
-    assert problem.message == f"partly removed: {HOLDS_MOUNT}; the rest lies in {left.parent}"
+    assert problem.message == f"partly removed: {HOLDS_MOUNT}; the rest is in {left.parent}"
     assert (left / "sub dir" / "notes").read_text() == "precious"
     assert OLDEST not in kept_reasons(result)
     assert result.freed_bytes > 0

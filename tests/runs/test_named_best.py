@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Policy, Request, prune
+from ckpttool import Policy, PruneRequest, prune
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import group
 from ckpttool.runs.pruning.protections import best_of_many
@@ -66,10 +66,11 @@ def test_the_best_of_many_are_thinned_out(series: Path) -> None:
         path.rename(series / f"best_acc=0.{epoch:02}_epoch_{epoch}.pth") if epoch < 8 else path.unlink()
     left = {1: [1, 7], 2: [1, 6, 7]}
     for count, epochs in left.items():
-        made = prune(Request(directory=str(series), policy=Policy(keep_last=count)), dry_run=True).plan
+        made = prune(series, keep_last=count, dry_run=True).plan
         assert sorted(one.entry.fields.epoch for one in made.groups[0].keep) == epochs
     made = prune(
-        Request(directory=str(series), policy=Policy(keep_best=1, metric="acc", mode="max")), dry_run=True
+        PruneRequest(directory=str(series), policy=Policy(keep_best=1, metric="acc", mode="max")),
+        dry_run=True,
     ).plan
     assert [(one.entry.fields.epoch, one.reasons) for one in made.groups[0].keep] == [
         (7, ("newest", "best 1 by acc (0.07)"))

@@ -44,7 +44,6 @@ TOLD = {
     "README.md": "The paper uses model_epoch_9.pth.\n",
     "README": "best: model_epoch_9.pth\n",
     "eval.sh": "python eval.py --weights=model_epoch_9.pth --batch 3",
-    "eval.py": 'PATH = "model_epoch_9.pth"\n',
     "run": "#!/bin/sh\nBEST=model_epoch_9.pth\n",
     "said.txt": "The best one is model_epoch_9.pth.",
     "said.json": '{"note": "use model_epoch_9.pth"}',
@@ -52,6 +51,7 @@ TOLD = {
     "twice.yaml": "best: model_epoch_10.pth\nother: model_epoch_9.pth or so\n",
 }
 SILENT = {
+    "eval.py": 'PATH = "model_epoch_9.pth"\n',
     "train.log": "saved model_epoch_9.pth\n",
     "model_epoch_9.json": '{"weights": "model_epoch_9.pth"}',
     "other.json": '{"best": "xmodel_epoch_9.pth", "model_epoch_99.pth": 1}',

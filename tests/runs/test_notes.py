@@ -71,6 +71,8 @@ def test_a_list_of_the_best(series: Path) -> None:
     ("name", "content"),
     [
         ("train.log", b"saved model_epoch_3.pth"),
+        ("train.py", b'torch.save(state, "model_epoch_3.pth")'),
+        ("Look.ipynb", b'{"source": ["load(\\"model_epoch_3.pth\\")"]}'),
         ("log.csv", b"epoch,path\n3,model_epoch_3.pth"),
         ("SHA256SUMS", b"00 model_epoch_3.pth"),
         ("MD5SUMS", b"00  model_epoch_3.pth"),

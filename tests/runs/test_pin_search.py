@@ -12,7 +12,7 @@ import pytest
 from ckpttool import DamagedCheckpoint, Policy, pin, unpin
 from tests.support.retention import Pruned, dry_run, kept_reasons
 
-PINS = ".ckpttool.toml"
+PINS = ".ckpttool-pins.toml"
 NAME = "model_epoch_3.pth"
 
 
@@ -95,7 +95,7 @@ def test_a_pin_in_a_directory_that_was_moved_keeps_what_it_may_be_now(runs: Path
     for done in (pruned(runs / "moved"), pruned(runs, recursive=True)):
         gone = {one.path for one in done.plan.removals}
         assert gone and str(runs / "moved" / NAME) not in gone
-        assert f"pinned is exp2/{NAME}, which isn't there" in done.warnings[-1]
+        assert f"pinned is exp2/{NAME}, which doesn't exist" in done.warnings[-1]
 
 
 def test_a_pin_in_a_fluid_root_that_is_gone_keeps_its_namesakes_and_blocks_nothing(
@@ -109,7 +109,7 @@ def test_a_pin_in_a_fluid_root_that_is_gone_keeps_its_namesakes_and_blocks_nothi
     for done in (pruned(other), pruned(tmp_path, recursive=True)):
         assert (done.problems, {one.name for one in done.plan.removals}) == ((), before - {"checkpoint_1"})
         assert kept_reasons(done)["checkpoint_1"] == ("perhaps pinned: fluid/checkpoint_1",)
-        assert "pinned is fluid/checkpoint_1, which isn't there" in done.warnings[-1]
+        assert "pinned is fluid/checkpoint_1, which doesn't exist" in done.warnings[-1]
     unpin([root / "checkpoint_1"])
     assert {one.name for one in pruned(other).plan.removals} == before
 

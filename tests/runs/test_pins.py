@@ -26,7 +26,7 @@ from ckpttool.runs.pointers.pins import rename_pins
 from tests.support.changes import held_by_another, pinned_in, wait_for_the_lock
 from tests.support.retention import dry_run, removed_names
 
-PINS = ".ckpttool.toml"
+PINS = ".ckpttool-pins.toml"
 KEEP_1 = Policy(keep_last=1)
 
 
@@ -161,7 +161,8 @@ def test_a_pin_in_one_fluid_root_that_leads_nowhere_stops_that_root_alone(root: 
     (problem,) = done.problems
     assert problem.path == str(root / "checkpoint_*")
     assert (
-        "pinned is fluid/checkpoint_1, which isn't there (ckpttool unpin takes that back)" in problem.message
+        "pinned is fluid/checkpoint_1, which doesn't exist (ckpttool unpin removes the pin)"
+        in problem.message
     )
     assert {one.directory for one in done.plan.removals} == {str(other)}
 

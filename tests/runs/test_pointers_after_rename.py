@@ -45,7 +45,7 @@ def test_the_best_is_known_by_its_new_name(lightning: Path) -> None:
     shutil.copytree(lightning, copy)
     assert _best(copy) == (["b-a-epoch=1-step=4.ckpt"], [])
     shutil.rmtree(copy / ".ckpttool-trash")
-    assert "isn't there" in _best(copy)[1][0]
+    assert "doesn't exist" in _best(copy)[1][0]
 
 
 def test_another_sibling_of_the_old_name_is_not_meant(lightning: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ckpttool import Policy, UsageError
 from ckpttool.runs.members.order import group
+from ckpttool.runs.metrics.modes import mode_of
 from ckpttool.runs.pruning.request import delete_limit
 from ckpttool.runs.retention.policies import PathRule, Policies
 
@@ -17,8 +18,8 @@ BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({}, "no rule says what to keep (--keep N keeps the newest N)"),
-        ({"incomplete": "remove"}, "no rule says what to keep (--keep N keeps the newest N)"),
+        ({}, "no rule says which checkpoints to keep (--keep N keeps the newest N)"),
+        ({"incomplete": "remove"}, "no rule says which checkpoints to keep (--keep N keeps the newest N)"),
         ({"keep_last": 0}, "--keep 0 would keep nothing (at least 1)"),
         ({"keep_daily": -1}, "--keep-daily -1 would keep nothing (at least 1)"),
         ({"keep_within": 0}, "--keep-within 0 would keep nothing (at least 1)"),
@@ -27,14 +28,11 @@ BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
         ({**BEST, "mode": "least"}, "--mode least (min or max)"),
         ({"keep_last": 1, "incomplete": "drop"}, "--incomplete drop (keep or remove)"),
         (
-            {"keep_best": 2, "metric": "loss"},
-            "--keep-best N, --metric NAME and --mode min|max belong together (--mode min|max is missing)",
+            {"keep_best": 2, "metric": "lr"},
+            "--metric lr: the name doesn't say which values are good; give --mode min or max",
         ),
-        (
-            {"keep_last": 2, "mode": "min"},
-            "--keep-best N, --metric NAME and --mode min|max belong together "
-            "(--keep-best N and --metric NAME are missing)",
-        ),
+        ({"keep_last": 2, "metric": "loss"}, "--metric goes with --keep-best N"),
+        ({"keep_last": 2, "mode": "min"}, "--mode goes with --keep-best N and --metric NAME"),
     ],
 )
 def test_what_no_policy_can_be(told, said) -> None:
@@ -119,3 +117,18 @@ def test_one_series_with_two_policies_is_refused(entry, tmp_path, monkeypatch) -
         "run/* is one series with two policies: run/a_epoch_*.pt (no rule) and run/b_epoch_*.pt (run/b_*)"
     )
     assert _policies(tmp_path, "run/*").of(one) == TWO
+
+
+@pytest.mark.parametrize(
+    ("names", "mode"),
+    [
+        (
+            "loss val_loss train/loss eval_loss top5_error word_error_rate WER ppl rmse_2 accLoss",
+            "min",
+        ),
+        ("acc val_acc Accuracy top1_acc f1 eval/f1_macro mAP mAP50 bleu rougeL mean_iou R2_recall", "max"),
+        ("lr learning_rate step value score", None),
+    ],
+)
+def test_the_name_of_a_metric_says_which_values_are_good(names: str, mode: str | None) -> None:
+    assert {name: mode_of(name) for name in names.split()} == dict.fromkeys(names.split(), mode)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import Policy, Request, prune
+from ckpttool import Policy, PruneRequest, prune
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
 from tests.support.directories import pointers_in, survey
@@ -29,9 +29,7 @@ def _skipped(directory: Path) -> dict[str, str]:
 
 
 def _kept(directory: Path, keep: int) -> set[str]:
-    made = prune(
-        Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"), dry_run=True
-    )
+    made = prune(directory, keep_last=keep, depth="quick", dry_run=True)
     return {kept.entry.name for one in made.plan.groups for kept in one.keep}
 
 
@@ -83,7 +81,7 @@ def test_a_dangling_symlink_of_a_run_that_was_moved(series: Path) -> None:
 def test_a_dangling_symlink_that_may_have_meant_the_series(series: Path) -> None:
     (series / "best.pth").symlink_to("model_epoch_11.pth")
     (why,) = _skipped(series).values()
-    assert why.endswith("best.pth: leads to model_epoch_11.pth, which isn't there")
+    assert why.endswith("best.pth: leads to model_epoch_11.pth, which doesn't exist")
     assert len(_kept(series, 2)) == 10
 
 
@@ -95,7 +93,7 @@ def test_a_dangling_symlink_that_can_not_have(series: Path) -> None:
 def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> None:
     os.rename(series / "model_epoch_1.pth", tmp_path / "blob")
     (series / "model_epoch_1.pth").symlink_to(tmp_path / "blob")
-    made = prune(Request(directory=str(series), policy=Policy(keep_last=2), depth="quick"), dry_run=True)
+    made = prune(series, keep_last=2, depth="quick", dry_run=True)
     (reasons,) = [kept.reasons for kept in made.plan.groups[0].keep if kept.entry.name == "model_epoch_1.pth"]
     assert reasons[-1] == "is a symlink"
 
@@ -141,7 +139,7 @@ def test_what_is_named_best(series: Path) -> None:
 def test_a_text_that_names_what_is_gone(series: Path) -> None:
     (series / "latest").write_text("model_epoch_12.pth")
     (why,) = _skipped(series).values()
-    assert "latest is model_epoch_12.pth, which isn't there" in why
+    assert "latest is model_epoch_12.pth, which doesn't exist" in why
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"two\nlines", b"x" * 5000])
@@ -193,16 +191,16 @@ def test_a_best_that_is_gone_leaves_the_series_alone(tmp_path: Path, files: Path
     for step in (2, 6):
         (run / f"epoch=1-step={step}.ckpt").write_bytes(content)
     (why,) = _skipped(run).values()
-    assert "best_model_path is lightning/epoch=1-step=4.ckpt, which isn't there" in why
+    assert "best_model_path is lightning/epoch=1-step=4.ckpt, which doesn't exist" in why
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "epoch=1-step=4.ckpt").write_bytes(content)
     assert _skipped(run) == {}
 
 
 def test_pins(series: Path) -> None:
-    (series / ".ckpttool.toml").write_text('pinned = ["model_epoch_2.pth"]\n')
+    (series / ".ckpttool-pins.toml").write_text('pinned = ["model_epoch_2.pth"]\n')
     assert _reasons(series) == {"model_epoch_2.pth": ["pinned"]}
-    (series / ".ckpttool.toml").write_text("pinned = [")
+    (series / ".ckpttool-pins.toml").write_text("pinned = [")
     assert len(_skipped(series)) == 1
 
 
@@ -235,7 +233,7 @@ def test_a_run_that_is_a_checkpoint_too_stays(trainer: Path, files: Path) -> Non
         (run / "checkpoint-2").mkdir()
         for file in (trainer / "checkpoint-2").iterdir():
             (run / "checkpoint-2" / file.name).write_bytes(file.read_bytes())
-    made = prune(Request(directory=str(trainer.parent / "runs"), policy=Policy(keep_last=1)), dry_run=True)
+    made = prune(trainer.parent / "runs", keep_last=1, dry_run=True)
     assert made.plan.removals == ()
 
 
@@ -243,7 +241,7 @@ def test_min_age(series: Path) -> None:
     os.utime(series / "model_epoch_2.pth", ns=(0, 2**62))
     for epoch in (1, 3, 4, 5, 6, 7, 8, 9, 10):
         os.utime(series / f"model_epoch_{epoch}.pth", ns=(0, epoch))
-    request = Request(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
+    request = PruneRequest(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
     (one,) = prune(request, dry_run=True).plan.groups
     assert [kept.reasons for kept in one.keep] == [
         ("newest", "last 1"),
@@ -269,8 +267,8 @@ def test_the_best_of_one_run_is_not_that_of_another(trainer: Path, tmp_path: Pat
     pointed = pointers_in(found)
     assert not any(pointed.reasons.values())
     (why,) = pointed.skipped.values()
-    assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which isn't there")
-    made = prune(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"), dry_run=True)
+    assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which doesn't exist")
+    made = prune(trainer, keep_last=1, depth="quick", dry_run=True)
     assert made.plan.removals == () and len(made.problems) == 1
 
 
@@ -296,10 +294,10 @@ def test_a_best_that_the_trainer_itself_removed(trainer: Path, target: str) -> N
     """Some versions of Trainer name a best one that they never saved, or removed: no run was moved."""
     shutil.rmtree(trainer / "checkpoint-4")
     _best_of(trainer, target.format(trainer))
-    made = prune(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"), dry_run=True)
+    made = prune(trainer, keep_last=1, depth="quick", dry_run=True)
     assert len(made.plan.removals) == 3 and made.problems == ()
     (warning,) = made.warnings
-    assert warning.endswith("which isn't there any more; the Trainer goes on without it")
+    assert warning.endswith("which doesn't exist any more; the Trainer goes on without it")
 
 
 def test_a_single_checkpoint_loses_nothing_by_a_best_that_is_gone(trainer: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ckpttool import (
     CheckpointError,
     DamagedCheckpoint,
     Policy,
-    Request,
+    PruneRequest,
     latest,
     list_checkpoints,
     prune,
@@ -38,7 +38,7 @@ JOURNAL, LOCK = "journal.json", ".ckpttool.lock"
 
 
 def _prune(directory: Path, keep: int = KEEP, **options: Any):
-    return prune(Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"), **options)
+    return prune(directory, keep_last=keep, depth="quick", **options)
 
 
 def _digests(directory: Path) -> dict[str, str]:
@@ -118,7 +118,7 @@ def test_an_index_that_names_itself_goes_once(sharded: Path, trash: bool) -> Non
     os.utime(index, (0, 0))  # it is older than the intact ones
     before = _digests(sharded)
     policy = Policy(keep_last=2, incomplete="remove")
-    result = prune(Request(directory=str(sharded), policy=policy), trash=trash)
+    result = prune(PruneRequest(directory=str(sharded), policy=policy), trash=trash)
     assert [entry.name for entry in result.plan.removals] == [
         f"epoch_{epoch}.safetensors.index.json" for epoch in (2, 1)
     ]
@@ -147,13 +147,13 @@ def test_two_names_of_one_file_in_the_series(series: Path) -> None:
 
 KILL = """
 import os, shutil, sys
-from ckpttool import Policy, Request, prune
+from ckpttool import Policy, PruneRequest, prune
 from tests.support.faults import is_killed_at
 
 source, target, keep = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def prune_in(directory, **options):
-    prune(Request(directory=directory, policy=Policy(keep_last=keep), depth="quick"), **options)
+    prune(PruneRequest(directory=directory, policy=Policy(keep_last=keep), depth="quick"), **options)
 
 prune_in(source, dry_run=True)  # so that the children have all modules
 number, is_killed = 0, True
@@ -339,7 +339,7 @@ def test_what_stays_busy_is_told_and_settled_later(trainer: Path, monkeypatch: p
         patch.setattr(os, "unlink", silly_rename)
         result = _prune(trainer)
     (stage,) = _leftovers(trainer)
-    rest = [f"the rest lies in {trainer / stage / str(number)}" for number in range(2)]
+    rest = [f"the rest is in {trainer / stage / str(number)}" for number in range(2)]
     assert [one.message for one in result.problems] == [
         f"partly removed: directory not empty; {where}" for where in rest
     ]
@@ -397,7 +397,7 @@ def test_what_fails_on_the_way_is_put_back_or_told(
         assert (_digests(trainer), _leftovers(trainer)) == (before, [])
     else:
         partly, *whole = [problem.message for problem in result.problems]
-        place = partly.removeprefix("partly removed: operation not permitted; the rest lies in ")
+        place = partly.removeprefix("partly removed: operation not permitted; the rest is in ")
         assert os.path.isdir(os.path.join(place, next(iter(set(os.listdir(place))))))
         assert set(whole) <= {"not removed: operation not permitted"}
 
@@ -519,7 +519,7 @@ def test_locks_that_a_kill_left_below_go_unless_they_are_held(series: Path) -> N
     for name in ("a", "b"):
         shutil.copytree(series, series / name)
         (series / name / LOCK).write_text("")
-    request = Request(directory=str(series), policy=Policy(keep_last=20), recursive=True)
+    request = PruneRequest(directory=str(series), policy=Policy(keep_last=20), recursive=True)
     prune(request, dry_run=True)
     assert (series / "a" / LOCK).exists()  # nothing on disk is changed
     with held_by_another(series / "b"):
@@ -697,13 +697,13 @@ def test_a_stage_without_a_journal_that_holds_something(series: Path) -> None:
 
 def test_a_journal_below_is_settled_by_a_recursive_prune(series: Path) -> None:
     stage = _interrupted(series)
-    result = prune(Request(directory=str(series.parent), policy=Policy(keep_last=KEEP), recursive=True))
+    result = prune(series.parent, keep_last=KEEP, recursive=True)
     assert (len(result.finished), stage.exists()) == (8, False)
 
 
 def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) -> None:
     shutil.copytree(series, tmp_path / "run2")
-    request = Request(directory=str(tmp_path), policy=Policy(keep_last=KEEP), recursive=True)
+    request = PruneRequest(directory=str(tmp_path), policy=Policy(keep_last=KEEP), recursive=True)
     result = prune(request)
     assert len(result.plan.removals) == 16
     assert len(list(tmp_path.rglob("*"))) == 2 + 2 * KEEP

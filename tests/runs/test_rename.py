@@ -34,7 +34,7 @@ def test_pins_notes_and_links_follow(short: Path) -> None:
     (short / "best.txt").write_text("  model_epoch_9.pth\r\n")
     (short / "latest").write_text(str(short / "model_epoch_10.pth"))
     (short / "notes.md").write_text("model_epoch_9.pth was good\n")
-    (short / ".ckpttool.toml").write_text('# mine\npinned = ["model_epoch_8.pth", "gone.pth"]\n')
+    (short / ".ckpttool-pins.toml").write_text('# mine\npinned = ["model_epoch_8.pth", "gone.pth"]\n')
     before = content(short)
     done = renamed(short)
     assert [one.path for one in done.problems] == [f"{short}/notes.md"]
@@ -51,7 +51,7 @@ def test_pins_notes_and_links_follow(short: Path) -> None:
     assert (short / "best.txt").read_bytes() == b"  model-e0009.pth\r\n"
     assert (short / "latest").read_text() == str(short / "model-e0010.pth")
     assert (short / "notes.md").read_text() == "model_epoch_9.pth was good\n"
-    assert (short / ".ckpttool.toml").read_text() == '# mine\npinned = ["model-e0008.pth", "gone.pth"]\n'
+    assert (short / ".ckpttool-pins.toml").read_text() == '# mine\npinned = ["model-e0008.pth", "gone.pth"]\n'
     assert renamed(short).renames == ()
     assert undo(str(short)).problems == ()
     assert content(short) == before

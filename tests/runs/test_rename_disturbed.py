@@ -168,13 +168,13 @@ def test_pointers_of_other_directories_follow(files: Path, tmp_path: Path) -> No
         shutil.copytree(files / "series", tmp_path / "runs" / run)
     runs = tmp_path / "runs"
     (runs / "latest").write_text("b/model_epoch_10.pth\n")
-    (runs / ".ckpttool.toml").write_text('pinned = ["a/model_epoch_3.pth"]\n')
+    (runs / ".ckpttool-pins.toml").write_text('pinned = ["a/model_epoch_3.pth"]\n')
     (runs / "a" / "best.txt").write_text("../b/model_epoch_2.pth")
     (tmp_path / "link").symlink_to("runs/a/model_epoch_1.pth")
     done = renamed(runs, recursive=True)
     assert (len(done.renames), done.problems) == (20, ())
     assert (runs / "latest").read_text() == "b/model-e0010.pth\n"
-    assert (runs / ".ckpttool.toml").read_text() == 'pinned = ["a/model-e0003.pth"]\n'
+    assert (runs / ".ckpttool-pins.toml").read_text() == 'pinned = ["a/model-e0003.pth"]\n'
     assert os.readlink(tmp_path / "link") == "runs/a/model-e0001.pth"
 
 
@@ -289,7 +289,7 @@ def test_a_pointer_elsewhere_that_changed_is_told(
     monkeypatch.setattr(os, "mkdir", observed(os.mkdir, meddle))
     done = renamed(runs, recursive=True)
     assert len(done.renames) == 10
-    assert done.problems[0].message.startswith("what names checkpoints here has old names")
+    assert done.problems[0].message.startswith("pointers here still have the old names")
 
 
 def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_two_of_one_name_are_refused(entry: Make) -> None:
 
 def test_what_stands_there_is_never_replaced(entry: Make) -> None:
     one = entry("a_epoch_3.pth")
-    there = "which is there already"
+    there = "which already exists"
     assert there in refusals(planned([one], "e{epoch}", standing=["e3.pth"]))[one.name]
     assert (
         "E3.PTH, which differs in case alone"
@@ -293,7 +293,7 @@ def test_doubts(entry: Make) -> None:
     assert doubts_of(good, "{run}-e{epoch:04d}") == ""
     assert "its epoch would not be read out of this name" in doubts_of(good, "{run}.x{epoch}y")
     outside = [entry("model_epoch_3.pth", saved_at=0.0, inside=(None, None))]
-    assert "its epoch stands in its old name alone" in doubts_of(outside, "{run}-{format}")
+    assert "its epoch is only in its old name" in doubts_of(outside, "{run}-{format}")
     assert "read as step 3" in doubts_of(good, "{run}-step{epoch}")
     assert "which is never pruned" in doubts_of(good, "{run}-best-e{epoch}")
     assert "the next rename by this template would call it" in doubts_of(good, "{name}-e{epoch}")
@@ -309,12 +309,9 @@ def test_doubts(entry: Make) -> None:
     ]
     assert doubts_of(
         [entry("m_epoch_3.pth", metrics={"acc": 0.5}, saved_at=0.0)], "{run}-e{epoch}-{acc}"
-    ) == (
-        "run/m_epoch_3.pth -> m-e3-0.5.pth: acc would be read out of this name as a metric without one "
-        "(write it as acc={acc})"
-    )
+    ) == ("run/m_epoch_3.pth -> m-e3-0.5.pth: the new name won't say that its number is acc (use acc={acc})")
     scored = [entry("m_epoch_3_val_loss_0.5.pth", metrics={"val_loss": 0.5}, saved_at=0.0)]
-    assert "val_loss stands in its old name" in doubts_of(scored, "{run}-e{epoch}")
+    assert "val_loss is in its old name" in doubts_of(scored, "{run}-e{epoch}")
     undated = [entry("model_epoch_3.pth", modified=86_400 * 10**9)]
     assert "its date is that of its file" in doubts_of(undated, "{run}-{date}-e{epoch}")
     parted = doubts_of([replace(one, group="g") for one in good], "{run}{epoch}x-e{epoch}")

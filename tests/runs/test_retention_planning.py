@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import Policy, Request, UsageError, open_checkpoint
+from ckpttool import Policy, PruneRequest, UsageError, open_checkpoint
 from ckpttool.core.tensor import Extent
 from ckpttool.runs.retention.companions import add_failed_siblings, reasons_to_stay
 from ckpttool.runs.retention.failed_runs import failed_runs
@@ -168,8 +168,8 @@ def test_what_no_rule_is_for_is_left_alone_and_no_problem(series: Path) -> None:
 
 def test_nothing_to_go_by_is_refused(series: Path) -> None:
     for told in ({}, {"policies": policies(None)}):
-        with pytest.raises(UsageError, match="no rule says what to keep"):
-            Request(directory=str(series), **told)
+        with pytest.raises(UsageError, match="no rule says which checkpoints to keep"):
+            PruneRequest(directory=str(series), **told)
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [("7", True), ("6", False), ("70%", True), ("69.9%", False)])
@@ -283,7 +283,7 @@ def test_a_run_that_ended_in_nan_is_told(diverged: Path) -> None:
 
 
 def test_a_failed_run_goes_but_for_what_is_protected(diverged: Path) -> None:
-    (diverged / "bad" / ".ckpttool.toml").write_text('pinned = ["m_epoch_2.pt"]\n')
+    (diverged / "bad" / ".ckpttool-pins.toml").write_text('pinned = ["m_epoch_2.pt"]\n')
     planned = _planned(diverged, recursive=True, failed="remove", depth="full")
     bad, good = planned.plan.groups
     assert [one.name for one in bad.remove] == ["m_epoch_3.pt", "m_epoch_1.pt"]

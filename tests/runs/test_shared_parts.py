@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckpttool import Policy, RenameRequest, Request, prune, rename, undo
+from ckpttool import Policy, PruneRequest, RenameRequest, prune, rename, undo
 from ckpttool.runs.members import needs
 from tests.support.directories import before_it_is_looked_at, survey
 from tests.support.opening import checkpoints_in
@@ -51,8 +51,8 @@ def deep(tmp_path: Path) -> Path:
     return place
 
 
-def _request(directory: Path, keep: int = 1, **told: object) -> Request:
-    return Request(directory=str(directory), policy=Policy(keep_last=keep), **told)  # type: ignore[arg-type]
+def _request(directory: Path, keep: int = 1, **told: object) -> PruneRequest:
+    return PruneRequest(directory=str(directory), policy=Policy(keep_last=keep), **told)  # type: ignore[arg-type]
 
 
 def _load(index: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The batch jobs of docs/slurm.md under kills: each resumes right, with the losses of one long job."""
+"""The batch jobs of docs/how-to/slurm.md under kills: each resumes right, with the losses of one long job."""
 
 from __future__ import annotations
 

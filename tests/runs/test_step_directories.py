@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ckpttool import Policy, RenameRequest, Request, UsageError, latest, pin, prune, rename, undo
+from ckpttool import Policy, RenameRequest, UsageError, latest, pin, prune, rename, undo
 from tests.support.directories import survey
 from tests.support.retention import Pruned, dry_run, kept_reasons, removed_names
 
@@ -79,7 +79,7 @@ def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, 
             gone = removed_names(planned(run, group_by=by, recursive=recursive))
             assert gone == sorted(form.format(step) for step in (8, 9))
     assert latest(run).entry.path == str(run / form.format(10))
-    prune(Request(directory=str(run), policy=Policy(keep_last=1)))
+    prune(run, keep_last=1)
     assert {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} == {
         f"{form.format(10)}/{name}" for name in names
     }
@@ -216,7 +216,7 @@ def test_a_glob_of_names_keeps_it_by_any_file_in_it(tmp_path: Path, glob: str) -
     assert not any("matched nothing" in warning for warning in found.warnings)
 
 
-@pytest.mark.parametrize("own", [".ckpttool.toml", ".ckpttool-trash/1/model.pt"])
+@pytest.mark.parametrize("own", [".ckpttool-pins.toml", ".ckpttool-trash/1/model.pt"])
 def test_pins_and_a_trash_in_it_keep_it(tmp_path: Path, own: str) -> None:
     """They are from when each file in it was taken for a checkpoint."""
     run = saved(tmp_path / "run", (1, 2, 3), PAIR)
@@ -289,9 +289,7 @@ def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> No
 def test_a_name_by_which_it_would_be_no_save_is_refused(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2), PAIR)
     done = rename(RenameRequest(directory=str(run), template="exp1-{step}"))
-    assert all(
-        "which doesn't say that one save lies in it" in one.message for one in done.planned.plan.refused
-    )
+    assert all("which doesn't say that it holds one save" in one.message for one in done.planned.plan.refused)
     assert len(done.planned.plan.refused) == 2
     assert _names(run) == {f"step_{step}/{name}" for step in (1, 2) for name in PAIR}
 
@@ -357,7 +355,7 @@ def test_no_save_is_ever_split_and_the_newest_of_each_trial_stays(
     before = {place: _everything(place) for place in root.glob("*/*")}
     whole = {place for place in before if all(path.stat().st_size != 20 for path in place.rglob("*.pt"))}
     try:
-        prune(Request(directory=str(root), policy=Policy(**rules), **told))
+        prune(root, **rules, **told)
     except UsageError:  # nothing would be kept, or more would go than may
         assert {place: _everything(place) for place in root.glob("*/*")} == before
     for place, names in before.items():

@@ -111,7 +111,7 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A link of this user's stays one, and what it leads to is written."""
-    there, link = tmp_path / "there.toml", short / ".ckpttool.toml"
+    there, link = tmp_path / "there.toml", short / ".ckpttool-pins.toml"
     there.write_text('pinned = ["a"]\n')
     link.symlink_to(there)
     pin([short / "model_epoch_9.pth"])

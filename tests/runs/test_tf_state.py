@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool import Policy, Request, prune
+from ckpttool import Policy, PruneRequest, prune
 from ckpttool.formats.tensorflow.state import (
     CheckpointState,
     escape,
@@ -283,7 +283,7 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
 def test_a_kill_while_the_state_is_rewritten_leaves_no_temporary_file(managed: Path) -> None:
-    request = Request(directory=str(managed), policy=Policy(keep_last=3))
+    request = PruneRequest(directory=str(managed), policy=Policy(keep_last=3))
     child = os.fork()
     if not child:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import AccessDenied, Policy, Request, convert, list_checkpoints, prune, undo
+from ckpttool import AccessDenied, Policy, PruneRequest, convert, list_checkpoints, prune, undo
 from tests.support.changes import empty_trash, file_bytes, prune_to_trash
 from tests.support.faults import fill_disk
 
@@ -76,7 +76,7 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
         (run / "ckpt-2.data-00000-of-00001").unlink()
         return True
 
-    request = Request(directory=str(run), policy=Policy(keep_last=7), depth="quick")
+    request = PruneRequest(directory=str(run), policy=Policy(keep_last=7), depth="quick")
     done = prune(request, trash=True, confirm=meanwhile)
     [problem] = done.problems
     assert problem.message == "not moved to the trash: it has changed since the plan was made"

@@ -1,4 +1,4 @@
-"""Undo: old names and old pointers, exactly or with what came since; what is in the way loses nothing."""
+"""Undo: old names and old pointers, exactly or with what came since; a file in the way loses nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_in_the_way_is_refused_by_name(short: Path, run) -> None:
     (short / "model_epoch_7.pth").write_bytes(b"a new one")
     answer = run("undo", short)
     assert answer.status == 1
-    assert f"{short / 'model_epoch_7.pth'}: not taken back: model_epoch_7.pth is in the way" in answer.err
+    assert f"{short / 'model_epoch_7.pth'}: not restored: model_epoch_7.pth already exists" in answer.err
     assert "restored 1 checkpoint" in answer.out
     assert (short / "model_epoch_7.pth").read_bytes() == b"a new one"
     (short / "model_epoch_7.pth").unlink()

@@ -43,7 +43,7 @@ def test_pointers_above_wait_for_all_that_they_name(tree: Path) -> None:
     renamed(tree, recursive=True)
     done = undo(str(tree / "a"))
     assert (done.problems, len(done.restored)) == ((), 4)
-    assert f"(undo -r {tree})" in done.warnings[0]
+    assert f"(undo {tree} restores all of it)" in done.warnings[0]
     assert undo(str(tree), recursive=True).problems == ()
     assert content(tree) == before
 
@@ -51,12 +51,12 @@ def test_pointers_above_wait_for_all_that_they_name(tree: Path) -> None:
 def test_pointers_alone_are_not_taken_back(tree: Path) -> None:
     aside = prune_to_trash(tree).trash
     renamed(tree / "a")
-    done = undo(str(tree))
+    done = undo(str(tree), recursive=False)
     assert (done.restored, done.pointers, len(done.problems)) == ((), (), 1)
-    assert f"{tree / 'a'} (undo -r)" in done.problems[0].message
+    assert f"{tree / 'a'} (undo without --no-recursive restores both)" in done.problems[0].message
     assert os.readlink(tree / "cur.pth") == "a/model-e0008.pth"
-    assert "the next undo goes on with the command before" in done.warnings[0]
-    assert undo(str(tree)).identity == aside
+    assert "the next undo takes the command before" in done.warnings[0]
+    assert undo(str(tree), recursive=False).identity == aside
 
 
 def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> None:
@@ -73,7 +73,7 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
     assert "nothing restored: latest: somebody else has written it since" in answer.out
     assert "cur.pth: it leads elsewhere; it is left as it is" in answer.err
     assert "0 checkpoints" not in answer.out
-    assert undo(str(tree)).identity == aside
+    assert undo(str(tree), recursive=False).identity == aside
     assert undo(str(tree)).identity is None
 
 
@@ -84,7 +84,7 @@ def test_what_was_changed_in_the_trash_blocks_nothing(short: Path) -> None:
     one = undo(str(short))
     assert (one.identity, one.restored) == (second, ())
     assert [problem.message for problem in one.problems] == [
-        "not taken back: it has changed since it was put there"
+        "not restored: it has changed since it was put there"
     ]
     other = undo(str(short))
     assert (other.identity, [back.path for back in other.restored]) == (
@@ -185,9 +185,10 @@ def test_indexes_go_by_their_names_and_are_no_pointers(sharded: Path, run) -> No
 def test_what_lies_below_is_told(short: Path, tmp_path: Path, run) -> None:
     shutil.copytree(short, tmp_path / "other")
     prune_to_trash(tmp_path, recursive=True)
-    answer = run("undo", tmp_path)
+    answer = run("undo", tmp_path, "--no-recursive")
     assert (answer.status, answer.out) == (0, "")
-    assert answer.err == f"{tmp_path}: nothing to undo in it; something in 2 below (-r)\n"
+    below = "2 subdirectories have changes to undo (omit --no-recursive)"
+    assert answer.err == f"{tmp_path}: nothing to undo in it, but {below}\n"
 
 
 def test_a_field_that_none_has_is_warned_of(short: Path) -> None:
@@ -220,8 +221,8 @@ def test_what_lies_far_below_is_not_looked_for(short: Path, tmp_path: Path) -> N
     deep = tmp_path / "1" / "2" / "3" / "4"
     shutil.copytree(short, deep)
     prune_to_trash(deep)
-    assert undo(str(tmp_path)).below == 0
-    assert undo(str(tmp_path / "1")).below == 1
+    assert undo(str(tmp_path), recursive=False).below == 0
+    assert undo(str(tmp_path / "1"), recursive=False).below == 1
 
 
 def test_pointers_above_wait_for_the_rest(tree: Path) -> None:
@@ -230,7 +231,7 @@ def test_pointers_above_wait_for_the_rest(tree: Path) -> None:
     for is_dry in (True, False):
         done = undo(str(tree / "a"), dry_run=is_dry)
         assert (len(done.restored), len(done.problems), done.pointers) == (3, 1, ())
-        assert "may still have its other names" in done.warnings[0]
+        assert "pointers here may still have the new names" in done.warnings[0]
     assert (tree / "latest").read_text() == "a/model-e0008.pth\n"
     (tree / "a" / "model_epoch_8.pth").unlink()
     assert undo(str(tree / "a")).problems == ()

@@ -18,7 +18,7 @@ def test_newer_states_that_name_the_best_are_told(trainer: Path) -> None:
     (trainer.parent / "notes.md").write_text("trainer/a-s6 was fine\n")
     (trainer.parent / "others.md").write_text("other/a-s6, or a-s8\n")
     (trainer / "other.txt").write_text("a-s44\n")
-    told = "it names a-s4, which is called checkpoint-4 again, and isn't changed: pin that if it is to stay"
+    told = "it still names a-s4, which is checkpoint-4 again (to keep it, pin checkpoint-4)"
     for dry_run in (True, False):
         problems = undo(str(trainer), dry_run=dry_run).problems
         assert {os.path.relpath(one.path, trainer): one.message for one in problems} == {
@@ -44,8 +44,8 @@ def test_a_pin_that_was_set_since_is_told(short: Path) -> None:
     new = sorted(path.name for path in short.glob("*.pth"))
     pin([str(short / new[-1])])
     (problem,) = undo(str(short)).problems
-    assert problem.path == str(short / ".ckpttool.toml")
-    assert problem.message.startswith(f"it names {new[-1]}, which is called model_epoch_10.pth again")
+    assert problem.path == str(short / ".ckpttool-pins.toml")
+    assert problem.message.startswith(f"it still names {new[-1]}, which is model_epoch_10.pth again")
 
 
 def test_a_pin_that_went_with_its_checkpoint_is_not(short: Path) -> None:
@@ -58,16 +58,16 @@ def test_a_pin_that_went_with_its_checkpoint_is_not(short: Path) -> None:
 def test_a_pin_in_a_list_above_is_told_too(short: Path) -> None:
     renamed(short)
     new = max(path.name for path in short.glob("*.pth"))
-    above = short.parent / ".ckpttool.toml"
+    above = short.parent / ".ckpttool-pins.toml"
     above.write_text(f'pinned = ["{short.name}/{new}"]\n')
     for dry_run in (True, False):
         (problem,) = undo(str(short), dry_run=dry_run).problems
         assert os.path.samefile(problem.path, above)
-        assert problem.message.startswith(f"it names {new}, which is called model_epoch_10.pth again")
+        assert problem.message.startswith(f"it still names {new}, which is model_epoch_10.pth again")
 
 
 def test_a_list_above_that_follows_is_not(short: Path) -> None:
-    above = short.parent / ".ckpttool.toml"
+    above = short.parent / ".ckpttool-pins.toml"
     above.write_text(f'pinned = ["{short.name}/model_epoch_9.pth"]\n')
     renamed(short)
     assert undo(str(short), dry_run=True).problems == ()

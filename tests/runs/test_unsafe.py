@@ -129,7 +129,7 @@ def test_a_class_of_the_users_is_ordinary(run, runs: Path) -> None:
 
 def test_list_says_so(run, runs: Path) -> None:
     status, out, err = run("list", runs)
-    states = [re.search("readable|unsafe", line) for line in out.splitlines()[1:]]
+    states = [re.search("readable|unsafe", line) for line in out.splitlines()]
     assert [state and state[0] for state in states] == ["readable", "readable", "unsafe", "unsafe"]
     assert (status, out.count(UNSAFE.partition(": ")[2])) == (1, 2)
     assert err == "".join(f"ckpttool: warning: runs/epoch_{n}.pkl: {UNSAFE}\n" for n in (3, 4))

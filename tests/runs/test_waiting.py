@@ -50,8 +50,10 @@ class Time:
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(resuming, "SYSTEM", time)
+    return time
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def write(clock: Time, path: Path, content: bytes) -> Callable[[], None]:
 
 def asked(run: Path, clock: Time, seconds: float = 60, **more: Any):
     said: list[str] = []
-    return latest(run, wait=seconds, tell=said.append, clock=clock, **more), said
+    return latest(run, wait=seconds, tell=said.append, **more), said
 
 
 def test_nothing_is_waited_for_where_nobody_writes(run: Path, clock: Time, tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_nothing_is_waited_for_where_nobody_writes(run: Path, clock: Time, tmp_p
     assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], 0)
     (tmp_path / "empty").mkdir()
     for first in ("empty", "missing"):
-        found, said = asked(tmp_path / first, clock)
+        found, said = asked(tmp_path / first, clock, missing_ok=True)
         assert (found.path, said, clock.now) == (None, [], 0)
 
 
@@ -142,9 +144,9 @@ def test_no_part_of_a_file_is_ever_the_answer(run: Path, clock: Time, new: bytes
     path = run / "model_epoch_10.pth"
     for cut in (*range(0, len(new), 61), len(new) - 1):
         path.write_bytes(new[:cut])
-        assert latest(run, clock=clock).path == str(run / "model_epoch_9.pth"), cut
+        assert latest(run).path == str(run / "model_epoch_9.pth"), cut
     path.write_bytes(new)
-    assert latest(run, clock=clock).path == str(path)
+    assert latest(run).path == str(path)
 
 
 def test_when_the_time_is_up_the_newest_intact_one_is_the_answer(run: Path, clock: Time, new: bytes) -> None:
@@ -265,7 +267,7 @@ def test_a_trainers_directory_is_waited_for_until_its_state_is_there(trainer: Pa
     newest = fresh(clock, trainer, 5)
     state = (newest / "trainer_state.json").read_bytes()
     (newest / "trainer_state.json").unlink()
-    assert latest(trainer, clock=clock).path == str(trainer / "checkpoint-8")
+    assert latest(trainer).path == str(trainer / "checkpoint-8")
     clock.at(7, write(clock, newest / "trainer_state.json", state))
     found, said = asked(trainer, clock)
     assert found.path == str(newest)
@@ -276,11 +278,11 @@ def test_a_trainers_directory_is_waited_for_until_its_state_is_there(trainer: Pa
 def test_a_writers_file_in_a_directory_tells_that_it_is_being_written(trainer: Path, clock: Time) -> None:
     newest = fresh(clock, trainer, 5)
     write(clock, newest / "optimizer.pt.tmp", b"")()
-    found = latest(trainer, clock=clock)
+    found = latest(trainer)
     assert found.path == str(trainer / "checkpoint-8")
     assert found.passed_over[0].message == "being written: optimizer.pt.tmp lies in it"
     os.utime(newest / "optimizer.pt.tmp", (LONG_AGO, LONG_AGO))
-    assert latest(trainer, clock=clock).path == str(newest)
+    assert latest(trainer).path == str(newest)
 
 
 def test_the_command_says_what_it_waited_for(

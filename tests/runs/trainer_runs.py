@@ -21,7 +21,7 @@ warnings.simplefilter("ignore")
 
 def thinned(directory: Path, keep: int) -> list[str]:
     """Prune a directory; return the names of what is left in it, without what is hidden."""
-    request = ckpttool.Request(directory=str(directory), policy=ckpttool.Policy(keep_last=keep))
+    request = ckpttool.PruneRequest(directory=str(directory), policy=ckpttool.Policy(keep_last=keep))
     pruned = ckpttool.prune(request)
     assert pruned.plan.removals, pruned
     assert not pruned.problems, pruned
@@ -207,7 +207,7 @@ def accelerate(root: Path) -> dict[str, Any]:
     saved(0, 6, resumes=False)
     ckpttool.pin([checkpoints / "checkpoint_2"])
     loaded = [saved(6, 1)]
-    request = ckpttool.Request(
+    request = ckpttool.PruneRequest(
         directory=str(checkpoints), policy=ckpttool.Policy(keep_last=2), series=("checkpoint_*",)
     )
     assert not ckpttool.prune(request, trash=True).problems

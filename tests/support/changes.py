@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Policy, Request, prune
+from ckpttool import Policy, PruneRequest, prune
 from ckpttool.io.toml import parse_toml
 from ckpttool.runs.pointers import pins
 from ckpttool.runs.pruning.prune import Pruned
@@ -27,7 +27,7 @@ from ckpttool.transaction.trash import EmptiedTrash, empty
 
 def prune_to_trash(directory: Path, keep: int = 2, **options: Any) -> Pruned:
     """Put all but the newest few into the trash."""
-    request = Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **options)
+    request = PruneRequest(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **options)
     return prune(request, trash=True)
 
 
@@ -71,7 +71,7 @@ def overlook_accelerate(patch: pytest.MonkeyPatch) -> None:
 
 def pinned_in(directory: Path) -> list[str]:
     """Return the names that the list of pins in a directory has."""
-    return list(parse_toml((directory / ".ckpttool.toml").read_text())["pinned"])
+    return list(parse_toml((directory / ".ckpttool-pins.toml").read_text())["pinned"])
 
 
 def file_bytes(directory: Path) -> dict[str, bytes]:

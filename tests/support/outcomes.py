@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.runs.renamings import content
 
-POINTERS = {"checkpoint": r'paths?: "(.*)"', ".ckpttool.toml": r'"(.*)"', "latest": r"(.+)"}
+POINTERS = {"checkpoint": r'paths?: "(.*)"', ".ckpttool-pins.toml": r'"(.*)"', "latest": r"(.+)"}
 """Files that name checkpoints, and how."""
 
 Tree = dict[str, str]

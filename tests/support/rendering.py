@@ -16,7 +16,7 @@ from ckpttool.cli.render.plot import Numbers
 from ckpttool.cli.render.text_changes import undo_text
 from ckpttool.cli.render.text_diff import diff_text, drift_text, name_only_text
 from ckpttool.cli.render.text_inspect import inspect_text
-from ckpttool.cli.render.verdicts import verify_text
+from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
 from ckpttool.ops.drift import Drift
 from ckpttool.runs.listing import Listing
 from ckpttool.runs.undo import Undone
@@ -35,7 +35,7 @@ def text_of(result: Inspection | Difference | Drift | Undone | Sequence[Verifica
             return drift_text(result, **options)
         case Undone():
             return undo_text(result)
-    return verify_text(list(result), **options)
+    return verify_text(list(result), VerifyStyle(**options))
 
 
 def lines_of(result: Any, **options: Any) -> list[str]:
@@ -119,7 +119,7 @@ def draw_nothing(patch: pytest.MonkeyPatch) -> Drawn:
     """Have pictures not drawn; return what is told, each time, of what would have been in them."""
     drawn = Drawn()
 
-    def picture(kind: str, title: str, drawings: list[Any], numbers: Numbers) -> bytes:
+    def picture(kind: str, title: str, drawings: list[Any], numbers: Numbers | None = None) -> bytes:
         drawn.title, drawn.drawings, drawn.numbers = title, drawings, numbers
         return b"drawn"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import Policy, Request, prune
+from ckpttool import Policy, PruneRequest, prune
 from ckpttool.formats.globs import Globs
 from ckpttool.runs.members import look
 from ckpttool.runs.members.entry import Entry
@@ -79,13 +79,13 @@ def why(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any)
 
 def why_in(directory: str | os.PathLike[str], path: str | os.PathLike[str], **request: Any) -> Explanation:
     """Return why a checkpoint of a directory stays or goes."""
-    planned = make_plan(Request(directory=os.fspath(directory), **request))
+    planned = make_plan(PruneRequest(directory=os.fspath(directory), **request))
     return explain(planned, os.fspath(path))
 
 
 def dry_run(directory: str | os.PathLike[str], **request: Any) -> Pruned:
     """Return what a prune of a directory would do."""
-    return prune(Request(directory=os.fspath(directory), **request), dry_run=True)
+    return prune(PruneRequest(directory=os.fspath(directory), **request), dry_run=True)
 
 
 def removed_names(pruned: Pruned) -> list[str]:

@@ -20,7 +20,7 @@ def files(run: Path, numbers: Numbers) -> None:
     for number in numbers:
         shutil.copy2(FILES / "series" / f"model_epoch_{number}.pth", run)
     (run / "best").symlink_to("model_epoch_2.pth")
-    (run / ".ckpttool.toml").write_text('pinned = ["model_epoch_3.pth"]\n')
+    (run / ".ckpttool-pins.toml").write_text('pinned = ["model_epoch_3.pth"]\n')
     (run / "latest").write_text(f"model_epoch_{numbers[-1]}.pth")
 
 
@@ -108,7 +108,7 @@ def directories(source: str, name: str) -> Make:
         for number in numbers:
             shutil.copytree(FILES / source, run / name.format(number))
         (run / "best").symlink_to(name.format(2))
-        (run / ".ckpttool.toml").write_text(f'pinned = ["{name.format(3)}"]\n')
+        (run / ".ckpttool-pins.toml").write_text(f'pinned = ["{name.format(3)}"]\n')
 
     return make
 

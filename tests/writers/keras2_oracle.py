@@ -17,7 +17,7 @@ import numpy as np
 import tf_keras
 from tf_keras import layers as old
 
-from ckpttool import ConvertWishes, convert
+from ckpttool import ConvertOptions, convert
 
 RANDOM = np.random.default_rng(7)
 
@@ -73,7 +73,7 @@ def difference(name: str, directory: Path) -> float:
     model.compile("adam", "mse")
     given = [RANDOM.integers(0, 9, (2, *one.shape[1:])).astype(np.float32) for one in model.inputs]
     model.save(directory / f"{name}.h5")
-    convert(directory / f"{name}.h5", directory / f"{name}.keras", ConvertWishes(only="weights"))
+    convert(directory / f"{name}.h5", directory / f"{name}.keras", ConvertOptions(only="weights"))
     made = keras.models.load_model(directory / f"{name}.keras")
     apart = np.array(made(given if len(given) > 1 else given[0])) - model.predict(given, verbose=0)
     return float(np.abs(apart).max())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import ConvertWishes, UsageError, convert, open_checkpoint
+from ckpttool import ConvertOptions, UsageError, convert, open_checkpoint
 from ckpttool.formats.keras.config_writer import as_keras_3
 from ckpttool.formats.keras.variable_order import KerasRefusal
 
@@ -32,7 +32,7 @@ def test_the_optimizer_of_keras_2_stays_behind_by_wish_alone(files: Path, tmp_pa
     source = files / "keras" / "keras2.h5"
     with pytest.raises(UsageError, match=r"^Keras 2 wrote it, and its optimizer's state .*\(--only weights"):
         convert(source, tmp_path / "x.keras")
-    assert convert(source, tmp_path / "x.keras", ConvertWishes(only="weights")).verified
+    assert convert(source, tmp_path / "x.keras", ConvertOptions(only="weights")).verified
     with open_checkpoint(tmp_path / "x.keras") as made:
         assert made.producer.version == "3.0.0"
 

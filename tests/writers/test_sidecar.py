@@ -123,7 +123,7 @@ def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.framework
 def test_the_example_of_the_documentation_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "entry.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "sidecar.md").read_text("utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (shown,) = re.findall(r"^```json\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)

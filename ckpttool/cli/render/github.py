@@ -49,14 +49,18 @@ def workflow_commands(
     failures: Sequence[CheckpointError] = (),
     *,
     root: str | None = None,
+    strict: bool = False,
 ) -> str:
-    """Return the commands, a line each: errors first, and at last a notice that counts.
+    """Return the commands, a line each: errors first; the last counts, and is an error if the run failed.
 
     Args:
         verifications: Of the findings of one severity, those that GitHub shows become annotations.
         failures: What could not be looked at.
         root: The root of the sources, which GitHub's paths start from.
+        strict: Whether warnings fail.
     """
+    has_failed = bool(failures) or not all(one.passes(strict=strict) for one in verifications)
+    last = Severity.ERROR if has_failed else Severity.NOTE
     unread = (_Annotation(Severity.ERROR, one.path, one.code, printable_cut(one.reason)) for one in failures)
     ranked = (
         _Annotation(finding.severity, one.path, finding.code, message_with_place(finding))
@@ -65,8 +69,8 @@ def workflow_commands(
     shown: dict[Severity, list[_Annotation]] = {severity: [] for severity in _COMMANDS}
     more = 0
     for annotation in chain(unread, ranked):
-        # The line that counts is a notice, too, and GitHub is to show it.
-        room = MAX_SHOWN - (annotation.severity is Severity.NOTE)
+        # GitHub is to show the line that counts, too.
+        room = MAX_SHOWN - (annotation.severity is last)
         if len(shown[annotation.severity]) < room:
             shown[annotation.severity].append(annotation)
         else:
@@ -77,7 +81,7 @@ def workflow_commands(
     if more:
         counts.append(f"{more:,} more findings in the log")
     lines = [_command(one, root) for one in chain.from_iterable(shown.values())]
-    return "\n".join([*lines, f"::notice title=ckpttool verify::{'; '.join(counts)}"])
+    return "\n".join([*lines, f"::{_COMMANDS[last]} title=ckpttool verify::{'; '.join(counts)}"])
 
 
 def _command(annotation: _Annotation, root: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The JSON documents of all commands; docs/contract.md lists their keys.
+"""The JSON documents of all commands; docs/reference/json.md lists their keys.
 
 Types and helpers of one command are imported when its document is made: the others would take their time.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,13 @@ from ckpttool.cli.render.terminal import is_printable
 from ckpttool.ops.verdict import safety_of
 
 if TYPE_CHECKING:
+    from ckpttool.cli.config_tables import ConfigEntry
     from ckpttool.core.checkpoint import TrainingState
+    from ckpttool.core.errors import CheckpointError
     from ckpttool.core.report import Finding
+    from ckpttool.core.result import Result
     from ckpttool.core.tensor import Tensor
+    from ckpttool.formats.architecture import Architecture
     from ckpttool.ops.conversion import Converted
     from ckpttool.ops.difference import Change, Described, Difference, Facts, ValueChange
     from ckpttool.ops.drift import Drift
@@ -54,6 +58,12 @@ def dumps(document: Any) -> str:
     return text
 
 
+def document_of(result: Result) -> dict[str, Any]:
+    """Return the document of a result of the library, with nothing in it that JSON lacks."""
+    document: dict[str, Any] = json.loads(dumps(_MAKERS[type(result).__name__](result)))
+    return document
+
+
 def finite(value: Any) -> Any:
     """Return plain data with the floats that JSON lacks spelled as strings."""
     root = [value]
@@ -74,12 +84,14 @@ def finite(value: Any) -> Any:
 
 def finding_document(one: Finding) -> dict[str, Any]:
     """Return a finding as the documents have it."""
-    document = {
+    document: dict[str, Any] = {
         "code": one.code,
         "severity": one.severity.value,
         "message": one.message,
         "where": one.where,
     }
+    if one.tensors:
+        document["tensors"] = list(one.tensors)
     return document if one.ignored is None else {**document, "ignored": one.ignored}
 
 
@@ -126,10 +138,20 @@ def _inspection(inspection: Inspection) -> dict[str, Any]:
         "producer": {"framework": checkpoint.producer.framework, "version": checkpoint.producer.version},
         "training": training_document(checkpoint.training),
         "parameters": checkpoint.parameters,
+        "model": _architecture(inspection.architecture),
         "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
         "values": checkpoint.metadata,
         "findings": [finding_document(one) for one in inspection.findings],
         "safety": safety_of(checkpoint.safety).value,
+    }
+
+
+def _architecture(model: Architecture) -> dict[str, Any]:
+    return {
+        "class": model.model or None,
+        "family": model.family or None,
+        "layers": model.layers,
+        "signatures": {one.name: {"inputs": one.inputs, "outputs": one.outputs} for one in model.signatures},
     }
 
 
@@ -176,14 +198,27 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) ->
 
 
 def verify_document(
-    verifications: list[Verification], sealed: Mapping[str, SealResult] = MappingProxyType({})
+    verifications: list[Verification],
+    sealed: Mapping[str, SealResult] = MappingProxyType({}),
+    failures: Sequence[CheckpointError] = (),
+    *,
+    passed: bool | None = None,
 ) -> dict[str, Any]:
-    """Return the document of ``verify``; ``sealed`` has what became of manifests, by path."""
+    """Return the document of ``verify``.
+
+    Args:
+        verifications: The verdicts.
+        sealed: What became of manifests, by path.
+        failures: What could not be looked at.
+        passed: Whether the exit status is 0, if that is known: an unsafe checkpoint does not pass.
+    """
     is_valid = all(verification.is_valid for verification in verifications)
     return {
         "schema": "ckpttool.verify/1",
         "verdict": "valid" if is_valid else "invalid",
+        **({} if passed is None else {"passed": passed}),
         "checkpoints": [_verification(one, sealed.get(one.path)) for one in verifications],
+        **({"errors": [{"path": one.path, "message": one.reason} for one in failures]} if failures else {}),
     }
 
 
@@ -574,3 +609,36 @@ def pin_document(
     if void:
         document["void"] = [{"file": shown(one.file), "name": one.name, "why": why} for one, why in void]
     return document
+
+
+# config ---------------------------------------------------------------------------------------------
+
+
+def config_document(path: str | None, entries: Sequence[ConfigEntry]) -> dict[str, Any]:
+    """Return the document: which configuration is in force, and its keys."""
+    values = [
+        {
+            "table": one.table,
+            "rule": one.rule,
+            "key": one.key,
+            "value": one.value,
+            "source": "file" if one.is_from_file else "default",
+        }
+        for one in entries
+    ]
+    return {"schema": "ckpttool.config/1", "path": path, "values": values}
+
+
+_MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "Converted": convert_document,
+    "Difference": diff_document,
+    "Inspection": lambda one: inspect_document([one]),
+    "Latest": latest_document,
+    "Listing": list_document,
+    "Pinning": lambda done: pin_document(done.pins, done.changed),
+    "Pruned": prune_document,
+    "RenameResult": rename_document,
+    "Undone": undo_document,
+    "Verification": lambda one: verify_document([one], passed=one.passes(strict=False)),
+}
+"""Makes the document of each result, by the name of its class, which may not be imported yet."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.cli.render.terminal import printable_cut
 from ckpttool.cli.render.verdicts import (
+    SEVERITIES,
     finding_sentence,
     findings_of,
     findings_without_check,
@@ -115,9 +116,16 @@ def _cases(verification: Verification) -> list[_Case]:
 def _case(check: Check, findings: Sequence[Finding]) -> _Case:
     detail = printable_cut(check.detail)
     if check.status is Status.FAILED:
-        return _Case(check.name, "failure", detail, _lines(findings), "")
+        return _Case(check.name, "failure", _first_sentence(findings) or detail, _lines(findings), "")
     outcome = "skipped" if check.status is Status.SKIPPED else None
     return _Case(check.name, outcome, detail, "", _lines(findings))
+
+
+def _first_sentence(findings: Sequence[Finding]) -> str:
+    """Return the worst finding, which is all that some viewers show, and how many more there are."""
+    ranked = sorted(filter(is_open, findings), key=lambda one: SEVERITIES.index(one.severity))
+    more = f" (and {len(ranked) - 1:,} more)" if len(ranked) > 1 else ""
+    return f"{finding_sentence(ranked[0])}{more}" if ranked else ""
 
 
 def _lines(findings: Sequence[Finding]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.render.numbers import amount
@@ -22,6 +23,7 @@ from ckpttool.core.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 KINDS = ("svg", "png", "html")
 MARK = "ckpttool picture"
@@ -34,6 +36,7 @@ _LINES_HEIGHT = 2.4
 _MARGIN = 1.0
 _DPI = 100
 _MOST_TICKS, _MOST_ROWS = 60, 120
+_MOST_WRITTEN = 12  # columns whose fields have room for their values
 _SHORT_LABELS = 80  # characters that fit beside one another
 _COLOUR, _MAP = "#3465a4", "viridis"
 _STYLE = """
@@ -135,9 +138,11 @@ def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
 
     with _own_settings():
         heights = [one.height for one in drawings]
-        figure = Figure(figsize=(_WIDTH, sum(heights) + (0.4 if title else 0)), layout="constrained")
+        figure = Figure(
+            figsize=(_WIDTH, sum(heights) + 0.2 * len(_title(title).splitlines())), layout="constrained"
+        )
         if title:
-            figure.suptitle(label(title, 2 * _LONGEST_NAME))
+            figure.suptitle(_title(title))
         axes = figure.subplots(len(drawings), 1, squeeze=False, height_ratios=heights)[:, 0]
         for one, place in zip(drawings, axes, strict=True):
             place.set_title(label(one.title, 2 * _LONGEST_NAME))
@@ -198,9 +203,12 @@ class Bars(Drawing):
 
 @dataclass(frozen=True, slots=True)
 class Heat(Drawing):
-    """A field for each row and column; None stays empty.
+    """A field for each row and column, with its value if there is room; None stays empty.
 
-    Where it is logarithmic, and the values span more than a power of ten, each has as much room.
+    If it is logarithmic, and the values span more than a power of ten, each has as much room.
+
+    Attributes:
+        first_column: The position of the first column on the axis, which lines below may share.
     """
 
     title: str
@@ -208,6 +216,7 @@ class Heat(Drawing):
     columns: Sequence[str]
     values: Sequence[Sequence[float | None]]
     is_logarithmic: bool = False
+    first_column: int = 0
 
     @property
     def height(self) -> float:
@@ -218,20 +227,41 @@ class Heat(Drawing):
         from matplotlib.colors import LogNorm
         from matplotlib.ticker import FuncFormatter, NullFormatter
 
-        values = [[_gap(value) for value in row] for row in self.values]
+        values = [[_gap(value) for value in row] for row in self.values] or [[math.nan]]
         positive = [value for row in values for value in row if value > 0]
         is_wide = bool(positive) and max(positive) > 10 * min(positive)
         norm = LogNorm(min(positive), max(positive)) if self.is_logarithmic and is_wide else None
+        last = self.first_column + len(values[0])
         image = axes.imshow(
-            values or [[math.nan]], aspect="auto", interpolation="nearest", cmap=_MAP, norm=norm
+            values,
+            aspect="auto",
+            interpolation="nearest",
+            cmap=_MAP,
+            norm=norm,
+            extent=(self.first_column - 0.5, last - 0.5, len(values) - 0.5, -0.5),
         )
+        axes.set_xlim(-0.5, last - 0.5)
         every = max(1, math.ceil(len(self.rows) / _MOST_ROWS))
         axes.set_yticks(range(0, len(self.rows), every), [label(name) for name in self.rows[::every]])
-        _name_points(axes, self.columns)
+        _name_points(axes, self.columns, self.first_column)
+        if len(self.columns) <= _MOST_WRITTEN and every == 1:
+            self._write(axes, image)
+        # Inside the panel's own room: lines below it keep the same width.
+        place = axes.inset_axes((1.01, 0, 0.015, 1))
         scale = axes.figure.colorbar(
-            image, ax=axes, format=FuncFormatter(lambda value, position: amount(value))
+            image, cax=place, format=FuncFormatter(lambda value, position: amount(value))
         )
         scale.ax.yaxis.set_minor_formatter(NullFormatter())
+
+    def _write(self, axes: Axes, image: AxesImage) -> None:
+        """Write each value into its field, dark on light or light on dark."""
+        for y, row in enumerate(self.values):
+            for x, value in enumerate(row):
+                if value is not None:
+                    is_light = image.norm(_gap(value)) > 0.6
+                    colour = "black" if is_light else "white"
+                    place = (x + self.first_column, y)
+                    axes.text(*place, amount(value), ha="center", va="center", color=colour, fontsize=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +271,7 @@ class Lines(Drawing):
     title: str
     points: Sequence[str]
     series: Mapping[str, Sequence[float | None]]
+    axis: str = ""
 
     @property
     def height(self) -> float:
@@ -252,6 +283,7 @@ class Lines(Drawing):
             axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=label(name))
         axes.set_xlim(-0.5, max(len(self.points), 1) - 0.5)
         _name_points(axes, self.points)
+        axes.set_xlabel(label(self.axis))
         axes.grid(alpha=0.3)
         if len(self.series) > 1:
             axes.legend()
@@ -261,16 +293,21 @@ def _height_of_rows(count: int) -> float:
     return _MARGIN + _ROW * min(max(count, 1), _MOST_ROWS)
 
 
-def _name_points(axes: Axes, names: Sequence[str]) -> None:
+def _name_points(axes: Axes, names: Sequence[str], first: int = 0) -> None:
     every = max(1, math.ceil(len(names) / _MOST_TICKS))
     labels = [label(name) for name in names[::every]]
     is_short = max(map(len, labels), default=0) * len(labels) <= _SHORT_LABELS
     turned: dict[str, Any] = {} if is_short else {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(0, len(names), every), labels, **turned)
+    axes.set_xticks(range(first, first + len(names), every), labels, **turned)
 
 
 def _gap(value: Any) -> float:
     return value if value is not None and math.isfinite(value) else math.nan
+
+
+def _title(text: str) -> str:
+    """Return a title in as many lines as it needs; only an endless one is cut."""
+    return "\n".join(wrap(printable(text), 2 * _LONGEST_NAME, max_lines=3, placeholder=" …"))
 
 
 def label(name: str, room: int = _LONGEST_NAME) -> str:

@@ -1,14 +1,15 @@
-"""What is drawn of results: how far tensors moved, and series with what a policy keeps of them."""
+"""What is drawn of results: which tensors moved and how far, and runs with what a policy keeps of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ckpttool.cli.render.numbers import file_size, number, utc_time
+from ckpttool.cli.render.numbers import file_size, number
 from ckpttool.cli.render.plot import Bars, Drawing, Heat, Lines, Numbers, label, picture
 from ckpttool.cli.render.text_diff import (
     DRIFT_HEADINGS,
@@ -19,315 +20,281 @@ from ckpttool.cli.render.text_diff import (
     short_names,
     summary_line,
 )
-from ckpttool.cli.render.text_list import (
-    ListStyle,
-    count_cell,
-    metric_of,
-    notes_cell,
-    policy_cell,
-    shown_metrics,
-)
+from ckpttool.cli.render.text_list import ListStyle, metric_of, shown_metrics
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role
 from ckpttool.ops.difference import Change, Difference, distances
 from ckpttool.ops.drift import Drift
-from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
+from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, total_bytes
 from ckpttool.weights.comparing.statistics import relative_change
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 # diff -----------------------------------------------------------------------------------------------
 
-
-_MOST_ROWS = 120
+_MOST_ROWS = 60
+_MOST_KINDS = 8
+_OTHERS = "others"
+Key = TypeVar("Key", bound=Hashable)
 _TITLE = "relative change |Δ| / |a|"
 
 
 def difference_picture(kind: str, difference: Difference) -> bytes:
-    """Return how far each layer moved, as bars."""
+    """Return how far tensors moved: a row a module, a column for weights, biases and each other kind."""
     moved = _relative_changes(difference.changed)
-    bars = Bars(_TITLE, [*moved] or ["no values changed"], [*moved.values()] or [None])
+    drawing = _module_map(moved) if moved else Bars(_TITLE, ["no values changed"], [None])
     headings, rows = change_cells(difference.changed)
-    return picture(kind, summary_line(difference), [bars], Numbers(headings, rows))
+    return picture(kind, summary_line(difference), [drawing], Numbers(headings, rows))
 
 
 def drift_picture(kind: str, drift: Drift) -> bytes:
-    """Return how far each layer moved in each step, and the series of losses, norms and changes."""
+    """Return how far each module moved in each step, and losses, norms and changes, over one axis."""
     moved = [_relative_changes(step.difference.changed) for step in drift.steps]
-    layers = [*dict.fromkeys(name for one in moved for name in one)]
-    names = short_names(drift)
+    row_of = _rows_of([name for one in moved for name in one])
+    rows = [*dict.fromkeys(row_of.values())]
+    axis, names = _axis_of(drift)
     drawings: list[Drawing] = []
-    if layers:
-        values = [[one.get(layer) for one in moved] for layer in layers]
-        drawings.append(Heat(_TITLE, layers, names[1:], values, is_logarithmic=True))
+    if rows:
+        columns = [_largest((row_of[name], value) for name, value in one.items()) for one in moved]
+        values = [[column.get(row) for column in columns] for row in rows]
+        drawings.append(Heat(_TITLE, rows, names[1:], values, is_logarithmic=True, first_column=1))
     series: dict[str, Sequence[float | None]] = {
         "loss": [point.loss for point in drift.points],
         "norm of the weights": [point.norm for point in drift.points],
         "L2 of the change": [None, *(step.l2 for step in drift.steps)],
     }
     drawings += [
-        Lines(title, names, {title: values}) for title, values in series.items() if set(values) != {None}
+        Lines(title, names, {title: values}, axis)
+        for title, values in series.items()
+        if set(values) != {None}
     ]
-    title = f"{names[0]} → {names[-1]}"
-    return picture(kind, title, drawings, Numbers(DRIFT_HEADINGS, drift_cells(drift)))
+    paths = short_names(drift)
+    return picture(kind, f"{paths[0]} → {paths[-1]}", drawings, Numbers(DRIFT_HEADINGS, drift_cells(drift)))
 
 
-def _relative_changes(changed: Sequence[Change]) -> Mapping[str, float]:
-    """Return the relative change of each weight, or of each tensor if no weight changed.
-
-    If there are many, a module has the largest one in it, and layers that differ in their number alone have
-    the largest one of all.
-    """
+def _relative_changes(changed: Sequence[Change]) -> dict[str, float]:
+    """Return the relative change of each weight, or of each tensor if no weight changed."""
     weights = [one for one in changed if one.a.role is Role.WEIGHTS]
-    largest = {
+    return {
         one.name: relative_change(measured)
         for one in weights or changed
         if (measured := distances(one)) is not None
     }
-    for fold in (module_of, fold_numbers):
-        if len(largest) <= _MOST_ROWS:
-            break
-        folded: dict[str, float] = {}
-        for name, value in largest.items():
-            folded[fold(name)] = max(value, folded.get(fold(name), 0.0))
-        largest = folded
+
+
+def _module_map(moved: Mapping[str, float]) -> Heat:
+    """Return a map of modules and kinds; rare kinds share a column."""
+    kinds = Counter(_kind_of(name) for name in moved)
+    columns = [one for one, _ in kinds.most_common(_MOST_KINDS)]
+    column_of = {one: one if one in columns else _OTHERS for one in kinds}
+    row_of = _rows_of([*moved])
+    fields = _largest(((row_of[name], column_of[_kind_of(name)]), value) for name, value in moved.items())
+    rows = [*dict.fromkeys(row_of.values())]
+    columns += [_OTHERS] if len(kinds) > _MOST_KINDS else []
+    values = [[fields.get((row, column)) for column in columns] for row in rows]
+    return Heat(_TITLE, rows, columns, values, is_logarithmic=True)
+
+
+def _kind_of(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _rows_of(names: Sequence[str]) -> dict[str, str]:
+    """Return the module of each tensor; of many, those that differ in their numbers alone are one."""
+    modules = {name: module_of(name) for name in names}
+    if len(set(modules.values())) <= _MOST_ROWS:
+        return modules
+    return {name: fold_numbers(module) for name, module in modules.items()}
+
+
+def _largest(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Return the largest value of each key."""
+    largest: dict[Key, float] = {}
+    for key, value in pairs:
+        largest[key] = max(value, largest.get(key, 0.0))
     return largest
+
+
+def _axis_of(drift: Drift) -> tuple[str, list[str]]:
+    """Return by what the points of a series are named: epochs or steps if each has its own, or files."""
+    for axis in ("epoch", "step"):
+        values = [getattr(point, axis) for point in drift.points]
+        if None not in values and len({*values}) == len(values):
+            return axis, [number(value) for value in values]
+    return "checkpoint", short_names(drift)
 
 
 # list -----------------------------------------------------------------------------------------------
 
-
-MOST_PANELS = 24
-"""More than that nobody looks at, and a PNG can't be taller."""
-_MOST_TOGETHER = 4
-"""Metrics of one kind in one panel."""
-_MOST_TICKS = 12
-_HEIGHT = 2.6  # inches
-_LINES = ("#3465a4", "#c17d11", "#75507b", "#4e9a06")
-_SIZE, _GONE_SIZE, _GONE, _BAD, _BEST = "#babdb6", "#eeeeec", "#888a85", "#cc0000", "#f5c211"
-_SIZES_BELOW = 4.0
-"""Bars of sizes take the lower quarter of a panel, so that the lines stay readable."""
-_EVERYTHING = ListStyle(now=0.0)
-
-_AXES: Mapping[str, Callable[[ListedCheckpoint], float | None]] = {
-    "step": lambda row: row.entry.step,
-    "epoch": lambda row: row.entry.epoch,
-}
+MOST_RUNS = 24
+"""More lines than that nobody tells apart."""
+_HEIGHT = 4.2  # inches
+_COLOURS = ("#3465a4", "#c17d11", "#75507b", "#4e9a06", "#a40000", "#06989a")
+_BAD = "#cc0000"
+_LOGARITHMIC_FROM = 20.0
+"""A metric whose largest value is that many times its smallest has a logarithmic scale."""
+_LABEL_LENGTH = 32
+_LABEL_ROOM = 0.045
+"""How far the names at the lines stay apart, as a part of the height."""
 
 
-@dataclass(frozen=True)
-class SeriesPanel(Drawing):
-    """A series: lines of metrics, and behind them a bar for each size.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A line of a picture: one series, in the order of the axis.
 
     Attributes:
-        title: Its key.
-        rows: Its checkpoints, in the order of ``positions``.
-        axis: What the positions are: ``step``, ``epoch`` or ``checkpoint``.
-        positions: Where each stands on the axis.
-        metrics: Names of what is drawn as lines.
-        best: The metric whose best is marked.
-        height: In inches.
+        name: What stands at its end.
+        points: Position, value and checkpoint of each that has both.
+        faults: Positions of those that are damaged or incomplete.
     """
 
+    name: str
+    points: Sequence[tuple[float, float, ListedCheckpoint]]
+    faults: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPanel(Drawing):
+    """A metric of all runs, with their names at the lines; what a policy would remove is hollow."""
+
     title: str
-    rows: Sequence[ListedCheckpoint]
     axis: str
-    positions: Sequence[float]
-    metrics: Sequence[str]
-    best: str | None = None
+    runs: Sequence[Run]
     height: float = _HEIGHT
 
     def draw(self, axes: Axes) -> None:
-        """Draw sizes behind the metrics, and the marks of a policy on the first of these."""
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-        sizes = axes.twinx() if self.metrics else axes
-        self._sizes(sizes)
-        if self.metrics:
-            axes.set_zorder(sizes.get_zorder() + 1)
-            axes.patch.set_visible(False)
-        for at, name in enumerate(self.metrics):
-            self._line(axes, name, _LINES[at % len(_LINES)], is_first=at == 0)
-        if self.metrics:  # lift the lines above the bars, and name no values there
-            low, high = axes.get_ylim()
-            ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
-            axes.set_ylim(low - (high - low) / (_SIZES_BELOW - 1), high)
-            axes.set_yticks(ticks)
-        # Damaged and incomplete ones are marked at the foot, where every one has a position.
-        bad = [x for x, row in zip(self.positions, self.rows, strict=True) if row.entry.fault is not None]
-        if bad:
-            sizes.plot(bad, [0] * len(bad), "x", color=_BAD, clip_on=False, zorder=5, label="not sound")
+        """Draw a line a run, a mark a checkpoint, and what the marks mean if they differ."""
+        values = [y for run in self.runs for _, y, _ in run.points]
+        if min(values) > 0 and max(values) > _LOGARITHMIC_FROM * min(values):
+            axes.set_yscale("log")
+        for at, run in enumerate(self.runs):
+            self._draw_run(axes, run, _COLOURS[at % len(_COLOURS)])
         axes.set_xlabel(self.axis)
         axes.grid(alpha=0.3)
-        if len(self.positions) <= _MOST_TICKS:
-            axes.set_xticks(self.positions)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: _position_text(value)))
-        self._legend(axes, sizes)
+        axes.margins(x=0.02)
+        handles, names = axes.get_legend_handles_labels()
+        if names:
+            axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+            axes.set_title("")
+            axes.set_ylabel(label(self.title))
+        self._name_runs(axes)
 
-    def _sizes(self, axes: Axes) -> None:
-        """Draw a bar for each size; those of what goes are pale."""
-        from matplotlib.collections import PolyCollection
-        from matplotlib.ticker import FuncFormatter
-
-        half = 0.3 * _closest(self.positions)
-        for is_gone, colour in ((False, _SIZE), (True, _GONE_SIZE)):
-            bars = [
-                [(x - half, 0), (x - half, row.entry.nbytes), (x + half, row.entry.nbytes), (x + half, 0)]
-                for x, row in zip(self.positions, self.rows, strict=True)
-                if (row.kept == ()) is is_gone
-            ]
-            if bars:
-                name = "size (remove)" if is_gone else "size"
-                axes.add_collection(PolyCollection(bars, facecolor=colour, linewidth=0, label=name))
-        largest = max((row.entry.nbytes for row in self.rows), default=0)
-        axes.set_xlim(min(self.positions) - 1.5 * half, max(self.positions) + 1.5 * half)
-        axes.set_ylim(0, max(largest, 1) * (_SIZES_BELOW if self.metrics else 1.15))
-        axes.set_yticks([0, largest])
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: file_size(round(value))))
-
-    def _line(self, axes: Axes, name: str, colour: str, *, is_first: bool) -> None:
-        marks = [
-            (x, y, row)
-            for x, row in zip(self.positions, self.rows, strict=True)
-            if (y := _finite(metric_of(row, name))) is not None
-        ]
-        axes.plot(*_split([(x, y) for x, y, _ in marks]), color=colour, linewidth=1.2, label=label(name))
-        kept = [(x, y) for x, y, row in marks if row.kept != ()]
-        gone = [(x, y) for x, y, row in marks if row.kept == ()]
-        has_policy = any(row.kept is not None for row in self.rows)
-        axes.plot(
-            *_split(kept), "o", color=colour, markersize=4, label="keep" if has_policy and is_first else None
-        )
-        if gone:
+    def _draw_run(self, axes: Axes, run: Run, colour: str) -> None:
+        axes.plot([x for x, _, _ in run.points], [y for _, y, _ in run.points], color=colour, linewidth=1.2)
+        has_policy = any(row.kept is not None for _, _, row in run.points)
+        known = {*axes.get_legend_handles_labels()[1]}
+        marks = {
+            "keep": ([one for one in run.points if one[2].kept != ()], "o", colour, colour, 4),
+            "remove": ([one for one in run.points if one[2].kept == ()], "o", "white", colour, 4),
+            "best": ([one for one in run.points if one[2].is_best], "*", "#f5c211", "black", 12),
+        }
+        for name, (points, marker, face, edge, size) in marks.items():
+            is_said = (name != "keep" or has_policy) and name not in known
+            if points:
+                axes.plot(
+                    [x for x, _, _ in points],
+                    [y for _, y, _ in points],
+                    marker,
+                    markerfacecolor=face,
+                    markeredgecolor=edge,
+                    markeredgewidth=0.8,
+                    markersize=size,
+                    label=name if is_said else None,
+                )
+        if run.faults:  # at the foot, where each has a position
+            foot = axes.get_xaxis_transform()
+            said = None if "damaged or incomplete" in known else "damaged or incomplete"
             axes.plot(
-                *_split(gone),
-                "o",
-                markerfacecolor="white",
-                markeredgecolor=_GONE,
-                markersize=4,
-                label="remove" if is_first else None,
-            )
-        best = [(x, y) for x, y, row in marks if row.is_best] if name == self.best else []
-        if best:
-            axes.plot(
-                *_split(best),
-                "*",
-                color=_BEST,
-                markeredgecolor="black",
-                markeredgewidth=0.6,
-                markersize=12,
-                label="best",
+                run.faults,
+                [0.0] * len(run.faults),
+                "x",
+                color=_BAD,
+                transform=foot,
+                clip_on=False,
+                label=said,
             )
 
-    def _legend(self, axes: Axes, sizes: Axes) -> None:
-        shown: dict[str, Artist] = {}
-        for one in dict.fromkeys((axes, sizes)):
-            for handle, name in zip(*one.get_legend_handles_labels(), strict=True):
-                shown.setdefault(name, handle)
-        axes.legend(
-            shown.values(), shown.keys(), loc="upper left", bbox_to_anchor=(1.09, 1.02), frameon=False
-        )
+    def _name_runs(self, axes: Axes) -> None:
+        """Write the name of each run at the end of its line, below one another where lines end together."""
+        axes.autoscale_view()
+        inside = axes.transScale + axes.transLimits  # from values to parts of the panel
+        ends = [(inside.transform(run.points[-1][:2])[1], place) for place, run in enumerate(self.runs)]
+        lowest = -math.inf
+        for height, at in sorted(ends):
+            lowest = max(height, lowest + _LABEL_ROOM)
+            axes.text(
+                1.01,
+                lowest,
+                label(self.runs[at].name, _LABEL_LENGTH),
+                transform=axes.transAxes,
+                va="center",
+                color=_COLOURS[at % len(_COLOURS)],
+            )
 
 
 def series_picture(kind: str, title: str, listing: Listing) -> bytes:
-    """Return a panel for each series, and in HTML the numbers of every checkpoint.
+    """Return a metric of all runs in one panel; without any metric, how much each run takes.
 
     Args:
-        kind: ``svg``, ``png`` or ``html``.
+        kind: ``svg`` or ``png``.
         title: What was looked at.
-        listing: With what a policy would keep, where that is to be marked.
+        listing: With what a policy would keep, if that is to be marked.
     """
     several = [one for one in listing.series if len(one.checkpoints) > 1] or list(listing.series)
-    largest = sorted(several, key=lambda one: -len(one.checkpoints))[:MOST_PANELS]
+    largest = sorted(several, key=lambda one: -len(one.checkpoints))[:MOST_RUNS]
     drawn = [one for one in several if one in largest]
-    shared = next((name for name in _AXES if all(_counts(one.checkpoints, name) for one in drawn)), None)
-    panels = [_panel(one, listing.best, [*_AXES] if shared is None else [shared]) for one in drawn]
-    title += f": {counted(len(listing.checkpoints), 'checkpoint')} in {len(listing.series):,} series"
-    if len(panels) < len(listing.series):
-        title += f" ({len(panels):,} drawn)"
-    return picture(kind, title, panels, _numbers(listing))
+    title += f": {counted(len(listing.checkpoints), 'checkpoint')} in {counted(len(listing.series), 'run')}"
+    if len(drawn) < len(listing.series):
+        title += f" ({len(drawn):,} drawn)"
+    removed = [row.entry for row in listing.checkpoints if row.kept == ()]
+    if removed:
+        title += f", {file_size(total_bytes(removed))} to free"
+    return picture(kind, title, [_runs_panel(drawn, listing.best)])
 
 
-def _panel(series: ListedSeries, best: str | None, axes: Sequence[str]) -> SeriesPanel:
-    """Return a panel over the first of some axes on which all checkpoints stand apart, or their order."""
-    counts = ((axis, _counts(series.checkpoints, axis)) for axis in axes)
-    order = [float(at) for at in range(1, len(series.checkpoints) + 1)]
-    axis, positions = next(((axis, known) for axis, known in counts if known), ("checkpoint", order))
-    ordered = sorted(zip(positions, range(len(positions)), series.checkpoints, strict=True))
-    rows = [row for _, _, row in ordered]
-    return SeriesPanel(series.key, rows, axis, [x for x, _, _ in ordered], _drawn_metrics(rows, best), best)
+def _runs_panel(series: Sequence[ListedSeries], best: str | None) -> Drawing:
+    names = _names_of([one.key for one in series])
+    axis = next(
+        (axis for axis in ("step", "epoch") if all(_counts(one, axis) for one in series)), "checkpoint"
+    )
+    metric = _metric_to_draw(series, best)
+    runs = [_run(name, one, axis, metric) for name, one in zip(names, series, strict=True)] if metric else []
+    runs = [run for run in runs if run.points]
+    if metric is None or not runs:
+        return Bars("size in bytes", names, [float(one.nbytes) for one in series])
+    return RunsPanel(metric, axis, runs)
 
 
-def _counts(rows: Sequence[ListedCheckpoint], axis: str) -> list[float] | None:
-    """Return the steps or epochs of checkpoints; None where one has none, or two have the same."""
-    known = [value for row in rows if (value := _AXES[axis](row)) is not None]
-    return known if len(set(known)) == len(rows) else None
+def _names_of(keys: Sequence[str]) -> list[str]:
+    """Return what tells runs apart: their keys without the directories that all share."""
+    shared = os.path.commonpath([os.path.dirname(key) for key in keys]) if len(keys) > 1 else ""
+    return [os.path.relpath(key, shared) if shared else key for key in keys]
 
 
-def _drawn_metrics(rows: Sequence[ListedCheckpoint], best: str | None) -> list[str]:
-    """Return the metrics that are drawn: the best's, or else the first, and those of its kind."""
-    style = ListStyle(now=0.0, wanted=(best,) if best is not None else ())
-    known = [
-        name
-        for name in shown_metrics(rows, style)
-        if any(_finite(metric_of(row, name)) is not None for row in rows)
-    ]
-    alike = [name for name in known if _kind(name) == _kind(known[0])]
-    return alike[:_MOST_TOGETHER]
+def _metric_to_draw(series: Sequence[ListedSeries], best: str | None) -> str | None:
+    """Return the metric that was asked for, or the first that most checkpoints have."""
+    rows = [row for one in series for row in one.checkpoints]
+    known = shown_metrics(rows, ListStyle(now=0.0, wanted=() if best is None else (best,)))
+    counts = {name: sum(_finite(metric_of(row, name)) is not None for row in rows) for name in known}
+    if best is not None and counts.get(best):
+        return best
+    return max(counts, key=counts.__getitem__) if any(counts.values()) else None
 
 
-def _kind(metric: str) -> str:
-    """Return the last word of a metric's name: ``val_loss`` and ``train/loss`` can share an axis."""
-    return metric.replace("/", "_").rpartition("_")[2].lower()
+def _run(name: str, series: ListedSeries, axis: str, metric: str) -> Run:
+    positions = _counts(series, axis) or [float(at) for at in range(1, len(series.checkpoints) + 1)]
+    placed = sorted(zip(positions, series.checkpoints, strict=True), key=lambda one: one[0])
+    points = [(x, y, row) for x, row in placed if (y := _finite(metric_of(row, metric))) is not None]
+    return Run(name, points, [x for x, row in placed if row.entry.fault is not None])
 
 
-def _position_text(value: float) -> str:
-    return number(int(value) if value == int(value) else value)
+def _counts(series: ListedSeries, axis: str) -> list[float] | None:
+    """Return the steps or epochs of a series; None if one has none, or two have the same."""
+    values = [getattr(row.entry, axis, None) for row in series.checkpoints]
+    known = [float(value) for value in values if value is not None]
+    return known if len({*known}) == len(values) else None
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _closest(positions: Sequence[float]) -> float:
-    """Return how far the closest two stand apart."""
-    return min((b - a for a, b in pairwise(positions) if b > a), default=1.0)
-
-
-def _split(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-# The table ------------------------------------------------------------------------------------------
-
-
-def _numbers(listing: Listing) -> Numbers:
-    """Return all checkpoints, with times instead of ages: the same input is drawn in the same bytes."""
-    metrics = shown_metrics(listing.checkpoints, _EVERYTHING)
-    has_policy = any(row.kept is not None for row in listing.checkpoints)
-    headings = ["checkpoint", "series", "epoch", "step", *metrics, "size", "changed (UTC)"]
-    headings += [*(["policy"] if has_policy else []), "state", "notes"]
-    return Numbers(headings, [list(_cells(row, metrics, listing, has_policy)) for row in listing.checkpoints])
-
-
-def _cells(
-    row: ListedCheckpoint, metrics: Sequence[str], listing: Listing, has_policy: bool
-) -> Iterator[str]:
-    entry = row.entry
-    yield entry.path
-    yield entry.group
-    yield count_cell(entry.epoch)
-    yield count_cell(entry.step)
-    for name in metrics:
-        value = metric_of(row, name)
-        yield "" if value is None else f"{value:.6g}"
-    yield file_size(entry.nbytes)
-    yield utc_time(entry.modified_ns) or ""
-    if has_policy:
-        yield policy_cell(row, ListStyle(now=0.0, long=True))
-    yield row.state
-    yield notes_cell(row, _EVERYTHING, is_alone=False, best=listing.best)

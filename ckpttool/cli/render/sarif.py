@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.cli.explanations import as_sentence, explanations, plain
 from ckpttool.cli.render.json import dumps
 from ckpttool.cli.render.terminal import LONGEST, printable_cut
 from ckpttool.cli.render.verdicts import (
@@ -20,7 +21,7 @@ from ckpttool.cli.render.verdicts import (
     path_from_root,
     verdict_word,
 )
-from ckpttool.core.report import Finding
+from ckpttool.core.report import Finding, Severity
 from ckpttool.ops.verdict import Verification
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 MAX_RESULTS = 25_000
 """Results of a run that GitHub takes; it refuses a file with more."""
+_SCORES = {Severity.ERROR: "9.0", Severity.WARNING: "5.0"}
+"""How dangerous findings of safety are, from 0 to 10, as GitHub ranks them: critical, and medium."""
 _Found = tuple[int, Finding]
 """A finding, and the index of its checkpoint."""
 
@@ -78,26 +81,38 @@ def _driver(findings: Sequence[_Found], rules: Mapping[str, int]) -> dict[str, A
 
     about = metadata("ckpttool")
     pages = dict(url.split(", ", 1) for url in about.get_all("Project-URL") or ())
-    checks = {finding.code: finding.check for _, finding in findings}
+    first = {finding.code: finding for _, finding in reversed(findings)}
     driver: dict[str, Any] = {"name": "ckpttool", "version": about["Version"]}
     if home := pages.get("Homepage"):
         driver["informationUri"] = home
     driver["rules"] = []
     for code in rules:
-        text = f"docs/findings.md says what {code} means, and what to do."
-        linked = f"[docs/findings.md](docs/findings.md#{code}) says what {code} means, and what to do."
-        rule: dict[str, Any] = {
-            "id": code,
-            "shortDescription": {"text": code.replace("-", " ")},
-            "fullDescription": {"text": text},
-            "help": {"text": text, "markdown": linked},
-        }
+        rule = _rule(first[code])
         if page := pages.get("Findings"):
             rule["helpUri"] = f"{page}#{code}"
-        if check := checks[code]:
-            rule["properties"] = {"tags": [check]}
         driver["rules"].append(rule)
     return driver
+
+
+def _rule(finding: Finding) -> dict[str, Any]:
+    """Return what a code means and what to do, how bad it is, and for what is dangerous a score."""
+    row = explanations().get(finding.code)
+    title = finding.code.replace("-", " ")
+    rule: dict[str, Any] = {"id": finding.code, "shortDescription": {"text": title}}
+    if row is not None:
+        meaning, remedy = as_sentence(row.meaning), as_sentence(row.remedy)
+        rule["fullDescription"] = {"text": plain(meaning)}
+        rule["help"] = {
+            "text": f"{plain(meaning)} What to do: {plain(row.remedy)}",
+            "markdown": f"{meaning}\n\n**What to do:** {remedy}",
+        }
+    rule["defaultConfiguration"] = {"level": finding.severity.value}
+    if finding.check:
+        rule["properties"] = {"tags": [finding.check]}
+        score = _SCORES.get(finding.severity) if finding.check == "safety" else None
+        if score is not None:
+            rule["properties"] = {"tags": [finding.check, "security"], "security-severity": score}
+    return rule
 
 
 def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, shorten, styled
+from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, fit, pad, shorten, styled
 
 GAP = 2
 _NARROWEST_NAME = 40
@@ -27,7 +28,7 @@ class TextTable(NamedTuple):
         heading, *rows = self.lines
         lines = [f"  {styled(heading, Style.DIM, colour)}", *(f"  {row}" for row in rows)]
         if self.left_out:
-            lines.append(styled(f"  too narrow for: {', '.join(self.left_out)}", Style.DIM, colour))
+            lines.append(styled(f"  hidden for lack of width: {', '.join(self.left_out)}", Style.DIM, colour))
         return lines
 
 
@@ -51,17 +52,19 @@ def text_table(
         width: Columns of the terminal.
         left: Headings of what is aligned on the left; the first column always is.
         dispensable: Headings of columns that a narrow table leaves out, in this order.
-        narrowest: Characters of a name that stay if no column is left to leave out.
+        narrowest: Columns of a name that stay as long as there are columns to leave out.
     """
     widths = [max(display_width(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
     behind = [at for at in range(1, len(headings)) if any(row[at] for row in rows)]
-    room = width - min(widths[0], _NARROWEST_NAME)
+    names = [headings[0], *(row[0] for row in rows)]
+    room = width - max(map(display_width, shorten_names(names, narrowest)))
     behind, left_out = columns_that_fit(room, behind, headings, widths, dispensable)
-    room = max(narrowest, width - sum(widths[at] + GAP for at in behind))
-    widths[0] = min(widths[0], room)
+    room = max(min(narrowest, NARROWEST_TEXT), width - sum(widths[at] + GAP for at in behind))
+    names = shorten_names(names, room)
+    widths[0] = max(map(display_width, names))
     lines = []
-    for row in (headings, *rows):
-        cells = [pad(shorten(row[0], room), widths[0])]
+    for name, row in zip(names, (headings, *rows), strict=True):
+        cells = [pad(name, widths[0])]
         cells += [
             pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at]) for at in behind
         ]
@@ -116,12 +119,60 @@ def is_number(cell: str) -> bool:
 
 
 def shorten_names(names: Sequence[str], room: int) -> list[str]:
-    """Return names as far as there is room: what all of them begin with goes first."""
-    excess = max(map(display_width, names), default=0) - room
-    shared = os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
-    if 0 < excess < len(shared):
-        names = [ELLIPSIS + name[excess + 1 :] for name in names]
-    return [shorten(name, room) for name in names]
+    """Return names that take no more columns than there is room, different ones different if possible.
+
+    The directories in which a path differs from no other go first, then of each name a part without which
+    it still differs from the others; where there is none, what is shared at both ends.
+    """
+    short = {name: name for name in names if display_width(name) <= room}
+    if len(short) == len(set(names)):
+        return [*names]
+    waiting = {name: path for name, path in _brief_paths(names).items() if name not in short}
+    short |= {name: path for name, path in waiting.items() if display_width(path) <= room}
+    waiting = {name: path for name, path in waiting.items() if name not in short}
+    for start in _cut_positions([*waiting.values()], room):
+        cuts = {name: shorten(path, room, start) for name, path in waiting.items()}
+        counts = Counter([*short.values(), *cuts.values()])
+        short |= {name: cut for name, cut in cuts.items() if counts[cut] == 1}
+        waiting = {name: path for name, path in waiting.items() if name not in short}
+        if not waiting:
+            break
+    begin = max(0, len(_shared_beginning([*waiting.values()])) - room // 3)
+    short |= {name: ELLIPSIS + fit(path[begin:], room - 1) for name, path in waiting.items()}
+    return [short[name] for name in names]
+
+
+def _shared_beginning(names: Sequence[str]) -> str:
+    return os.path.commonprefix(list(names))  # noqa: RUF071 - characters are meant, not components
+
+
+def _brief_paths(names: Iterable[str]) -> dict[str, str]:
+    """Return paths in which an ellipsis stands for the directories that have no sibling among them."""
+    siblings: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        directory = name
+        while directory:
+            directory, _, part = directory.rpartition(os.sep)
+            siblings[directory].add(part)
+    brief = {}
+    for name in names:
+        parts, directory = list[str](), ""
+        *directories, last = name.split(os.sep)
+        for part in directories:
+            tells = len(siblings[directory]) > 1
+            if tells or parts[-1:] != [ELLIPSIS]:
+                parts.append(part if tells else ELLIPSIS)
+            directory = f"{directory}{os.sep}{part}" if directory else part
+        brief[name] = os.sep.join([*parts, last])
+    return brief
+
+
+def _cut_positions(names: Sequence[str], room: int) -> Iterator[int]:
+    """Yield how many columns of their beginning names may keep, the best first."""
+    if max(map(display_width, names), default=0) - room < display_width(_shared_beginning(names)):
+        yield 0
+    usual = (room - 1) // 3
+    yield from sorted(range(room), key=lambda start: abs(start - usual))
 
 
 def hanging_lines(head: str, text: str, width: int | None, indent: int) -> list[str]:
@@ -138,7 +189,9 @@ def hanging_lines(head: str, text: str, width: int | None, indent: int) -> list[
         return [f"{head}{text}".rstrip()]
     is_below = width - start < NARROWEST_TEXT
     before = " " * (indent if is_below else start)
-    lines = textwrap.wrap(text, width, initial_indent=before, subsequent_indent=before)
+    lines = textwrap.wrap(
+        text, width, initial_indent=before, subsequent_indent=before, break_on_hyphens=False
+    )
     return [head.rstrip(), *lines] if is_below else [head + lines[0][start:], *lines[1:]]
 
 

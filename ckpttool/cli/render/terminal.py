@@ -54,11 +54,22 @@ def printable_cut(text: str, longest: int = LONGEST) -> str:
     return cut(printable(text[: longest + 1]), longest)
 
 
-def shorten(name: str, room: int) -> str:
-    """Return a name without its middle if it takes more columns than there is room."""
+def fit(text: str, room: int) -> str:
+    """Return a text without its end if it takes more columns than there is room."""
+    return text if display_width(text) <= room else f"{_fitting_prefix(text, room - 1)}{ELLIPSIS}"
+
+
+def shorten(name: str, room: int, start: int | None = None) -> str:
+    """Return a name without its middle if it takes more columns than there is room.
+
+    Args:
+        name: The name.
+        room: Columns that it may take.
+        start: Columns of its beginning that stay; by default a third.
+    """
     if display_width(name) <= room:
         return name
-    end = (room - 1) * 2 // 3
+    end = (room - 1) * 2 // 3 if start is None else room - 1 - start
     return f"{_fitting_prefix(name, room - 1 - end)}{ELLIPSIS}{_fitting_prefix(name[::-1], end)[::-1]}"
 
 

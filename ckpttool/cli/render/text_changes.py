@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,8 @@ from ckpttool.cli.render.numbers import file_size
 from ckpttool.cli.render.tables import NARROWEST_TEXT, aligned_pairs, hanging_lines, shorten_names
 from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
 from ckpttool.core.report import counted
+from ckpttool.formats.interface import natural_path
+from ckpttool.runs.reasons import in_words
 from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.explanation import Explanation
     from ckpttool.runs.pruning.prune import Pruned
+    from ckpttool.runs.renaming.plan import PlannedNames
     from ckpttool.runs.renaming.rename import RenameResult
-    from ckpttool.runs.retention.plan import GroupPlan
+    from ckpttool.runs.retention.plan import GroupPlan, RetentionPlan
     from ckpttool.runs.undo import Undone
     from ckpttool.transaction.trash import EmptiedTrash
 
@@ -63,17 +66,37 @@ def plan_text(
         verbose: Whether everything is shown.
     """
     shown = [one for one in groups if verbose or not (_is_single(one) or _is_without_rules(one))]
-    parts = ["\n".join(_group_lines(one, width, colour, verbose)) for one in shown]
-    if verbose:
-        return "\n\n".join(parts)
+    titles = _titles([one.key for one in shown], width, colour)
+    parts = [
+        "\n".join([title, *_group_lines(one, width, colour, verbose)])
+        for title, one in zip(titles, shown, strict=True)
+    ]
+    for note in _kept_notes(groups) if not verbose else ():
+        lines = hanging_lines("", note, width, 0)
+        parts.append("\n".join(styled(line, Style.DIM, colour) for line in lines))
+    return "\n\n".join(parts)
+
+
+def _titles(names: Iterable[str], width: int | None, colour: bool) -> list[str]:
+    """Return the headings of series or directories, different ones different on a narrow terminal, too."""
+    titles = [printable(name) for name in names]
+    return [
+        styled(title, Style.BOLD, colour)
+        for title in (titles if width is None else shorten_names(titles, width))
+    ]
+
+
+def _kept_notes(groups: Sequence[GroupPlan]) -> Iterator[str]:
+    """Yield how many series are kept that are not shown."""
     unruled = sum(map(_is_without_rules, groups))
     if unruled and any(one.policy is not None for one in groups):
-        parts.append(f"{unruled:,} series kept, since no rule matches them (-v shows them)")
+        yield f"{unruled:,} series kept, since no rule matches them (-v shows them)"
     singles = sum(_is_single(one) and not _is_without_rules(one) for one in groups)
-    if singles:
-        advice = "" if singles == 1 else "; --series GLOB makes some of them one series"
-        parts.append(f"{counted(singles, 'single checkpoint')} kept (-v shows them{advice})")
-    return "\n\n".join(parts)
+    if singles == 1:
+        yield "1 single checkpoint kept (-v shows it)"
+    elif singles:
+        hint = "-v shows them; --series GLOB makes some of them one series"
+        yield f"{singles:,} single checkpoints kept ({hint})"
 
 
 def _is_single(group: GroupPlan) -> bool:
@@ -90,7 +113,6 @@ def _is_without_rules(group: GroupPlan) -> bool:
 
 
 def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: bool) -> Iterator[str]:
-    yield printable(group.key)
     is_listed = group.policy is None and not group.remove  # a failed run, which nobody wants to remove
     remarks = {
         "left alone": None if is_listed else group.skipped,
@@ -105,13 +127,13 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
         return
     rows = _rows(group, verbose)
-    names = max((display_width(row.name) for row in rows if not row.is_note), default=0)
+    names = [row.name for row in rows if not row.is_note]
     if width is not None:
-        reasons = max((len(row.why) for row in rows), default=0)
-        names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST_REASON), NARROWEST_TEXT))
-    fitted = iter(shorten_names([row.name for row in rows if not row.is_note], names))
+        reasons = max((display_width(row.why) for row in rows), default=0)
+        names = shorten_names(names, max(width - _INDENT - 2 - min(reasons, _WIDEST_REASON), NARROWEST_TEXT))
+    widest, fitted = max(map(display_width, names), default=0), iter(names)
     for row in rows:
-        head = f"  {row.verb:<6}  " + (row.name if row.is_note else f"{pad(next(fitted), names)}  ")
+        head = f"  {row.verb:<6}  " + (row.name if row.is_note else f"{pad(next(fitted), widest)}  ")
         for line in hanging_lines(head, row.why, width, _INDENT):
             yield styled(line, Style.YELLOW, colour and row.verb == "remove")
 
@@ -125,7 +147,9 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
     is_spread = len({entry.directory for entry in entries}) > 1
     for reasons, kept_alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe_note(kept.entry))):
         stays = [kept.entry for kept in kept_alike]
-        rows += _fold_alike("keep", stays, [", ".join(reasons)] * len(stays), is_long, is_spread)
+        rows += _fold_alike(
+            "keep", stays, [", ".join(map(in_words, reasons))] * len(stays), is_long, is_spread
+        )
     is_long = len(group.remove) > _MOST and not verbose
     for has_foreign_files, alike in groupby(group.remove, lambda entry: bool(foreign_files(entry))):
         goes = list(alike)
@@ -173,10 +197,16 @@ def _fold_alike(
 # prune: the total, one checkpoint explained, an emptied trash ---------------------------------------
 
 
-def total_line(pruned: Pruned) -> str:
-    """Return what a prune came to, in one line; a further one says how much too large all is together."""
-    over = () if pruned.declined or pruned.failed else pruned.plan.excess
-    return "\n".join([_total_words(pruned), *(f"too large: {excess}" for excess in over)])
+def total_line(pruned: Pruned, *, colour: bool = False) -> str:
+    """Return what a prune came to, in one line; further ones say what is too large, and how to undo it."""
+    excess = () if pruned.declined or pruned.failed else excess_lines(pruned.plan)
+    hints = (styled(hint, Style.DIM, colour) for hint in _hints(pruned))
+    return "\n".join([_total_words(pruned), *excess, *hints])
+
+
+def excess_lines(plan: RetentionPlan) -> list[str]:
+    """Return how much too large all series are together, in a line for each limit."""
+    return [f"too large: {excess}" for excess in plan.excess]
 
 
 def _total_words(pruned: Pruned) -> str:
@@ -188,32 +218,38 @@ def _total_words(pruned: Pruned) -> str:
         return _failure_words(pruned, removed)
     if not removed and not has_rules:  # failed runs were only to be listed
         failed = sum(one.failed is not None for one in pruned.plan.groups)
-        return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed of {checkpoints}"
-    if not removed and pruned.declined:
-        return f"nothing removed of {checkpoints}"
+        return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed ({checkpoints})"
     if not removed:
-        return f"nothing to remove among {checkpoints}"
+        kept = "all kept" if count > 1 else "kept"
+        return f"{'nothing removed' if pruned.declined else 'nothing to remove'} ({checkpoints}, {kept})"
     if pruned.trash is not None:
         size = file_size(pruned.trashed_bytes)
         verb = "would move" if pruned.dry_run else "moved"
-        return f"{verb} {removed:,} of {checkpoints} to the trash, {size}{_recovery_words(pruned)}"
+        return f"{verb} {removed:,} of {checkpoints} to the trash ({size})"
     if pruned.dry_run:
         return f"would remove {removed:,} of {checkpoints} and free {file_size(pruned.freed_bytes)}"
     return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"
 
 
-def _recovery_words(pruned: Pruned) -> str:
-    """Return the command that takes back what was done; nothing was, in a dry run."""
-    if pruned.dry_run:
-        return ""
-    places = {entry.directory for entry in pruned.plan.removals}
+def question(planned: RetentionPlan, *, trash: bool) -> str:
+    """Return what to ask before a plan is carried out."""
+    checkpoints = f"{counted(len(planned.removals), 'checkpoint')} ({file_size(planned.freed_bytes)})"
+    return f"Move {checkpoints} to the trash?" if trash else f"Remove {checkpoints}?"
+
+
+def _hints(pruned: Pruned) -> Iterator[str]:
+    """Yield how to restore what is in the trash now, and how to delete it."""
+    places = {entry.directory for entry in pruned.plan.removals if entry.path not in pruned.failed}
+    if pruned.dry_run or not pruned.trash or not places:
+        return
     if len(places) == 1:
         (where,) = places
     else:
         where = os.path.relpath(os.path.commonpath([os.path.abspath(place) for place in places]))
-    argument = "" if where == os.curdir else f" {printable(quote(shown(where)))}"
-    descends = " -r" if len(places) > 1 else ""
-    return f" (ckpttool undo{descends}{argument} restores them, --empty-trash deletes them)"
+    arguments = " -r" if len(places) > 1 else ""
+    arguments += "" if where == os.curdir else f" {printable(quote(shown(where)))}"
+    yield f"to restore them: ckpttool undo{arguments}"
+    yield f"to free the space: ckpttool prune --empty-trash{arguments}"
 
 
 def _failure_words(pruned: Pruned, removed: int) -> str:
@@ -235,7 +271,7 @@ def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
 def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
     if explanation.asked is not None:
         yield f"{printable(explanation.asked)} belongs to {printable(explanation.entry.path)}"
-    verb = "stays" if explanation.stays else "goes"
+    verb = "would be kept" if explanation.stays else "would be removed"
     yield styled(
         f"{printable(explanation.entry.path)} {verb}", Style.YELLOW, colour and not explanation.stays
     )
@@ -244,9 +280,15 @@ def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
     for reason in explanation.reasons:
         yield f"  for      {printable(reason)}"
     if not explanation.reasons:
-        yield "  for      nothing: no rule keeps it, nothing points at it, it is not pinned"
+        yield "  for      nothing: no rule keeps it, nothing refers to it, it isn't pinned"
     for reason in explanation.against:
         yield f"  against  {printable(reason)}"
+
+
+def empty_question(preview: Sequence[EmptiedTrash]) -> str:
+    """Return what to ask before the trash is emptied."""
+    count, size = sum(len(one.removed) for one in preview), sum(one.freed_bytes for one in preview)
+    return f"Delete {counted(count, 'checkpoint')} ({file_size(size)}) from the trash for good?"
 
 
 def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
@@ -254,7 +296,7 @@ def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
     count = sum(len(one.removed) for one in emptied)
     if not count:
         left = sum(one.left_bytes for one in emptied)
-        return f"nothing removed; {file_size(left)} are left in the trash" if left else "nothing in the trash"
+        return f"nothing to remove from the trash{f' ({file_size(left)} left in it)' if left else ''}"
     size = file_size(sum(one.freed_bytes for one in emptied))
     if any(one.dry_run for one in emptied):
         return f"would remove {counted(count, 'checkpoint')} from the trash and free {size}"
@@ -264,20 +306,30 @@ def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
 # rename, undo ---------------------------------------------------------------------------------------
 
 
+_BECOMES = "  ->  "
 _COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
 
 
-def rename_text(renamed: RenameResult) -> str:
+def rename_text(renamed: RenameResult, *, width: int | None = None, colour: bool = False) -> str:
     """Return old and new names, and what it comes to."""
+    pairs = rename_lines(renamed, width=width, colour=colour)
+    return "\n\n".join(filter(None, (pairs, rename_total_line(renamed))))
+
+
+def rename_lines(renamed: RenameResult, *, width: int | None = None, colour: bool = False) -> str:
+    """Return old and new names, directory by directory; a new one below the old one if there is no room."""
     directories: dict[str, list[tuple[str, str]]] = defaultdict(list)
     refused = {one.path for one in renamed.planned.plan.refused}
     for old, new in renamed.renames:
         name = printable(os.path.basename(new)) + ("  can't be used" if old in refused else "")
         directories[os.path.dirname(old) or os.curdir].append((printable(os.path.basename(old)), name))
     parts = []
-    for directory, pairs in directories.items():
-        parts.append("\n".join([printable(directory), *aligned_pairs(pairs, between="  ->  ")]))
-    return "\n\n".join([*parts, rename_total_line(renamed)])
+    for title, pairs in zip(_titles(directories, width, colour), directories.values(), strict=True):
+        lines = aligned_pairs(pairs, between=_BECOMES)
+        if width is not None and any(display_width(line) > width for line in lines):
+            lines = [line for old, new in pairs for line in (f"  {old}", f"  {_BECOMES}{new}")]
+        parts.append("\n".join([title, *lines]))
+    return "\n\n".join(parts)
 
 
 def rename_total_line(renamed: RenameResult) -> str:
@@ -289,30 +341,41 @@ def rename_total_line(renamed: RenameResult) -> str:
         planned = counted(len(plan.renamings), "checkpoint")
         return f"renamed {count:,} of {planned}; {counted(len(renamed.failed), 'failure')}"
     if renamed.declined or renamed.is_refused:
-        return f"nothing renamed of {checkpoints}"
+        return f"nothing renamed ({checkpoints})"
     if plan.refused:
-        return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be used"
+        return f"would rename nothing ({checkpoints}): {counted(len(plan.refused), 'name')} can't be used"
     if not plan.renamings:
-        return f"nothing to rename among {checkpoints}"
-    references = renamed.planned.update_count
-    follow = "follows" if references == 1 else "follow"
-    follows = f"; {counted(references, 'reference')} to them {follow}" if references else ""
-    verb = "would rename" if renamed.dry_run else "renamed"
-    return f"{verb} {count:,} of {checkpoints}{follows}"
+        return f"nothing to rename ({checkpoints})"
+    if count < plan.count:
+        checkpoints = f"{count:,} of {checkpoints}"
+    references = counted(renamed.planned.update_count, "reference") if renamed.planned.update_count else ""
+    if renamed.dry_run:
+        return f"would rename {checkpoints}{references and f' and update {references}'}"
+    return f"renamed {checkpoints}{references and f' and updated {references}'}"
 
 
-def undo_text(done: Undone) -> str:
+def rename_question(planned: PlannedNames) -> str:
+    """Return what to ask before checkpoints are renamed."""
+    references = f" and update {counted(planned.update_count, 'reference')}" if planned.update_count else ""
+    return f"Rename {counted(len(planned.plan.renamings), 'checkpoint')}{references}?"
+
+
+def undo_text(done: Undone, *, width: int | None = None, colour: bool = False) -> str:
     """Return a heading, a line for each checkpoint and each pointer, and the total."""
     from ckpttool.transaction.history import moment_of
 
     command = _COMMANDS[done.kind or "trash"]
     rows = [
         (one.path, "from the trash" if done.kind == "trash" else f"was {os.path.basename(one.was)}")
-        for one in done.restored
+        for one in sorted(done.restored, key=lambda one: natural_path(one.path))
     ]
     rows += [(path, "rewritten") for path in done.pointers]
-    lines = aligned_pairs([(printable(path), printable(what)) for path, what in rows])
-    return "\n".join([f"{command} of {moment_of(done.identity or '')}", *lines, _undo_total(done)])
+    paths, facts = [printable(path) for path, _ in rows], [printable(what) for _, what in rows]
+    if width is not None:
+        room = width - max(map(display_width, facts), default=0) - 2 * len("  ")
+        paths = shorten_names(paths, max(room, NARROWEST_TEXT))
+    title = styled(f"{command} of {moment_of(done.identity or '')}", Style.BOLD, colour)
+    return "\n".join([title, *aligned_pairs([*zip(paths, facts, strict=True)]), _undo_total(done)])
 
 
 def _undo_total(done: Undone) -> str:
@@ -345,12 +408,12 @@ def convert_text(converted: Converted, *, colour: bool = False) -> str:
         result = f"would write {size} as {converted.format}"
     else:
         names_format = os.path.basename(converted.target).lower().endswith(f".{converted.format}")
-        result = f"{size}{'' if names_format else f' as {converted.format}'}, read back and equal"
+        result = f"{size}{'' if names_format else f' as {converted.format}'}, verified"
     head = f"{printable(source)} → {printable(converted.target)}: {result}"
     lines = [styled(head, Style.BOLD, colour)]
     lines += [f"  {printable(note)}" for note in converted.notes]
     if dropped := converted.dropped:
-        count = f"not carried: {counted(len(dropped), 'thing')}"
+        count = f"not preserved: {counted(len(dropped), 'item')}"
         lines.append(f"  {styled(count, Style.YELLOW, colour)}")
         lines += [f"    {printable(one.path)}: {printable(one.why)}" for one in dropped[:_MOST_DROPPED]]
         if len(dropped) > _MOST_DROPPED:

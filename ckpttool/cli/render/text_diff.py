@@ -319,7 +319,7 @@ def _not_counted_lines(difference: Difference, limit: int | None) -> Iterator[st
     reported = difference.reported
     other_names = () if difference.rename_counts else difference.renamed
     sentences = {
-        "called otherwise in B": [f"{printable(a)} = {printable(b)}" for a, b in other_names],
+        "matched under different names": [f"{printable(a)} = {printable(b)}" for a, b in other_names],
         "not counted": [
             _reported_value(one, change_text(one)) for one in reported if ABSENT not in (one.a, one.b)
         ],
@@ -531,7 +531,7 @@ DRIFT_HEADINGS = (
     "L2",
     "relative",
     "max |Δ|",
-    "in",
+    "tensor",
     "cosine",
 )
 
@@ -545,8 +545,8 @@ def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
         DRIFT_HEADINGS,
         drift_cells(drift),
         width=width - 2,
-        left=("in",),
-        dispensable=("in", "cosine", "L2", "norm"),
+        left=("tensor",),
+        dispensable=("tensor", "cosine", "L2", "norm"),
     )
     lines = [styled(_drift_summary(drift), Style.BOLD, colour), "", *table.indented(colour)]
     with_more = [step.difference for step in drift.steps if _has_more(step.difference)]
@@ -565,11 +565,12 @@ def _drift_summary(drift: Drift) -> str:
         return f"all equal{tolerance_words(drift.steps[0].difference.tolerance)}: {count}"
     moved = sum(not step.difference.equal for step in drift.steps)
     largest = max(drift.steps, key=lambda step: step.relative or 0.0)
-    summary = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
+    steps = "every step" if moved == len(drift.steps) else f"{moved:,} of {len(drift.steps):,} steps"
+    summary = f"{count}: changes at {steps}"
     if not largest.relative:
         return summary
     path = printable(short_names(drift)[drift.steps.index(largest) + 1])
-    return f"{summary}, most of all the one to {path} (relative {amount(largest.relative)})"
+    return f"{summary}, most at {path} (relative {amount(largest.relative)})"
 
 
 def _has_more(step: Difference) -> bool:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ckpttool.cli.render.numbers import file_size, number, shape_text
-from ckpttool.cli.render.tables import GAP, columns_that_fit, more_line
+from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
 from ckpttool.cli.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
 from ckpttool.cli.render.verdicts import finding_lines
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
+from ckpttool.formats.architecture import Architecture
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 
 MAX_ROWS = 40
-MAX_TRAINERS = 8
+MAX_TRAINERS = MAX_SIGNATURES = 8
 """More lines than that push out what matters; ``--json`` has all."""
 _MAX_VALUE = 60
 _FRAMEWORKS = {
@@ -39,16 +41,18 @@ def inspect_text(
     incomplete = "" if checkpoint.complete else ", INCOMPLETE"
     title = f"{printable(checkpoint.path)}: {checkpoint.format}{variant}{incomplete}"
     lines = [styled(title, Style.BOLD, colour)]
-    lines += (f"  {label:<14} {value}" for label, value in _summary(inspection))
-    if inspection.tensors:
-        table, left_out = _tensor_table(inspection, None if all_tensors else MAX_ROWS, width, colour)
+    for label, value in _summary(inspection):
+        lines += hanging_lines(f"  {label:<14} ", value, width, 4)
+    shown, hidden = _shown_tensors(inspection, all_tensors)
+    if shown:
+        table, left_out = _tensor_table(inspection, shown, width, colour)
         lines += ["", *table]
         if left_out:
-            text = f"  too narrow for: {', '.join(left_out)}"
+            text = f"  hidden for lack of width: {', '.join(left_out)}"
             lines += (styled(line, Style.DIM, colour) for line in textwrap.wrap(text, width))
-    hidden = 0 if all_tensors else len(inspection.tensors) - MAX_ROWS
-    if hidden > 0:
-        lines.append(more_line(hidden, colour))
+    if hidden:
+        text = f"… and {_counted_by_role(hidden)}; --all shows them"
+        lines += (styled(line, Style.DIM, colour) for line in hanging_lines("  ", text, width, 2))
     if inspection.findings:
         lines += ["", *(f"  {line}" for line in finding_lines(inspection.findings, colour))]
     return "\n".join(line.rstrip() for line in lines)
@@ -62,15 +66,44 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
     if producer.framework and (producer.version or producer.framework != checkpoint.format):
         name = _FRAMEWORKS.get(producer.framework, producer.framework)
         yield "written by", printable(f"{name} {producer.version or ''}".strip())
-    counts = {role: sum(tensor.role is role for tensor in checkpoint.tensors) for role in Role}
-    roles = ", ".join(f"{count:,} {role.value}" for role, count in counts.items() if count)
+    roles = ", ".join(f"{len(tensors):,} {role.value}" for role, tensors in by_role(checkpoint.tensors))
     tensors = f"{counted(len(checkpoint.tensors), 'tensor')} ({roles})" if roles else "no tensors"
     yield "holds", f"{checkpoint.granularity.value}: {tensors}"
     yield from _training_lines(checkpoint.training)
     if checkpoint.format == "fluid":
         yield from fluid_lines(checkpoint.metadata)
+    yield from _architecture_lines(inspection.architecture)
     if checkpoint.parameters:
-        yield "parameters", f"{checkpoint.parameters:,}"
+        yield "parameters", f"{checkpoint.parameters:,} ({_types(checkpoint.tensors)})"
+
+
+def _architecture_lines(architecture: Architecture) -> Iterator[tuple[str, str]]:
+    family = f" ({architecture.family})" if architecture.family else ""
+    # What is made of layers is told by these.
+    inner = {name.rpartition(".")[0] for name in architecture.layers}
+    kinds = Counter(kind for name, kind in architecture.layers.items() if name not in inner)
+    layers = ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in kinds.items())
+    if text := ": ".join(part for part in (architecture.model + family, layers) if part):
+        yield "model", printable(text)
+    for signature in architecture.signatures[:MAX_SIGNATURES]:
+        sides = (
+            ", ".join(f"{name} {kind}" for name, kind in side.items())
+            for side in (signature.inputs, signature.outputs)
+        )
+        yield "signature", printable(f"{signature.name}: {' → '.join(side or 'nothing' for side in sides)}")
+    if (more := len(architecture.signatures) - MAX_SIGNATURES) > 0:
+        yield "signatures", f"… and {more:,} more (--json has them all)"
+
+
+def _types(tensors: Sequence[Tensor]) -> str:
+    """Return how many of the parameters are of which type; of a single type, its name alone."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.role is Role.WEIGHTS and tensor.shares_with is None:
+            counts[tensor.dtype.name] += tensor.size
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
 
 
 def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:
@@ -127,13 +160,40 @@ _DISPENSABLE = ("size", "type", "zeros", "shape", "std", "mean")
 _NARROWEST_NAME = 20
 
 
+def _shown_tensors(inspection: Inspection, every: bool) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return the tensors in the table, and the others: training state, and all after the first ones."""
+    tensors = inspection.tensors
+    if every:
+        return tensors, ()
+    is_selection = len(tensors) < len(inspection.checkpoint.tensors) or inspection.statistics is not None
+    weights = [one for one in tensors if one.role is Role.WEIGHTS]
+    shown = (tensors if is_selection or not weights else weights)[:MAX_ROWS]
+    names = {one.name for one in shown}
+    return shown, [one for one in tensors if one.name not in names]
+
+
+def _counted_by_role(tensors: Sequence[Tensor]) -> str:
+    words = {role: "weight" if role is Role.WEIGHTS else role.value for role in Role}
+    return ", ".join(
+        f"{counted(len(members), f'{words[role]} tensor')} ({file_size(sum(one.nbytes for one in members))})"
+        for role, members in by_role(tensors)
+    )
+
+
+def by_role(tensors: Sequence[Tensor]) -> Iterator[tuple[Role, Sequence[Tensor]]]:
+    """Yield the tensors of each role that there are any of."""
+    for role in Role:
+        if members := [one for one in tensors if one.role is role]:
+            yield role, members
+
+
 def _tensor_table(
-    inspection: Inspection, limit: int | None, width: int, colour: bool
+    inspection: Inspection, tensors: Sequence[Tensor], width: int, colour: bool
 ) -> tuple[list[str], list[str]]:
     """Return the lines of the table, and the headings of columns for which it is too narrow."""
     has_statistics = inspection.statistics is not None
     headings = [*_LEFT, "size", *(_STATISTICS if has_statistics else ())]
-    rows = list(_tensor_rows(inspection, limit))
+    rows = list(_tensor_rows(inspection, tensors))
     full = [row for row in rows if len(row) > 1]
     widths = [max(map(len, (heading, *(row[at] for row in full)))) for at, heading in enumerate(headings)]
     blank = {heading for at, heading in enumerate(headings) if all(row[at] in ("", "0") for row in full)}
@@ -185,20 +245,24 @@ def _folded_lines(cells: Sequence[Sequence[str]], width: int, colour: bool, *, n
     return out.getvalue().splitlines()
 
 
-def _tensor_rows(inspection: Inspection, limit: int | None) -> Iterator[tuple[str, ...]]:
+def _tensor_rows(inspection: Inspection, tensors: Sequence[Tensor]) -> Iterator[tuple[str, ...]]:
     """Yield a cell for a module, and below it the cells of each of its tensors."""
     module: tuple[str, ...] | None = None
-    for tensor in inspection.tensors[:limit]:
+    layers, leaves = inspection.architecture.layers, inspection.architecture.weights
+    for tensor in tensors:
         *above, last = map(str, tensor.path)
         prefix, dot, leaf = last.rpartition(".")
         if dot:
             above.append(prefix)
         if tuple(above) != module and above:
-            yield (f"  {printable('.'.join(above))}",)
+            name = ".".join(above)
+            kind = f" ({layers[name]})" if name in layers else ""
+            yield (printable(f"  {name}{kind}"),)
         module = tuple(above)
         indent = "    " if above else "  "
         tied = f"  = {printable(tensor.shares_with)}" if tensor.shares_with else ""
-        name = f"{indent}{printable(leaf)}{tied}"
+        word = f" ({leaves[tensor.name]})" if tensor.name in leaves else ""
+        name = f"{indent}{printable(leaf)}{word}{tied}"
         row = (name, tensor.dtype.name, _shape_cell(tensor), file_size(tensor.nbytes))
         yield (*row, *_statistics_cells(inspection.statistics, tensor))
 

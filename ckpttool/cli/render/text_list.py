@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckpttool.cli.render.numbers import file_size, number
-from ckpttool.cli.render.tables import aligned_numbers, is_number, text_table
-from ckpttool.cli.render.terminal import Style, cut, printable, shorten, styled
+from ckpttool.cli.render.tables import aligned_numbers, hanging_lines, is_number, shorten_names, text_table
+from ckpttool.cli.render.terminal import Style, display_width, fit, printable, styled
 from ckpttool.core.report import counted
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
+from ckpttool.runs.reasons import Code, code_of, in_words
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""
 FUTURE = "future"
 _ANY_WIDTH = 1 << 30
 _INDENT = "  "
-_MOST_NOTES = 32
-"""Characters of what is said behind a row on a terminal; a link may have any name."""
-_NARROWEST_NAME = 24
+_MOST_NOTES, _SHARE_OF_NOTES = 32, 5
+"""Columns of notes on a terminal: no more than so many, and of a narrow one no more than a fifth."""
+_NARROWEST_NAME = 32
+"""Columns of a name that stay as long as there are columns that can go."""
 _LEFT = ("format", "policy", "state", "holds", "changed", "notes")
 _DIGITS, _LONGEST = 4, 8
 """Digits of a metric that people read, and that a column of them has at most."""
@@ -74,24 +75,22 @@ def list_text(listing: Listing, style: ListStyle) -> str:
         return flat_text(listing, style)
     left_out: dict[str, None] = {}
     parts = []
-    for series in several:
-        table, narrow = _table_below(series.checkpoints, listing, style, series)
-        facts = _wrap_facts(list(_heading_facts(series, listing, style)), style.width)
-        parts.append("\n".join([_heading(printable(series.key), style), *facts, table]))
+    for series, title in zip(several, _series_titles(several, style), strict=True):
+        facts = [*_series_facts(series, style), _states(series.checkpoints), *_outcomes(series, listing)]
+        table, narrow = _table_below(series.checkpoints, listing, style)
+        parts.append("\n".join([title, *_wrap_facts(facts, style.width), table]))
         left_out |= dict.fromkeys(narrow)
     if alone:
         directory = _common_directory(alone)
         where = f" in {printable(directory)}" if directory else ""
-        table, narrow = _table_below(alone, listing, style, None)
-        title = f"{counted(len(alone), 'single checkpoint')}{where}"
-        parts.append(f"{_heading(title, style)}\n{table}")
+        title = styled(f"{counted(len(alone), 'single checkpoint')}{where}", Style.BOLD, style.colour)
+        size = file_size(total_bytes(one.entry for one in alone))
+        facts = [*_only_format(alone), size, _states(alone)]
+        table, narrow = _table_below(alone, listing, style)
+        parts.append("\n".join([title, *_wrap_facts(facts, style.width), table]))
         left_out |= dict.fromkeys(narrow)
-    footer = []
-    if len(listing.series) > 1:
-        count = counted(len(listing.checkpoints), "checkpoint")
-        nbytes = file_size(total_bytes(one.entry for one in listing.checkpoints))
-        footer.append(f"{count} in {len(listing.series):,} series, {nbytes}")
-    footer += _left_out_line(left_out)
+    footer = [_total_line(listing)] if len(listing.series) > 1 else []
+    footer += _left_out_lines(left_out, style)
     return "\n\n".join([*parts, *(["\n".join(footer)] if footer else [])])
 
 
@@ -99,23 +98,54 @@ def flat_text(listing: Listing, style: ListStyle) -> str:
     """Return one line a checkpoint, below a heading, with its whole path."""
     rows = listing.checkpoints
     names = [printable(row.entry.path) for row in rows]
-    text, left_out = _draw_table(names, _columns(rows, listing, style, None), rows, style, "")
-    return "\n\n".join([text, *_left_out_line(left_out)])
+    columns = _columns(rows, listing, style, is_summed_up=style.is_cut)
+    text, left_out = _draw_table(names, columns, rows, style, "")
+    facts = [_total_line(listing), *_only_format(rows), _states(rows)]
+    footer = list(_wrap_facts(facts, style.width, "")) if style.is_cut else []
+    footer += _left_out_lines(left_out, style)
+    return "\n\n".join([text, *(["\n".join(footer)] if footer else [])])
+
+
+def tab_separated_text(listing: Listing, now: float) -> str:
+    """Return a line a checkpoint for programs: fields between tabs, without a heading, nothing shortened.
+
+    They are the path, format, epoch, step, bytes, the time of its last change, the state, what a policy does
+    with it, notes, and all metrics as ``name=value``. A field that nothing is known of is empty.
+    """
+    style = ListStyle(now=now, long=True)
+    alone = {one.key for one in listing.series if len(one.checkpoints) == 1}
+    lines = []
+    for row in listing.checkpoints:
+        entry = row.entry
+        metrics = {"loss": entry.loss, **entry.metrics}
+        fields = [
+            printable(entry.path),
+            entry.format or "",
+            *("" if value is None else repr(value) for value in (entry.epoch, entry.step)),
+            str(entry.nbytes),
+            local_time(row),
+            row.state,
+            policy_cell(row, style),
+            notes_cell(row, style, is_alone=entry.group in alone, best=listing.best),
+            " ".join(f"{printable(name)}={value!r}" for name, value in metrics.items() if value is not None),
+        ]
+        lines.append("\t".join(fields))
+    return "\n".join(lines)
 
 
 # Above and below the tables -------------------------------------------------------------------------
 
 
-def _heading(text: str, style: ListStyle) -> str:
-    line = text if style.width is None else shorten(text, style.width)
-    return styled(line, Style.BOLD, style.colour)
+def _series_titles(several: Sequence[ListedSeries], style: ListStyle) -> list[str]:
+    keys = [printable(one.key) for one in several]
+    titles = keys if style.width is None else shorten_names(keys, style.width)
+    return [styled(title, Style.BOLD, style.colour) for title in titles]
 
 
-def _heading_facts(series: ListedSeries, listing: Listing, style: ListStyle) -> Iterator[str]:
+def _series_facts(series: ListedSeries, style: ListStyle) -> Iterator[str]:
     count, directory = f"{len(series.checkpoints):,} checkpoints", _common_directory(series.checkpoints)
     yield count if series.key.startswith(directory) else f"{count} in {printable(directory)}"
-    if series.format:
-        yield series.format
+    yield from _only_format(series.checkpoints)
     yield file_size(series.nbytes)
     for name, span in (("epoch", series.epochs), ("step", series.steps)):
         if span is not None:
@@ -124,16 +154,33 @@ def _heading_facts(series: ListedSeries, listing: Listing, style: ListStyle) -> 
     if series.newest is not None:
         age = age_of(series.newest, style)
         yield {"now": "newest just now", FUTURE: "newest dated in the future"}.get(age, f"newest {age} ago")
-    states = Counter(one.state for one in series.checkpoints)
+
+
+def _only_format(rows: Sequence[ListedCheckpoint]) -> list[str]:
+    """Return the format that all have of which one is known; nothing if there are several."""
+    formats = {row.entry.format for row in rows if row.entry.format is not None}
+    return [*formats] if len(formats) == 1 else []
+
+
+def _states(rows: Sequence[ListedCheckpoint]) -> str:
+    states = Counter(row.state for row in rows)
     if len(states) == 1:
-        yield f"all {next(iter(states))}"
-    else:
-        yield ", ".join(f"{count:,} {state}" for state, count in states.items())
+        return f"all {next(iter(states))}" if len(rows) > 1 else next(iter(states))
+    return ", ".join(f"{count:,} {state}" for state, count in states.items())
+
+
+def _outcomes(series: ListedSeries, listing: Listing) -> Iterator[str]:
     if listing.best is not None:
         yield _best_fact(series, listing.best)
     if any(one.kept is not None for one in series.checkpoints):
         gone = [one.entry for one in series.checkpoints if one.kept == ()]
         yield f"{len(gone):,} to remove" + (f" ({file_size(total_bytes(gone))})" if gone else "")
+
+
+def _total_line(listing: Listing) -> str:
+    count = counted(len(listing.checkpoints), "checkpoint")
+    series = "" if len(listing.series) == 1 else f" in {len(listing.series):,} series"
+    return f"{count}{series}, {file_size(total_bytes(one.entry for one in listing.checkpoints))}"
 
 
 def _best_fact(series: ListedSeries, metric: str) -> str:
@@ -150,28 +197,31 @@ def _best_fact(series: ListedSeries, metric: str) -> str:
     return printable(f"best {metric} {value:.6g}{when}")
 
 
-def _wrap_facts(facts: Sequence[str], width: int | None) -> Iterator[str]:
+def _wrap_facts(facts: Sequence[str], width: int | None, indent: str = _INDENT) -> Iterator[str]:
     """Yield facts in lines that break between them alone."""
     line = ""
     for fact in facts:
         longer = f"{line}, {fact}" if line else fact
-        if line and width is not None and len(_INDENT) + len(longer) + 1 > width:
-            yield f"{_INDENT}{line},"
+        if line and width is not None and len(indent) + display_width(longer) + 1 > width:
+            yield f"{indent}{line},"
             longer = fact
         line = longer
-    yield f"{_INDENT}{line}"
+    yield f"{indent}{line}"
 
 
-def _left_out_line(headings: Iterable[str]) -> list[str]:
+def _left_out_lines(headings: Iterable[str], style: ListStyle) -> list[str]:
     names = printable(", ".join(headings))
-    return [f"not shown: {names} (-v shows all)"] if names else []
+    if not names:
+        return []
+    lines = hanging_lines("not shown (use -v): ", names, style.width, len(_INDENT))
+    return [styled(line, Style.DIM, style.colour) for line in lines]
 
 
 # Tables ---------------------------------------------------------------------------------------------
 
 
 def _table_below(
-    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, series: ListedSeries | None
+    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle
 ) -> tuple[str, list[str]]:
     """Return rows with their paths below their common directory, and the headings that are left out."""
     directory = _common_directory(rows)
@@ -179,7 +229,7 @@ def _table_below(
         printable(os.path.join(_directory(row)[len(directory) :].lstrip(os.sep), row.entry.name))
         for row in rows
     ]
-    return _draw_table(names, _columns(rows, listing, style, series), rows, style, _INDENT)
+    return _draw_table(names, _columns(rows, listing, style, is_summed_up=True), rows, style, _INDENT)
 
 
 def _directory(row: ListedCheckpoint) -> str:
@@ -194,12 +244,12 @@ def _common_directory(rows: Sequence[ListedCheckpoint]) -> str:
 
 
 def _columns(
-    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, series: ListedSeries | None
+    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, *, is_summed_up: bool
 ) -> list[Column]:
-    """Return the columns behind the names; those of one series leave out what its heading says."""
-    alone = {one.key for one in listing.series if len(one.checkpoints) == 1} if series is None else set()
+    """Return the columns behind the names, without those that a line above or below the table sums up."""
+    alone = {one.key for one in listing.series if len(one.checkpoints) == 1}
     columns: list[Column] = []
-    if series is None or series.format is None:
+    if not (is_summed_up and _only_format(rows)):
         columns.append(("format", [row.entry.format or "" for row in rows]))
     columns.append(("epoch", [count_cell(row.entry.epoch) for row in rows]))
     columns.append(("step", [count_cell(row.entry.step) for row in rows]))
@@ -213,10 +263,13 @@ def _columns(
     else:
         columns.append(("age", [age_of(row, style) for row in rows]))
     columns.append(("policy", [policy_cell(row, style) for row in rows]))
-    if series is None or style.long or len({row.state for row in rows}) > 1:
+    if not is_summed_up or len({row.state for row in rows}) > 1:
         columns.append(("state", [row.state for row in rows]))
     notes = [notes_cell(row, style, is_alone=row.entry.group in alone, best=listing.best) for row in rows]
-    columns.append(("notes", [cut(one, _MOST_NOTES) if style.is_cut else one for one in notes]))
+    if style.is_cut and style.width is not None:
+        room = min(_MOST_NOTES, style.width // _SHARE_OF_NOTES)
+        notes = [fit(one, room) for one in notes]
+    columns.append(("notes", notes))
     return columns
 
 
@@ -235,7 +288,7 @@ def _draw_table(
     lines, left_out = text_table(
         headings, cells, width=width, left=_LEFT, dispensable=dispensable, narrowest=_NARROWEST_NAME
     )
-    heading, *lines = [cut(line, width) for line in lines]
+    heading, *lines = [fit(line, width) for line in lines]
     drawn = [styled(heading, Style.DIM, style.colour)]
     drawn += [_colour_row(line, row, style) for line, row in zip(lines, rows, strict=True)]
     hidden: list[str] = []
@@ -247,10 +300,10 @@ def _draw_table(
 
 
 def _dispensable(columns: Sequence[Column], rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
-    """Return what a narrow table does without, in this order: metrics, the last first, then the rest."""
+    """Return what a narrow table does without, in this order; the first metric stays longest."""
     metrics = [printable(name) for name in shown_metrics(rows, style) if name not in style.wanted]
     has_epochs = any(row.entry.epoch is not None for row in rows)
-    others = [*(["step"] if has_epochs else []), "format", "age"]
+    others = ["format", "age", "size", *(["step"] if has_epochs else [])]
     headings = {heading for heading, _ in columns}
     return [name for name in (*metrics[:0:-1], *others, *metrics[:1]) if name in headings]
 
@@ -285,9 +338,15 @@ def age_words(seconds: float) -> str:
 
 
 def local_time(listed: ListedCheckpoint) -> str:
-    """Return when a checkpoint was changed, in local time; nothing for a time that no calendar holds."""
+    """Return when a checkpoint was changed: local time, and how far that is from UTC.
+
+    Nothing for a time that no calendar holds.
+    """
+    from datetime import datetime
+
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.entry.modified_ns // 10**9))
+        when = datetime.fromtimestamp(listed.entry.modified_ns // 10**9).astimezone()
+        return when.isoformat(" ")
     except (ValueError, OverflowError, OSError):
         return ""
 
@@ -397,8 +456,9 @@ def _note_words(
         yield "newest"
     if listed.is_best and best is not None:
         yield f"best {best}"
-    reasons = listed.protected if style.long else [_SHORT.get(one, one) for one in listed.protected]
-    yield from dict.fromkeys(reasons)
+    short = {} if style.long else _SHORT
+    reasons = sorted(listed.protected, key=lambda reason: code_of(reason) is Code.NAMED_IN)
+    yield from dict.fromkeys(short.get(one, in_words(one)) for one in reasons)
     fault, danger = listed.entry.fault, listed.entry.danger
     if fault is not None and not style.is_cut:
         yield fault.partition(": ")[2] or fault
@@ -412,4 +472,4 @@ def policy_cell(listed: ListedCheckpoint, style: ListStyle) -> str:
         return ""
     if not listed.kept:
         return "remove"
-    return f"keep: {printable(', '.join(listed.kept))}" if style.long else "keep"
+    return f"keep: {printable(', '.join(map(in_words, listed.kept)))}" if style.long else "keep"

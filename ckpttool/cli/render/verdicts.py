@@ -3,90 +3,195 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpttool.cli.render.numbers import file_size
-from ckpttool.cli.render.terminal import Style, printable, printable_cut, styled
-from ckpttool.core.report import Finding, Severity, counted
-from ckpttool.ops.verdict import PREDICTION, Check, Safety, Status, Verification
+from ckpttool.cli.render.tables import hanging_lines, shorten_names
+from ckpttool.cli.render.terminal import (
+    Style,
+    display_width,
+    fit,
+    pad,
+    printable,
+    printable_cut,
+    styled,
+)
+from ckpttool.core.report import Finding, Severity, counted, first_names
+from ckpttool.ops.verdict import NOT_ASKED_FOR, PREDICTION, Check, Safety, Status, Verification, fatal
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 """The worst first: what CI shows is cut at the end."""
 _MOST_FINDINGS = 40
 """More lines than that push out what matters; ``--json`` has all."""
+_BRIEFED = ("values", "checksum", "manifest", "structure", "safety")
+"""Of which checks a line says what they saw, and in which order."""
+_SKIPPED = {"checksum": "no checksums", "manifest": ""}
+_MARK_WIDTH, _BRIEF_WIDTH, _SHORTEST_PATH = 11, 18, 16
+"""Columns of the mark and its word, of what a line says in brief, and of a path at least."""
 _MOST_ALIKE = 4
 """So many findings of one code get a line each; more get one line that names so many places."""
-_INFORMATIVE_CHECKS = ("checksum", "values", "manifest")
-"""Checks whose detail stands in the line of the verdict when they pass."""
-_MARKS = {
-    "invalid": ("INVALID", Style.RED),
-    "unsafe": ("UNSAFE", Style.RED),
-    "not run": ("NOT RUN", Style.RED),
-    "valid (safety unknown)": ("valid?", Style.YELLOW),
-    "valid": ("valid", Style.GREEN),
+
+
+class Mark(NamedTuple):
+    """How the line of a verdict begins."""
+
+    symbol: str
+    word: str
+    style: Style
+
+
+MARKS = {
+    "invalid": Mark("✗", "INVALID", Style.RED),
+    "failed prediction": Mark("✗", "FAILED", Style.RED),
+    "unsafe": Mark("!", "UNSAFE", Style.RED),
+    "not run": Mark("✗", "NOT RUN", Style.RED),
+    "valid (safety unknown)": Mark("?", "unknown", Style.YELLOW),
+    "valid": Mark("✓", "valid", Style.GREEN),
 }
-"""How each verdict begins its line."""
-VERDICTS = tuple(_MARKS)
+VERDICTS = tuple(MARKS)
 """The words of a verdict, the worst first."""
-_COUNTED = {
-    "valid": "valid",
-    "invalid": "invalid",
-    "not run": "not run",
-    "unsafe": "unsafe",
-    "valid (safety unknown)": "valid, safety unknown",
-}
-"""How a text counts verdicts, and in which order: what most are comes first."""
 _SEVERITY_STYLES = {Severity.ERROR: Style.RED, Severity.WARNING: Style.YELLOW, Severity.NOTE: Style.CYAN}
 
 
-def verify_text(verifications: list[Verification], *, verbose: bool = False, colour: bool = False) -> str:
-    """Return a line a checkpoint, its findings below it, and a last line that counts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyStyle:
+    """How verdicts are shown.
+
+    Attributes:
+        width: Columns of the terminal; None for a pipe, where nothing is shortened or folded.
+        verbose: Whether every check of every checkpoint is shown.
+        problems_only: Whether nothing is said of what passes.
+        strict: Whether warnings fail.
+    """
+
+    width: int | None = None
+    colour: bool = False
+    verbose: bool = False
+    problems_only: bool = False
+    strict: bool = False
+
+
+def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
+    """Return a line a checkpoint, its findings below it, and last what it all comes to."""
+    shown = [one for one in verifications if not (style.problems_only and one.passes(strict=style.strict))]
+    explained: set[str] = set()
     lines: list[str] = []
-    for verification in verifications:
-        lines.append(_verdict_line(verification, colour))
-        messages = {finding.message for finding in verification.findings}  # printed once, with their places
-        lines += [
-            f"    {check.name:<10} {check.status.value:<8} "
-            f"{'' if check.detail in messages else printable(check.detail)}".rstrip()
-            for check in verification.checks
-            if verbose or not verification.is_fine or check.name in PREDICTION
-        ]
-        lines += [f"    {line}" for line in finding_lines(verification.findings, colour, _MOST_FINDINGS)]
-    if len(verifications) > 1:
-        lines.append(_verdict_counts(verifications))
+    for verification, line in zip(shown, _verdict_lines(shown, style), strict=True):
+        lines.append(line)
+        lines += _check_lines(verification, style)
+        lines += finding_lines(verification.findings, style.colour, _MOST_FINDINGS, style.width, indent=4)
+        lines += _remedy_lines(verification, style, explained)
+    if not style.problems_only:
+        lines += _summary_lines(verifications, style)
     return "\n".join(lines)
 
 
-def _verdict_line(verification: Verification, colour: bool) -> str:
-    mark, style = _MARKS[verdict_word(verification)]
-    kind = " ".join(filter(None, (verification.format, verification.variant))) or "unrecognised"
-    done = ", ".join(
-        f"{check.name} {check.detail}"
+def _verdict_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
+    """Return the lines of verdicts, in columns; a terminal that is too narrow loses the format first."""
+    rows = [
+        (printable(one.path), one.format or "unrecognised", file_size(one.nbytes), _in_brief(one))
+        for one in verifications
+    ]
+    widths = [max((display_width(row[at]) for row in rows), default=0) for at in range(3)]
+    has_format = True
+    if style.width is not None:
+        room = style.width - _MARK_WIDTH - sum(widths) - 4 - _BRIEF_WIDTH
+        has_format = room >= 0
+        room += 0 if has_format else widths[1] + 2
+        names = shorten_names([row[0] for row in rows], max(_SHORTEST_PATH, widths[0] + min(room, 0)))
+        rows = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
+        widths[0] = max(map(display_width, names), default=0)
+    lines = []
+    for one, (path, kind, size, brief) in zip(verifications, rows, strict=True):
+        mark = MARKS[verdict_word(one)]
+        start = f"{mark.symbol} {mark.word:<7}"
+        cells = [
+            pad(path, widths[0]),
+            *([pad(kind, widths[1])] if has_format else []),
+            f"{size:>{widths[2]}}",
+        ]
+        line = f"{'  '.join(cells)}  {brief}".rstrip()
+        if style.width is not None:
+            line = fit(line, style.width - _MARK_WIDTH)
+        lines.append(f"{styled(start, mark.style, style.colour)}  {line}")
+    return lines
+
+
+def _in_brief(verification: Verification) -> str:
+    """Return what was looked at if all is well, and otherwise which checks failed."""
+    failed = [one.name for one in verification.checks if one.status is Status.FAILED]
+    if failed or not verification.is_fine:
+        return ", ".join(failed) or "not checked as asked"
+    if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
+        done = [check.name for check in verification.checks if check.status is Status.PASSED]
+        return f"only {' and '.join(done)}"
+    parts = ["safety unknown"] if verification.safety is not Safety.SAFE else []
+    checks = {check.name: check for check in verification.checks}
+    parts += [_looked_at(checks[name]) for name in _BRIEFED if name in checks]
+    return ", ".join(part for part in parts if part)
+
+
+def _looked_at(check: Check) -> str:
+    """Return in a few words what a check that passed has seen, or that it has seen nothing."""
+    if check.status is Status.SKIPPED:
+        return _SKIPPED.get(check.name, f"{check.name} not checked")
+    if check.name == "checksum":
+        return "partial checksums" if ";" in check.detail else ""
+    return {"values": check.detail, "manifest": "manifest ok"}.get(check.name, "")
+
+
+def _check_lines(verification: Verification, style: VerifyStyle) -> list[str]:
+    """Return each check with its detail, unless a finding says the same."""
+    messages = {finding.message for finding in verification.findings}
+    return [
+        f"    {check.name:<10} {check.status.value:<8} "
+        f"{'' if check.detail in messages else printable(check.detail)}".rstrip()
         for check in verification.checks
-        if check.status is Status.PASSED and check.name in _INFORMATIVE_CHECKS
-    )
-    skipped = [check.name for check in verification.checks if check.status is Status.SKIPPED]
-    not_checked = f"; not checked: {', '.join(skipped)}" if skipped else ""
-    start = f"{styled(f'{mark:<8}', style, colour)} {printable(verification.path)}"
-    details = f": {done}" if done else ""
-    return f"{start}  {kind}, {file_size(verification.nbytes)}{details}{not_checked}"
+        if style.verbose or check.name in PREDICTION
+    ]
 
 
-def _verdict_counts(verifications: Sequence[Verification]) -> str:
-    words = [verdict_word(verification) for verification in verifications]
-    counts = (f"{words.count(word):,} {name}" for word, name in _COUNTED.items() if word in words)
-    return f"{len(words):,} checkpoints: {', '.join(counts)}"
+def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set[str]) -> list[str]:
+    """Return what to do about what failed: a line a code, the first time that it comes up."""
+    from ckpttool.cli.explanations import remedy_of
+
+    fatal_ones = fatal(strict=style.strict)
+    codes = [one.code for one in verification.findings if is_open(one) and one.severity in fatal_ones]
+    new = [code for code in dict.fromkeys(codes) if code not in explained]
+    explained.update(new)
+    told = [f"{remedy} (ckpttool explain {code})" for code in new if (remedy := remedy_of(code)) is not None]
+    lines = [line for text in told for line in hanging_lines("    → ", text, style.width, 6)]
+    return [styled(line, Style.DIM, style.colour) for line in lines]
+
+
+def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
+    """Return how many there are of which verdict, and why warnings make it fail."""
+    lines = [count_verdicts(verifications)] if len(verifications) > 1 else []
+    unknown = [one for one in verifications if one.is_fine and not one.passes(strict=style.strict)]
+    if unknown:
+        lines.append(f"failed: --strict, and {counted(len(unknown), 'checkpoint')} of unknown safety")
+    return lines
 
 
 # Findings in lines ----------------------------------------------------------------------------------
 
 
-def finding_lines(findings: Iterable[Finding], colour: bool, limit: int | None = None) -> list[str]:
+def finding_lines(
+    findings: Iterable[Finding],
+    colour: bool,
+    limit: int | None = None,
+    width: int | None = None,
+    indent: int = 0,
+) -> list[str]:
     """Return a line for each finding, or for many of one code; at most ``limit``, and a count of the rest."""
     groups = list(_group_findings(findings))
-    lines = [_finding_line(group, colour) for group in groups[:limit]]
-    if left := sum(map(len, groups[len(lines) :])):
-        lines.append(f"… and {left:,} more findings (--json has them all)")
+    shown = groups[:limit]
+    lines = [line for group in shown for line in _finding_lines(group, colour, width, indent)]
+    if left := sum(map(len, groups[len(shown) :])):
+        lines.append(f"{' ' * indent}… and {left:,} more findings (--json has them all)")
     return lines
 
 
@@ -105,17 +210,20 @@ def _group_findings(findings: Iterable[Finding]) -> Iterator[Sequence[Finding]]:
             yield alike
 
 
-def _finding_line(alike: Sequence[Finding], colour: bool) -> str:
+def _finding_lines(alike: Sequence[Finding], colour: bool, width: int | None, indent: int) -> list[str]:
     first = alike[0]
     ignored = "" if first.ignored is None else f" (ignored: {printable(first.ignored)})"
-    style = _SEVERITY_STYLES[first.severity]
-    start = f"{styled(first.severity.value, style, colour and not ignored)} {first.code}"
     if len(alike) == 1:
-        place = f" [{printable(first.where)}]" if first.where else ""
-        return f"{start}{place}: {printable(first.message)}{ignored}"
-    places = ", ".join(printable(one.where or "") for one in alike[:_MOST_ALIKE])
-    which = "" if all(one.message == first.message for one in alike) else "the first: "
-    return f"{start} in {len(alike):,} places [{places}, …]: {which}{printable(first.message)}{ignored}"
+        said = f"{first.code}{_place_words(first)}: {printable(first.message)}{ignored}"
+    else:
+        places = ", ".join(printable(one.where or "") for one in alike[:_MOST_ALIKE])
+        which = "" if all(one.message == first.message for one in alike) else "the first: "
+        places = f"in {len(alike):,} places [{places}, …]"
+        said = f"{first.code} {places}: {which}{printable(first.message)}{ignored}"
+    severity = first.severity.value
+    first_line, *others = hanging_lines(f"{' ' * indent}{severity} ", said, width, indent + 2)
+    style = _SEVERITY_STYLES[first.severity]
+    return [first_line.replace(severity, styled(severity, style, colour and not ignored), 1), *others]
 
 
 # For CI ---------------------------------------------------------------------------------------------
@@ -134,12 +242,20 @@ def message_with_place(finding: Finding) -> str:
 
 
 def _place_words(finding: Finding) -> str:
-    return f" [{printable_cut(finding.where)}]" if finding.where else ""
+    """Return the place in brackets, with the tensors in it if it is a record of the file."""
+    if not finding.where:
+        return ""
+    names = [printable_cut(name) for name in finding.tensors]
+    held = f", tensor{'s' if len(names) > 1 else ''} {first_names(names)}" if names else ""
+    return f" [{printable_cut(finding.where)}{held}]"
 
 
 def verdict_word(verification: Verification) -> str:
     """Return the word for a checkpoint; one that could not be run as asked is not called valid."""
     if not verification.is_valid:
+        failed = {check.name for check in verification.checks if check.status is Status.FAILED}
+        if failed and failed <= {*PREDICTION}:
+            return "failed prediction"
         return "not run" if verification.is_owed else "invalid"
     if verification.safety is Safety.UNSAFE:
         return "unsafe"
@@ -170,10 +286,15 @@ def is_open(finding: Finding) -> bool:
 
 
 def count_verdicts(verifications: Sequence[Verification]) -> str:
-    """Return how many there are, and of which verdict: ``3 checkpoints: 1 invalid, 2 valid``."""
-    words = [verdict_word(verification) for verification in verifications]
-    counts = ", ".join(f"{words.count(word):,} {word}" for word in VERDICTS if word in words)
-    return f"{counted(len(words), 'checkpoint')}{': ' if counts else ''}{counts}"
+    """Return how many there are of which verdict: ``2 checkpoints: 1 valid, 1 unsafe``."""
+    words = Counter(verdict_word(verification) for verification in verifications)
+    unknown = words["valid (safety unknown)"]
+    counts = []
+    if valid := words["valid"] + unknown:
+        counts.append(f"{valid:,} valid{f' ({unknown:,} of unknown safety)' if unknown else ''}")
+    problems = [word for word in VERDICTS if words[word] and not word.startswith("valid")]
+    counts += [f"{words[word]:,} {word}" for word in problems]
+    return f"{counted(len(verifications), 'checkpoint')}{': ' if counts else ''}{', '.join(counts)}"
 
 
 def rank_findings(verifications: Sequence[Verification]) -> Iterator[tuple[Verification, Finding]]:

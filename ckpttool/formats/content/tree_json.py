@@ -1,8 +1,8 @@
 """Encodes a content tree as JSON and decodes it: every type, shared objects, the order of keys.
 
-A value is itself if JSON has it. Anything else is an object with a key that begins with ``$``; docs/entry.md
-has the table. What is decoded may have been written by anybody: only harmless names are taken, in bounded
-time and memory.
+A value is itself if JSON has it. Anything else is an object with a key that begins with ``$``;
+docs/reference/sidecar.md has the table. What is decoded may have been written by anybody: only harmless
+names are taken, in bounded time and memory.
 """
 
 from __future__ import annotations

@@ -60,6 +60,28 @@ def weight_slots(layer: Layer, group: Parts, count: WeightCount) -> list[WeightS
     return sorted(slots, key=lambda slot: not slot.is_trained)
 
 
+def weight_names(model: Layer, paths: Mapping[str, Parts]) -> dict[str, str]:
+    """Return what the layers of a model call their numbered weights.
+
+    Args:
+        model: As the config has it.
+        paths: The datasets by the names of their tensors.
+
+    Returns:
+        Such as ``kernel``, by the names of tensors; without those whose layer has no known order.
+    """
+    tensors = {path: name for name, path in paths.items()}
+    counts = Counter(path[:-2] for path in tensors if path[-2:-1] == (VARS_GROUP,))
+    names: dict[str, str] = {}
+    for layer, (group, _) in layers_with_groups(model):
+        try:
+            slots = weight_slots(layer, (LAYERS_GROUP, group), lambda at, _: counts[at])
+        except KerasRefusal:
+            continue
+        names |= {tensors[slot.path]: slot.name[-1] for slot in slots if slot.path in tensors}
+    return names
+
+
 def _nested_slots(
     layer: Layer, group: Parts, name: Parts, count: WeightCount, *, is_inner: bool
 ) -> Iterator[WeightSlot]:

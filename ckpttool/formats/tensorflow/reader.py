@@ -206,7 +206,7 @@ class Bundle(Opening):
         with Source(self.path) as source:
             if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
                 raise NotDownloaded(
-                    self.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'"
+                    self.path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'"
                 )
             if source.size > MAX_INDEX:
                 found_size, most = f"an index of {source.size:,} bytes", f"at most {MAX_INDEX:,}"

@@ -51,7 +51,7 @@ def torch_node(builder: TreeBuilder, node: Call | Persistent, leaf: Leaf[Any]) -
     if isinstance(node, Persistent):
         return _storage(builder, node, leaf)
     if is_module(node):
-        what = f"an object of the class {node.function}, of which the state dict is carried"
+        what = f"an object of {node.function} (its state dict is)"
         return builder.opaque(what, builder.content_of(leaf))
     if leaf.tensors[0][1].shard is not None:
         return builder.tensor(leaf)

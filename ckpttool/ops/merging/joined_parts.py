@@ -44,7 +44,7 @@ def shards_of(paths: Sequence[str]) -> list[str] | None:
         return None
     if len(found) < len(paths):
         other = next(path for path in paths if path not in {one for one, _ in found})
-        raise UsageError(f"{other} is no shard, and {found[0][0]} is one of a set")
+        raise UsageError(f"{other} is not a shard, but {found[0][0]} is")
     sets = {(match["stem"], int(match["total"]), match["suffix"]) for _, match in found}
     if len(sets) > 1:
         names = " and ".join(f"{stem}-*-of-{total}{suffix}" for stem, total, suffix in sorted(sets)[:2])
@@ -97,8 +97,8 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     _require_one_save(parts)
     if variant is not None:
         _require_types(parts)
-    metadata = _unite(parts, lambda one: one.metadata, "values")
-    native = _unite(parts, lambda one: one.native, "native parts")
+    metadata = _unite(parts, lambda one: one.metadata, "metadata")
+    native = _unite(parts, lambda one: one.native, "native content")
     tree = None
     if any(part.checkpoint.tree is not None for part in parts):
         tree = _unite(parts, _tree_or_tensors, "content")
@@ -206,7 +206,7 @@ def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], wha
         try:
             whole = unite_trees(whole, take(part.checkpoint))
         except TreeConflict as conflict:
-            found = f"{conflict}; {what} of parts of one save don't contradict each other"
+            found = f"{conflict} ({what}); parts must come from one save"
             raise DamagedCheckpoint(part.path, found, where=conflict.where, code="part-stale") from conflict
     return whole
 

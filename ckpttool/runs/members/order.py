@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from ckpttool.core.checkpoint import Granularity
+from ckpttool.formats.interface import natural_path
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.runs import read_number_pairs, split_into_runs, take_directory_counts
 from ckpttool.runs.scope import GroupBy
@@ -97,7 +98,7 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
                 key = f"{series}@{begun}" if len(runs) > 1 else series
                 ordered, warnings = order_entries([replace(entry, group=key) for entry in run])
                 groups.append(Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings)))
-    return tuple(sorted(groups, key=lambda group: group.key))
+    return tuple(sorted(groups, key=lambda group: natural_path(group.key)))
 
 
 def _pattern(entry: Entry, by: GroupBy | None) -> str:
@@ -122,7 +123,7 @@ def _key_kinds(pattern: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, li
     formats = [{entry.format for entry in kind} for kind in kinds]
     says_format = len(set().union(*formats)) > 1 and all(len(names) == 1 for names in formats)
     by_words: dict[str, list[list[Entry]]] = defaultdict(list)
-    for kind in sorted(kinds, key=lambda kind: min(entry.path for entry in kind)):
+    for kind in sorted(kinds, key=lambda kind: min(natural_path(entry.path) for entry in kind)):
         first = kind[0]
         holds = first.holds if first.is_sound else "damaged"
         by_words[_join_words(first.format if says_format else None, holds)].append(kind)

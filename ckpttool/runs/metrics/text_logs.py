@@ -36,7 +36,7 @@ def read_csv(file: BinaryIO, log: Log) -> None:
     if first is None:
         return
     delimiter = max(_DELIMITERS, key=first.count)
-    header = _CsvHeader(log.path, next(csv.reader([first], delimiter=delimiter), []), 1)
+    header = _CsvHeader(log.path, _next_row(csv.reader([first], delimiter=delimiter), log) or [], 1)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     while (row := _next_row(rows, log)) is not None:
         place = rows.line_num + 1

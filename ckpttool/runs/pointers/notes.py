@@ -17,7 +17,7 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io.source import open_regular
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.readers import MAX_POINTER, PINS
+from ckpttool.runs.pointers.readers import MAX_POINTER, PIN_LISTS
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 
 _MARKS = {
@@ -31,7 +31,14 @@ _LOGS = (".log", ".out", ".err", ".csv", ".tsv", ".jsonl", ".ndjson")
 """Endings of what tells of every checkpoint that was written, so that it points at none."""
 
 
-_LISTS = frozenset({tf_state.NAME, PINS, *SHARED, "trainer_state.json"})
+_SOURCES = (
+    *(".py", ".pyi", ".ipynb", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".java", ".js", ".ts"),
+    *(".go", ".rs", ".jl", ".r", ".m", ".scala", ".swift", ".kt", ".lua"),
+)
+"""Endings of source code: it names what it writes and reads, not what somebody wants to keep."""
+
+
+_LISTS = frozenset({tf_state.NAME, *PIN_LISTS, *SHARED, "trainer_state.json"})
 """What names many, or is read in a way of its own."""
 
 
@@ -187,8 +194,8 @@ def _has_digit(text: str) -> bool:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file of this name may be a note: no list of all, no log, no digests."""
-    is_list = name in _LISTS or name.lower().endswith((*_LOGS, *SIDECARS))
+    """Tell whether a file of this name may be a note: no list of all, no log, no source code, no digests."""
+    is_list = name in _LISTS or name.lower().endswith((*_LOGS, *_SOURCES, *SIDECARS))
     return not is_list and SUMS.fullmatch(name) is None
 
 

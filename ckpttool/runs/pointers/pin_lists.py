@@ -6,16 +6,16 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.naming import parse_name
+from ckpttool.core.suggest import closest
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import NotRegular, open_regular
 from ckpttool.io.toml import change_strings, parse_toml
-from ckpttool.runs.pointers.readers import MAX_STATE, PINS
+from ckpttool.runs.pointers.readers import MAX_STATE, PIN_LISTS, PINS
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
@@ -78,7 +78,7 @@ def pinned_names(text: str) -> list[str]:
 def _misplaced_key(tables: Mapping[str, object]) -> str | None:
     """Return a key that was meant to pin: misspelt, or below a table."""
     for key in tables:
-        if key != KEY and (key.lower().startswith("pin") or get_close_matches(key.lower(), [KEY], 1, 0.8)):
+        if key != KEY and (key.lower().startswith("pin") or closest(key, [KEY])):
             return key
     tasks = [(key, value) for key, value in tables.items() if isinstance(value, dict)]
     while tasks:
@@ -162,7 +162,13 @@ def _require_trusted_link(file: str) -> None:
 def list_for(directory: str) -> str:
     """Return the file that what lies in a directory is pinned in."""
     home = state_dir_of(directory)
-    return os.path.join(home.path if home.suffix else directory, PINS)
+    place = home.path if home.suffix else directory
+    return next(_lists_in(place), os.path.join(place, PINS))
+
+
+def _lists_in(directory: str) -> Iterator[str]:
+    paths = (os.path.join(directory, name) for name in PIN_LISTS)
+    return (path for path in paths if os.path.lexists(path))
 
 
 def lists_for(directory: str) -> list[str]:
@@ -171,12 +177,13 @@ def lists_for(directory: str) -> list[str]:
     The search ends after the home directory, and where the file system ends.
     """
     real = os.path.realpath(directory)
-    lists = [os.path.join(directory, PINS)] if os.path.lexists(os.path.join(real, PINS)) else []
+    lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real)]
     for above in _directories_above(real):
-        if os.path.lexists(os.path.join(above, PINS)):
+        for file in _lists_in(above):
             # As one would write it beside the directory, if that leads there.
             near = os.path.normpath(os.path.join(directory, os.path.relpath(above, real)))
-            lists.append(os.path.join(near if os.path.realpath(near) == above else above, PINS))
+            is_near = os.path.realpath(near) == above
+            lists.append(os.path.join(near, os.path.basename(file)) if is_near else file)
     return lists
 
 
@@ -233,14 +240,14 @@ def _name_fault(pinned: Pin) -> str | None:
     # The name itself may be a symlink to elsewhere: it is what is pinned.
     real = os.path.realpath(path) if name == os.pardir else os.path.join(os.path.realpath(above), name)
     if not is_within(os.path.normpath(real), directory):
-        return "which lies elsewhere: a list speaks of what is below it"
+        return "which is elsewhere: a list is about the checkpoints below it"
     return None
 
 
 def absence_message(pinned: Pin) -> str:
     """Return what to say of a pin of what isn't there."""
-    hint = ": pins are names, and no globs" if _WILD.search(pinned.name) else ""
-    return f"isn't there{hint} (ckpttool unpin takes that back)"
+    hint = ": pins are names, not globs" if _WILD.search(pinned.name) else ""
+    return f"doesn't exist{hint} (ckpttool unpin removes the pin)"
 
 
 def follow_pins(
@@ -250,7 +257,8 @@ def follow_pins(
     reach = _Reach(groups)
     files: dict[str, str] = {}
     for file in _lists_for_all(root, reach.directories):
-        files.setdefault(os.path.join(os.path.realpath(os.path.dirname(file)), PINS), file)
+        directory, name = os.path.split(file)
+        files.setdefault(os.path.join(os.path.realpath(directory), name), file)
     for file in files.values():
         try:
             names = pinned_names(_list_text(file))
@@ -272,8 +280,7 @@ def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
             continue
         while directory not in seen:
             seen.add(directory)
-            if os.path.lexists(file := os.path.join(directory, PINS)):
-                yield file
+            yield from _lists_in(directory)
             directory = os.path.dirname(directory) or os.curdir
 
 

@@ -1,6 +1,6 @@
 """Pins: checkpoints that no policy removes, noted in a small file beside them.
 
-The file is ``.ckpttool.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid
+The file is ``.ckpttool-pins.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid
 root, and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory around,
 with their name in front.
 """
@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
+from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io.directories import walk
 from ckpttool.io.toml import change_strings, quote
@@ -32,7 +34,7 @@ from ckpttool.runs.pointers.pin_lists import (
     read_list,
     write_list,
 )
-from ckpttool.runs.pointers.readers import PINS
+from ckpttool.runs.pointers.readers import PIN_LISTS
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.transaction.lock import BUSY, lock_directory
 from ckpttool.transaction.paths import bare, shown
@@ -44,8 +46,8 @@ PATIENCE = 10.0
 _PAUSE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Pinning:
+@dataclass(frozen=True, slots=True, repr=False)
+class Pinning(Result):
     """What a pin, or the end of one, came to.
 
     Attributes:
@@ -59,6 +61,11 @@ class Pinning:
     unchanged: tuple[str, ...]
     pins: tuple[Pin, ...]
     recovered: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return f"{len(self.changed):,} changed, {len(self.pins):,} pinned"
 
 
 def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
@@ -155,10 +162,12 @@ def pins_below(
 
     add(lambda: list(pins_above(root)))
     for parent, names, _ in walk(root, tell):
-        names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
-        file = os.path.join(parent, PINS)
-        if os.path.lexists(file):
-            add(partial(_pins_in_list, file))
+        inside = (name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        names[:] = sorted(inside, key=natural)
+        for name in PIN_LISTS:
+            file = os.path.join(parent, name)
+            if os.path.lexists(file):
+                add(partial(_pins_in_list, file))
     return tuple(pins)
 
 
@@ -201,7 +210,7 @@ def _recover(paths: Iterable[str]) -> Iterator[str]:
             for path in recovery.finished
         )
         yield from (
-            f"{path}: an interrupted prune had begun to remove it; it is back now"
+            f"{path}: an interrupted prune had begun to remove it; it is restored now"
             for path in recovery.put_back
         )
         yield from recovery.moved

@@ -89,7 +89,7 @@ class Pointers:
     one that is damaged speaks for none.
     """
 
-    def __init__(self, root: str, groups: Sequence[Group], *, recursive: bool = False) -> None:
+    def __init__(self, root: str, groups: Sequence[Group], *, recursive: bool = True) -> None:
         """Follow them; with ``recursive`` notes are looked for in all directories below, too."""
         entries = [entry for group in groups for entry in group.entries]
         series = SeriesIndex(groups)
@@ -143,7 +143,7 @@ def _follow_pointer(
         pointed.protect(entry, pointer.reason, pointer.holder)
     if targets or is_there or lies_nearby(pointer.target, directories):
         return
-    dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which isn't there"
+    dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which doesn't exist"
     if pointer.reason == BEST_INSIDE:
         dangling += " (a symlink of that name to the best says which it is)"
     if pointer.reason == TRAINER_BEST and was_here(pointer.target, directories):
@@ -163,7 +163,7 @@ def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex
                 continue
             text = read_note(file)
             for entry in mentions.of(text, directory, name) if text is not None else ():
-                pointed.protect(entry, name, file.path)
+                pointed.protect(entry, Reason(Code.NAMED_IN, name), file.path)
 
 
 def directories_below(directory: str, index: CheckpointIndex) -> Iterator[tuple[str, Names]]:
@@ -241,7 +241,7 @@ def _follow_dangling(
         pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
         return
     for group in series.by_name(directory, name):
-        pointed.skipped[group.key] = f"{shown(link)}: leads to {target}, which isn't there"
+        pointed.skipped[group.key] = f"{shown(link)}: leads to {target}, which doesn't exist"
 
 
 def _lies_in(link: str, entry: Entry) -> bool:

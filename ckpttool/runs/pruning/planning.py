@@ -28,7 +28,7 @@ from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.protections import own_reasons, protections_of
-from ckpttool.runs.pruning.request import Request, delete_limit
+from ckpttool.runs.pruning.request import PruneRequest, delete_limit
 from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.retention.companions import metric_followers, reasons_to_stay, saved_together
 from ckpttool.runs.retention.failed_runs import Failures, failures
@@ -68,7 +68,9 @@ class PrunePlan:
     now: float | None = None
 
 
-def make_plan(request: Request, progress: Progress = no_progress, known: Survey | None = None) -> PrunePlan:
+def make_plan(
+    request: PruneRequest, progress: Progress = no_progress, known: Survey | None = None
+) -> PrunePlan:
     """Return what a policy does to a directory; nothing on disk is changed.
 
     Args:
@@ -114,7 +116,7 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
     return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
 
 
-def survey_series(root: str, request: Request, known: Survey | None = None) -> Survey:
+def survey_series(root: str, request: PruneRequest, known: Survey | None = None) -> Survey:
     """Return what lies in a directory, without the checkpoint that the directory may be itself."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
@@ -122,14 +124,14 @@ def survey_series(root: str, request: Request, known: Survey | None = None) -> S
     if not any(entry.unit.path == root for entry in survey.entries):
         return survey
     if len(survey.entries) == 1:
-        raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
+        raise UsageError(f"{root} is a checkpoint itself (name the directory that it is in)")
     return replace(
         survey, groups=tuple(group for group in survey.groups if group.entries[0].unit.path != root)
     )
 
 
 def _failed_runs(
-    request: Request, groups: Sequence[Group], pointers: Pointers, now: float, progress: Progress
+    request: PruneRequest, groups: Sequence[Group], pointers: Pointers, now: float, progress: Progress
 ) -> Failures:
     """Return which series failed, for who asks for it: the newest of each is read."""
     if request.failed is None:
@@ -195,7 +197,7 @@ def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> Rete
 
 def _warnings(
     survey: Survey,
-    request: Request,
+    request: PruneRequest,
     chosen: Sequence[tuple[Group, Policy | None]],
     protections: Protections,
     pointed: PointerProtections,

@@ -7,16 +7,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError
+from ckpttool.core.keywords import shows_keywords
+from ckpttool.core.result import Result
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
-from ckpttool.runs.pruning.request import Request
+from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
+from ckpttool.runs.retention.rules import Policy
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
@@ -31,8 +35,8 @@ from ckpttool.transaction.trash import put_aside
 Confirm = Callable[[PrunePlan], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
+@dataclass(frozen=True, slots=True, repr=False)
+class Pruned(Result):
     """What was done, or would be.
 
     Attributes:
@@ -62,31 +66,42 @@ class Pruned:
     trash: str | None = None
     trashed_bytes: int = 0
 
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        word = "to remove" if self.dry_run or self.declined else "removed"
+        return f"{len(self.plan.removals):,} {word}, {self.freed_bytes:,} bytes"
 
+
+@shows_keywords(PruneRequest, Policy)
 def prune(
-    request: Request,
+    directory: str | os.PathLike[str] | PruneRequest,
     *,
     dry_run: bool = False,
-    confirm: Confirm = lambda planned: True,
-    progress: Progress = no_progress,
     trash: bool | str = False,
+    confirm: Confirm | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
 ) -> Pruned:
     """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
 
     What an interrupted command left is settled first. Survivors are verified before anything goes.
 
     Args:
-        request: What is to be thinned out, and how.
+        directory: Where the checkpoints lie; or a whole request.
         dry_run: Whether to change nothing.
-        confirm: Is asked before anything goes.
-        progress: Is told what is read.
-        trash: Whether what goes is kept in the trash, from where ``undo`` takes it back; or the identity of
-            the command, where several prunes are one. Where whole runs go that failed, it always is.
+        trash: Whether what is removed is kept in the trash, from which ``undo`` restores it; or the identity
+            of the command, where several prunes are one. Failed runs always are.
+        confirm: Called with the plan before anything is removed; nothing is unless it returns true.
+        progress: Called with what is read, and how many bytes; gives what is called with the bytes read.
+        keywords: Attributes of ``Policy`` and ``PruneRequest``: ``prune("runs", keep_last=3)``.
 
     Raises:
         UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
         CheckpointError: The directory can't be looked at, locked or changed; nothing was removed.
     """
+    request = PruneRequest.from_keywords(directory, keywords)
+    progress = progress or no_progress
     if dry_run:
         planned = make_plan(request, progress)
         return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
@@ -108,7 +123,7 @@ def prune(
         result = _result(planned)
         if planned.plan.removals and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
-        if planned.plan.removals and not confirm(planned):
+        if planned.plan.removals and confirm is not None and not confirm(planned):
             result = replace(result, declined=True)
         elif planned.plan.removals:
             result = _carry_out(locks, root, planned, new_identity() if trash is True else trash or None)
@@ -157,7 +172,9 @@ def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:
     if refusal is None:
         return recover_directory(directory)
     if pending_journals(directory):
-        raise AccessDenied(directory, f"what was interrupted can't be settled: {refusal.reason}") from refusal
+        raise AccessDenied(
+            directory, f"what was interrupted can't be recovered: {refusal.reason}"
+        ) from refusal
     return Recovery()
 
 

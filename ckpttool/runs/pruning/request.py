@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
+from ckpttool.core.keywords import attribute_names, require_known
 from ckpttool.core.options import EXECUTION_PANEL, RULE_PANEL, option
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
@@ -49,7 +52,7 @@ def _checked_limit(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(Scope):
+class PruneRequest(Scope):
     """What is to be thinned out, and how: besides what is looked at, which is a ``Scope``.
 
     Attributes:
@@ -67,7 +70,7 @@ class Request(Scope):
     policies: Policies | None = None
     depth: Depth = option(
         "--verify",
-        help="First verify what is kept: every byte, or only the structure. [default: full]",
+        help="First verify only the structure, or every byte, of what is kept. [default: full]",
         panel=EXECUTION_PANEL,
         default="full",
     )
@@ -85,6 +88,7 @@ class Request(Scope):
         help="Change nothing if more than N checkpoints, or 20%, would be removed.",
         parse=_checked_limit,
         panel=EXECUTION_PANEL,
+        example="20%",
     )
     failed: Failed | None = option(
         "--failed",
@@ -98,7 +102,28 @@ class Request(Scope):
             delete_limit(self.max_delete)
         policies = self.all_policies
         if policies.default is None and not policies.rules and self.failed is None:
-            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+            raise UsageError("no rule says which checkpoints to keep (--keep N keeps the newest N)")
+
+    @classmethod
+    def from_keywords(
+        cls, directory: str | os.PathLike[str] | PruneRequest, keywords: Mapping[str, Any]
+    ) -> PruneRequest:
+        """Return the request that a directory and keywords make: attributes of it, and of its policy.
+
+        Raises:
+            TypeError: A keyword is neither.
+        """
+        require_known(keywords, cls, Policy)
+        rules = {name: value for name, value in keywords.items() if name in attribute_names(Policy)}
+        more = {name: value for name, value in keywords.items() if name not in rules}
+        if isinstance(directory, PruneRequest):
+            more = {one.name: getattr(directory, one.name) for one in fields(cls)} | more
+        else:
+            more["directory"] = os.fspath(directory)
+        if rules:
+            policy = more.get("policy")
+            more["policy"] = Policy(**rules) if policy is None else replace(policy, **rules)
+        return cls(**more)
 
     @property
     def all_policies(self) -> Policies:

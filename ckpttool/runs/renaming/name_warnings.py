@@ -62,7 +62,7 @@ def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]
         elif read is not None:
             yield f"read as {name}", f"this name would be read as {name} {read}"
         elif inside is None and getattr(old, name) is not None:
-            yield f"its {name} stands in its old name alone, and not in the new one", ""
+            yield f"its {name} is only in its old name, and not in the new one", ""
     orders = (*entry.inside, new.epoch, new.step, new.number)
     if old.number is not None and all(value is None for value in orders):
         is_there = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", renaming.name))
@@ -90,12 +90,12 @@ def _metric_doubts(
         if name not in template.names and entry.metrics.get(name, entry.loss) == value
     ]
     if lost and not set(lost) & new.metrics.keys():
-        yield f"{lost[0]} stands in its old name, and not in the new one", ""
+        yield f"{lost[0]} is in its old name, and not in the new one", ""
     bare = [name for name in template.names.difference(FIELDS) if name in renaming.values]
     if _UNNAMED in new.metrics and _UNNAMED not in old.metrics and bare:
         name = next((name for name in bare if name not in new.metrics), bare[0])
         yield (
-            f"{name} would be read out of this name as a metric without one (write it as {name}={{{name}}})",
+            f"the new name won't say that its number is {name} (use {name}={{{name}}})",
             "",
         )
 

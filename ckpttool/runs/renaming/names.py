@@ -164,7 +164,7 @@ def make_renaming(entry: Entry, template: Template) -> Renaming:
         if new_name != old_name and (why := _name_fault(old_name, new_name)):
             raise FieldError(f"its name would be {new_name!r:.80}, {why}")
     if entry.is_step_directory and STEP_DIRECTORY.fullmatch(name) is None:
-        why = "which doesn't say that one save lies in it (step_{step} does, and e{epoch:04d}-s{step:08d})"
+        why = "which doesn't say that it holds one save (step_{step} does, and e{epoch:04d}-s{step:08d})"
         raise FieldError(f"its name would be {name!r:.80}, {why}")
     return Renaming(entry, name, members, values)
 
@@ -240,7 +240,7 @@ def _name_conflict(
         there = stay.get(fold_name(name))
         if there is not None:
             case = "" if there == name else f", as {there}, which differs in case alone"
-            return f"its name would be {name}, which is there already{case}"
+            return f"its name would be {name}, which already exists{case}"
     sidecars = (fold_name(name + ending) for name in new_names for ending in SIDECARS)
     parts = [stay[name] for name in sidecars if name in stay]
     if len(new_names) > 1:
@@ -251,9 +251,7 @@ def _name_conflict(
             if name.startswith(stem) and _PART.fullmatch(name.removeprefix(stem)) is not None
         ]
     if parts:
-        return (
-            f"its name would be {renaming.name}, and {parts[0]}, which is there already, would belong to it"
-        )
+        return f"its name would be {renaming.name}, and {parts[0]}, which already exists, would belong to it"
     return None
 
 

@@ -11,7 +11,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
-from ckpttool.runs.pointers.readers import PINS, names_in
+from ckpttool.runs.pointers.readers import PIN_LISTS, names_in
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.runs.renaming.name_warnings import name_doubts, namesake_warnings
 from ckpttool.runs.renaming.names import RenamePlan, plan_names
@@ -83,7 +83,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     surveyed = survey_directory(root, request, enters_root=True)
     entries = tuple(entry for entry in surveyed.entries if entry.unit.path != root)
     if surveyed.entries and not entries:
-        raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
+        raise UsageError(f"{root} is a checkpoint itself (name the directory that it is in)")
     standing = {directory: names_in(directory) for directory in {entry.directory for entry in entries}}
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
@@ -148,7 +148,7 @@ def _reasons_to_stay(
     for path, why in updates.faults.items():
         directory, name = os.path.split(path)
         for entry in by_directory[directory or os.curdir]:
-            is_meant = name == PINS or (name == tf_state.NAME and entry.format == "tensorflow")
+            is_meant = name in PIN_LISTS or (name == tf_state.NAME and entry.format == "tensorflow")
             if is_meant or name in entry.unit.members:
                 yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
 

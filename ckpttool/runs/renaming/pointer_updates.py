@@ -21,7 +21,7 @@ from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import SUMS, is_note, read_note
 from ckpttool.runs.pointers.pins import rename_pins
-from ckpttool.runs.pointers.readers import PINS, Names, names_in, noted_name
+from ckpttool.runs.pointers.readers import PIN_LISTS, Names, names_in, noted_name
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming import text_rewrites
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
@@ -132,7 +132,7 @@ class _Collector:
         readers: dict[str, Callable[[str], str]] = {
             tf_state.NAME: lambda text: self._state_text(text, directory),
             STATE: lambda text: text_rewrites.best_text(text, from_anywhere),
-            PINS: lambda text: rename_pins(text, self._pin_renames(text, directory)),
+            **dict.fromkeys(PIN_LISTS, lambda text: rename_pins(text, self._pin_renames(text, directory))),
             **dict.fromkeys(SHARED, sums),
         }
         # Lists of digests come last: they say what the others say from now on.

@@ -7,8 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
+from ckpttool.core.keywords import shows_keywords, with_keywords
+from ckpttool.core.result import Result
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
@@ -23,8 +26,8 @@ from ckpttool.transaction.paths import Problem, require_directory
 from ckpttool.transaction.recovery import recover_directory
 
 
-@dataclass(frozen=True, slots=True)
-class RenameResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class RenameResult(Result):
     """What was done, or would be.
 
     Attributes:
@@ -46,6 +49,11 @@ class RenameResult:
     recoveries: tuple[Recovery, ...] = ()
 
     @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return f"{len(self.renames):,} {'to rename' if self.dry_run or self.declined else 'renamed'}"
+
+    @property
     def is_refused(self) -> bool:
         """Tell whether nothing was renamed since some names can't be given."""
         return bool(self.planned.plan.refused) and not self.dry_run
@@ -55,7 +63,7 @@ class RenameResult:
         """Return all that must be looked at."""
         failed = (Problem(path, f"not renamed: {why}") for path, why in self.failed.items())
         stale = (
-            Problem(path, f"what names checkpoints here has old names: {why}")
+            Problem(path, f"pointers here still have the old names: {why}")
             for path, why in self.stale.items()
         )
         unrecovered = (Problem(path, why) for one in self.recoveries for path, why in one.failed.items())
@@ -65,17 +73,31 @@ class RenameResult:
 Confirm = Callable[[PlannedNames], bool]
 
 
+@shows_keywords(RenameRequest)
 def rename(
-    request: RenameRequest, *, dry_run: bool = False, confirm: Confirm = lambda planned: True
+    directory: str | os.PathLike[str] | RenameRequest,
+    template: str | None = None,
+    *,
+    dry_run: bool = False,
+    confirm: Confirm | None = None,
+    **keywords: Any,
 ) -> RenameResult:
     """Give checkpoints their names; with ``dry_run`` say what these would be.
 
     What an interrupted command left is settled first. Where one name can't be given, none is.
 
+    Args:
+        directory: Where the checkpoints lie; or a whole request.
+        template: What their names are to be, such as ``{run}-e{epoch:04d}``.
+        dry_run: Whether to change nothing.
+        confirm: Called with the plan before anything is renamed; nothing is unless it returns true.
+        keywords: Attributes of ``RenameRequest``, such as ``exclude``.
+
     Raises:
-        UsageError: The template is none, or the directory is a checkpoint itself.
+        UsageError: The template is missing or isn't valid, or the directory is a checkpoint itself.
         CheckpointError: The directory can't be looked at, locked or changed; nothing was renamed.
     """
+    request = _request(directory, template, keywords)
     if dry_run:
         planned = plan_rename(request)
         pairs = ((one.entry.path, one.to) for one in planned.plan.renamings)
@@ -100,9 +122,19 @@ def rename(
         result = RenameResult(planned, recoveries=recoveries)
         if not planned.plan.renamings or planned.plan.refused:
             return result
-        if not confirm(planned):
+        if confirm is not None and not confirm(planned):
             return replace(result, declined=True)
         return _PlannedRename(planned).finish(result)
+
+
+def _request(
+    directory: str | os.PathLike[str] | RenameRequest, template: str | None, keywords: Mapping[str, Any]
+) -> RenameRequest:
+    if isinstance(directory, RenameRequest):
+        return with_keywords(directory, keywords if template is None else {**keywords, "template": template})
+    if template is None:
+        raise UsageError("rename needs a template, such as {run}-e{epoch:04d}")
+    return with_keywords(RenameRequest(directory=os.fspath(directory), template=template), keywords)
 
 
 def _changed_directories(planned: PlannedNames) -> list[str]:

@@ -59,11 +59,11 @@ def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
     if _FIXED.fullmatch(entry.name) and not _CONFIGS.isdisjoint(names):
         return "its library finds it by this name alone; rename the directory instead"
     if entry.holds_others:
-        return "other checkpoints lie in it"
+        return "there are other checkpoints in it"
     if entry.is_link:
         return "it is a symlink, or a part of it is"
     if not all(map(is_name, entry.unit.members)):
-        return "parts of it lie elsewhere"
+        return "parts of it are elsewhere"
     return None
 
 

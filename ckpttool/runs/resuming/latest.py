@@ -12,10 +12,11 @@ from itertools import chain
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.errors import AccessDenied, NotACheckpoint, NotFound, UsageError, from_os_error
 from ckpttool.core.report import counted
+from ckpttool.core.result import Result
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, read_all
-from ckpttool.runs.members.full_read import no_progress as unwatched
+from ckpttool.runs.members.full_read import Progress, no_progress, read_all
 from ckpttool.runs.members.order import newest_first, tiers
+from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import BEING_WRITTEN
 from ckpttool.runs.pointers.readers import temporary_for
 from ckpttool.runs.pruning.request import Depth
@@ -26,18 +27,17 @@ from ckpttool.runs.resuming.writers import (
     SYSTEM,
     Tell,
     UnfinishedSave,
-    WaitClock,
     Watch,
     temporary_files,
     written_inside,
 )
-from ckpttool.runs.retention.rules import Mode, is_carried_on
+from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, nothing_in, survey_directory
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem, bare, shown
 
-NO_STEP = "no step is known of it"
+NO_STEP = "its step is unknown"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
 """What is wrong with a checkpoint that its writer may still mend."""
 
@@ -45,8 +45,8 @@ _MAX_RIVALS = 3
 """More names than that nobody reads in one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latest:
+@dataclass(frozen=True, slots=True, repr=False)
+class Latest(Result):
     """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
 
     ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
@@ -60,6 +60,11 @@ class Latest:
     waited: float = 0.0
     waited_for: tuple[str, ...] = ()
     best: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        return self.path or f"none: {self.reason or 'no checkpoint'}"
 
     @property
     def path(self) -> str | None:
@@ -85,7 +90,7 @@ class LatestQuery(Scope):
 def latest(
     directory: str | os.PathLike[str],
     *,
-    recursive: bool = False,
+    recursive: bool = True,
     exclude: Sequence[str] = (),
     max_depth: int | None = None,
     depth: Depth = "full",
@@ -94,16 +99,16 @@ def latest(
     metrics: Sequence[str] = (),
     before: int | None = None,
     allow_unsafe: bool = False,
+    missing_ok: bool = False,
     wait: float = 0,
-    tell: Tell = lambda text: None,
-    clock: WaitClock = SYSTEM,
+    tell: Tell | None = None,
     jobs: int | None = None,
-    progress: Progress = unwatched,
+    progress: Progress | None = None,
 ) -> Latest:
     """Return the newest intact checkpoint of a directory; with ``best`` that of the best metric.
 
     Args:
-        directory: Where they lie; it may be missing, as before a run's first job.
+        directory: Where they lie.
         recursive: Whether to descend.
         exclude: Globs of what to pass over.
         max_depth: How many levels to descend at most.
@@ -114,19 +119,22 @@ def latest(
         metrics: Logs that know more metrics.
         before: The step before which it has to be saved.
         allow_unsafe: Whether one may be chosen that runs code when it is loaded, or calls what could.
+        missing_ok: Whether the directory may be missing, as before a run's first job: then there is none.
         wait: For how many seconds to wait for a writer that is at one that would come first.
         tell: Told what is waited for.
-        clock: What the time is.
         jobs: Number of threads.
         progress: Is told what is read.
 
     Raises:
-        UsageError: A metric without a mode, or a mode without a metric.
+        UsageError: A mode without a metric, or a metric whose name doesn't say which values are good.
+        NotFound: The directory doesn't exist.
         CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
             is intact and unsafe.
     """
-    if (best is None) != (mode is None):
-        raise UsageError("--best METRIC and --mode min|max belong together")
+    if mode is not None and best is None:
+        raise UsageError("--mode goes with --best METRIC")
+    if best is not None:
+        mode = inferred_mode(best, mode, "--best")
     query = LatestQuery(
         recursive=recursive,
         exclude=exclude,
@@ -137,8 +145,9 @@ def latest(
         before=before,
         allow_unsafe=allow_unsafe,
     )
-    watch = Watch(wait, tell, clock)
-    reader = _FullReader(jobs, progress) if depth == "full" else None
+    clock = SYSTEM
+    watch = Watch(wait, tell or (lambda text: None), clock)
+    reader = _FullReader(jobs, progress or no_progress) if depth == "full" else None
     refused: frozenset[str] = frozenset()
     while True:
         search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
@@ -159,6 +168,9 @@ def latest(
             raise _unreadable_error(os.fspath(directory), look.unreadable)
         if look.latest.entry is None and look.unsafe:
             raise _none_safe_error(os.fspath(directory), look.unsafe)
+        if look.latest.entry is None and not missing_ok and not os.path.lexists(directory):
+            hint = "--missing-ok takes that for a run without a checkpoint yet"
+            raise NotFound(os.fspath(directory), "no such directory", expected=hint)
         waited_for = tuple(save.path for save in watch.waited_for)
         return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=best)
 
@@ -481,7 +493,7 @@ def _choice_warnings(
         if best is None and len(rivals) > 1 and chosen.group in rivals:
             others = [key for key in rivals if key != chosen.group]
             names = ", ".join(others[:_MAX_RIVALS]) + (", …" if len(others) > _MAX_RIVALS else "")
-            warnings.append(f"{len(rivals)} series compete; {chosen.group} was chosen over {names}")
+            warnings.append(f"found {len(rivals)} series; using {chosen.group} (also: {names})")
     return tuple(warnings)
 
 

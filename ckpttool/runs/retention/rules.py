@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Option
+from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts, save_time
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
 """Words in the name of a metric of which only the best value so far is kept."""
 
-Mode = Literal["min", "max"]
 """Which values of a metric are good."""
 
 Incomplete = Literal["keep", "remove"]
@@ -318,15 +318,15 @@ _duration = partial(_rule, metavar="TIME", parse=within, is_amount=True, needs="
 _size = partial(_rule, metavar="SIZE", parse=nbytes, is_amount=True)
 
 
-def _stretch(flag: str, count: Literal["step", "epoch"], help: str) -> Any:
+def _stretch(flag: str, count: Literal["step", "epoch"], help: str, example: int) -> Any:
     keep, against = partial(_keep_every, count), partial(_not_first, count)
-    return _count(flag, help=help, keep=keep, against=against, needs=count)
+    return _count(flag, help=help, keep=keep, against=against, needs=count, example=example)
 
 
-def _period(flag: str, help: str) -> Any:
+def _period(flag: str, help: str, example: int) -> Any:
     name = flag.removeprefix("--").replace("-", "_")
     keep, against = partial(_keep_periods, name), partial(_not_newest, name)
-    return _count(flag, help=help, keep=keep, against=against, needs="date")
+    return _count(flag, help=help, keep=keep, against=against, needs="date", example=example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,34 +342,46 @@ class Policy:
         help="Keep the newest N intact checkpoints.",
         keep=_keep_last,
         against=_not_last,
+        example=3,
     )
     keep_best: int | None = _count(
-        "--keep-best", help="Keep the N best by --metric.", keep=_keep_best, against=_not_best
+        "--keep-best", help="Keep the N best by --metric.", keep=_keep_best, against=_not_best, example=2
     )
-    metric: str | None = _rule("--metric", metavar="NAME", help="Metric for --keep-best, such as val_loss.")
-    mode: Mode | None = _rule("--mode", help="Whether the lowest or the highest value is best.")
+    metric: str | None = _rule(
+        "--metric",
+        metavar="NAME",
+        help="Compare by this metric for --keep-best, such as val_loss.",
+        example="val_loss",
+    )
+    mode: Mode | None = _rule(
+        "--mode", help="Take the lowest or the highest value as the best. [default: by the name]"
+    )
     keep_every_steps: int | None = _stretch(
-        "--keep-every-steps", "step", "Keep the first checkpoint at or after each multiple of N steps."
+        "--keep-every-steps",
+        "step",
+        "Keep the first checkpoint at or after each multiple of N steps.",
+        10_000,
     )
     keep_every_epochs: int | None = _stretch(
-        "--keep-every-epochs", "epoch", "Keep the first checkpoint at or after each multiple of N epochs."
+        "--keep-every-epochs", "epoch", "Keep the first checkpoint at or after each multiple of N epochs.", 10
     )
     keep_hourly: int | None = _period(
-        "--keep-hourly", "Keep the newest of each of the last N hours with checkpoints."
+        "--keep-hourly", "Keep the newest of each of the last N hours with checkpoints.", 24
     )
     keep_daily: int | None = _period(
-        "--keep-daily", "Keep the newest of each of the last N days with checkpoints."
+        "--keep-daily", "Keep the newest of each of the last N days with checkpoints.", 7
     )
     keep_weekly: int | None = _period(
-        "--keep-weekly", "Keep the newest of each of the last N weeks, which start on Monday."
+        "--keep-weekly", "Keep the newest of each of the last N weeks, which start on Monday.", 4
     )
-    keep_monthly: int | None = _period("--keep-monthly", "Keep the newest of each of the last N months.")
-    keep_yearly: int | None = _period("--keep-yearly", "Keep the newest of each of the last N years.")
+    keep_monthly: int | None = _period("--keep-monthly", "Keep the newest of each of the last N months.", 12)
+    keep_yearly: int | None = _period("--keep-yearly", "Keep the newest of each of the last N years.", 5)
     keep_within: int | None = _duration(
         "--keep-within",
         help="Keep checkpoints at most TIME (7d12h) older than the newest.",
         keep=_keep_within,
         against=_not_within,
+        example="7d12h",
     )
     older_than: int | None = _duration(
         "--older-than",
@@ -377,34 +389,41 @@ class Policy:
         "that.",
         keep=_keep_younger,
         against=_not_younger,
+        example="30d",
     )
     keep_names: tuple[str, ...] = _rule(
         "--keep-name",
         metavar="GLOB",
-        help="Keep checkpoints with matching names. May be repeated.",
+        help="Keep checkpoints with matching names.",
         keep=_keep_named,
         against=_not_named,
+        example=["best*"],
         default=(),
     )
-    max_size: int | None = _size("--max-size", help="Keep the newest of each series, up to SIZE (200GB).")
+    max_size: int | None = _size(
+        "--max-size", help="Keep the newest of each series, up to SIZE (200GB).", example="200GB"
+    )
     max_total_size: int | None = _size(
-        "--max-total-size", help="Keep the newest of all series together, up to SIZE.", needs="date"
+        "--max-total-size",
+        help="Keep the newest of all series together, up to SIZE.",
+        needs="date",
+        example="1.5TiB",
     )
     incomplete: Incomplete = _rule(
         "--incomplete",
-        help="What to do with incomplete older checkpoints. [default: keep]",
+        help="Keep or remove incomplete older checkpoints. [default: keep]",
         default="keep",
     )
 
     def __post_init__(self) -> None:
-        best = {"--keep-best N": self.keep_best, "--metric NAME": self.metric, "--mode min|max": self.mode}
-        missing = [name for name, value in best.items() if value is None]
-        if missing and len(missing) < len(best):
-            verb = "is" if len(missing) == 1 else "are"
-            names = "--keep-best N, --metric NAME and --mode min|max"
-            raise UsageError(f"{names} belong together ({' and '.join(missing)} {verb} missing)")
-        if self.mode is not None and self.mode not in get_args(Mode):
-            raise UsageError(f"--mode {self.mode} (min or max)")
+        if self.keep_best is not None and self.metric is None:
+            raise UsageError("--keep-best needs --metric NAME, such as val_loss")
+        if self.metric is not None and self.keep_best is None:
+            raise UsageError("--metric goes with --keep-best N")
+        if self.mode is not None and self.metric is None:
+            raise UsageError("--mode goes with --keep-best N and --metric NAME")
+        if self.metric is not None:
+            object.__setattr__(self, "mode", inferred_mode(self.metric, self.mode, "--metric"))
         for name, rule in RULES.items():
             value = getattr(self, name) if rule.is_amount else None
             if value is not None and value < 1:
@@ -414,7 +433,7 @@ class Policy:
         if self.incomplete not in get_args(Incomplete):
             raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
         if not self.rules.keys() - {"incomplete"}:
-            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+            raise UsageError("no rule says which checkpoints to keep (--keep N keeps the newest N)")
 
     @property
     def rules(self) -> dict[str, Any]:

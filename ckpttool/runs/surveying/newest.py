@@ -11,11 +11,12 @@ from ckpttool.core.errors import from_os_error
 
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """The checkpoint that stands for a path, how many others lie there, and which journals wait there."""
+    """The checkpoint that stands for a path, how many others are there, and which journals wait there."""
 
     path: str
     others: int
     journals: tuple[str, ...] = ()
+    in_subdirectories: bool = False
 
 
 def newest_in(path: str) -> ChosenCheckpoint:
@@ -44,6 +45,6 @@ def newest_in(path: str) -> ChosenCheckpoint:
         survey = survey_directory(path, Scope(recursive=recursive))
         if survey.entries:
             newest = min(newest_first(survey.groups), key=lambda entry: not entry.is_sound)
-            return ChosenCheckpoint(newest.path, len(survey.entries) - 1, survey.journals)
+            return ChosenCheckpoint(newest.path, len(survey.entries) - 1, survey.journals, recursive)
     with Probe(path) as probe:
         raise recognition_error(probe)

@@ -95,7 +95,9 @@ def nothing_in(root: str, *, recursive: bool) -> str:
     count = sum(1 for _ in islice(discover(root, walk), _ENOUGH))
     if not count:
         return NOTHING
-    return f"{NOTHING} in it; {count}{' or more' if count == _ENOUGH else ''} below (-r descends)"
+    below = "subdirectory" if count == 1 else "subdirectories"
+    number = f"{count}{' or more' if count == _ENOUGH else ''}"
+    return f"{NOTHING} directly in it, but {number} in {below} (omit --no-recursive)"
 
 
 class _SurveyWalk:

@@ -17,7 +17,7 @@ from functools import partial
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Strided
-from ckpttool.io.work import Advance, batches, default_jobs
+from ckpttool.io.work import Advance, batches, default_jobs, no_advance
 from ckpttool.weights.comparing.elements import Side, Unreadable
 from ckpttool.weights.comparing.remote_worker import MAX_CHILDREN, WORTH_BYTES, RemoteWorker
 from ckpttool.weights.comparing.statistics import Statistics, Tally, Tolerance
@@ -91,7 +91,7 @@ def compare_all(
     tolerance: Tolerance = EXACT,
     *,
     jobs: int | None = None,
-    advance: Advance = lambda nbytes: None,
+    advance: Advance = no_advance,
 ) -> list[Outcome]:
     """Return for each pair whether its values are equal, and if not, how far they are apart.
 

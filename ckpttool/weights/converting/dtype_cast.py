@@ -15,6 +15,7 @@ from ckpttool.core.values import Computed, regroup
 from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.formats.writer import Content
 from ckpttool.weights.comparing.element_values import widening_of
+from ckpttool.weights.pairing.notes import training_tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,8 +79,7 @@ def _notes(changed: Sequence[Tensor], dtype: DType, kept: Sequence[Tensor]) -> l
         names = first_names(quantized)
         notes.append(f"{names}: as they are; scales that lie beside them are not multiplied in")
     if kept:
-        names = first_names([tensor.name for tensor in kept])
-        notes.append(f"{names}: state of the training, and not rounded")
+        notes.append(f"kept {training_tensors(kept)} as stored")
     return notes
 
 

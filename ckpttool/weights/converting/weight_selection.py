@@ -9,13 +9,14 @@ from itertools import takewhile
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import UsageError
-from ckpttool.core.report import counted, first_names
+from ckpttool.core.report import counted
 from ckpttool.core.roles import WHOLE_WEIGHTS
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, heights_of
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.weights.converting.ties import carry_ties
+from ckpttool.weights.pairing.notes import training_tensors
 from ckpttool.weights.pairing.variable_names import INSIDE
 
 _WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))
@@ -32,27 +33,25 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
     """
     weights = [tensor for tensor in content.tensors if tensor.role is Role.WEIGHTS]
     if not weights:
-        raise UsageError(
-            f"{checkpoint.path}: none of its {len(content.tensors):,} tensors is a weight of a model"
-        )
+        raise UsageError(f"{checkpoint.path}: no weights among its {counted(len(content.tensors), 'tensor')}")
     notes = _rest_notes(content.tensors)
     paths, containers = [tensor.path for tensor in weights], ""
     traits = traits_of(checkpoint.format)
     if not traits.holds_layers:
         paths, containers = _strip_containers(paths, is_tree=traits.nests_state_dicts)
-    notes += [f"{containers!r} taken off the names of all weights"] if containers else []
+    notes += [f"removed the prefix {containers!r} from all names"] if containers else []
     if traits.nests_state_dicts:
         models = list(dict.fromkeys(path[0] if len(path) > 1 else None for path in paths))
         if len(models) > 1 and None not in models:
             shown = ", ".join(map(str, models[:_SHOWN])) + (", …" if len(models) > _SHOWN else "")
             notes.append(f"{len(models):,} models, whose names keep what tells them apart: {shown}")
     paths, wrappers = _strip_wrappers(paths)
-    notes += [f"{wrappers!r} taken off the names of all weights"] if wrappers else []
+    notes += [f"removed the prefix {wrappers!r} from all names"] if wrappers else []
     renamed = [replace(tensor, path=path) for tensor, path in zip(weights, paths, strict=True)]
     known: set[str] = set()
     for tensor in renamed:
         if tensor.name in known:
-            raise UsageError(f"{tensor.name}: two weights would be called so (--map renames one of them)")
+            raise UsageError(f"{tensor.name}: two weights would have this name (--map renames one of them)")
         known.add(tensor.name)
     tensors = carry_ties(zip(weights, renamed, strict=True))
     native, native_notes = _native(content, tensors, is_renamed=bool(containers or wrappers))
@@ -65,14 +64,7 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
 def _rest_notes(tensors: Iterable[Tensor]) -> list[str]:
     """Return that what is no weight is left out, with the names of a few."""
     rest = [tensor for tensor in tensors if tensor.role is not Role.WEIGHTS]
-    if not rest:
-        return []
-    optimizer = sum(tensor.role is Role.OPTIMIZER for tensor in rest)
-    others = [tensor.name for tensor in rest if tensor.role is not Role.OPTIMIZER]
-    parts = [f"{optimizer:,} of an optimizer"] if optimizer else []
-    parts += [first_names(others)] if others else []
-    are = "that is no weight" if len(rest) == 1 else "that are no weights"
-    return [f"{counted(len(rest), 'tensor')} {are} left out: {'; '.join(parts)}"]
+    return [f"left out {training_tensors(rest)}"] if rest else []
 
 
 def _strip_containers(paths: Sequence[Path], *, is_tree: bool) -> tuple[list[Path], str]:

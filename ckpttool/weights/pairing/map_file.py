@@ -86,7 +86,7 @@ def read_map(path: str) -> TensorMap:
     except ValueError as failure:  # no UTF-8 is one too
         if isinstance(failure, UsageError):
             raise
-        raise UsageError(f"{path}: no TOML: {failure}") from failure
+        raise UsageError(f"{path} is not valid TOML: {failure}") from failure
     return parse_map(path, tables)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.report import counted, first_names
-from ckpttool.core.tensor import Role
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.weights.pairing.layers import steps_of
 from ckpttool.weights.pairing.layouts import LayoutItem
@@ -62,12 +62,12 @@ def _prefix_notes(pairs: Iterable[Pair]) -> list[str]:
     notes = []
     for (ours, theirs), count in counts.most_common(_SHOWN):
         if ours and theirs:
-            prefixes = f"prefix {ours} of A and {theirs} of B"
+            prefixes = f"'{ours}' in A and '{theirs}' in B"
         else:
-            prefixes = f"prefix {ours} of A" if ours else f"prefix {theirs} of B"
-        notes.append(f"{prefixes} left out ({counted(count, 'tensor')})")
+            prefixes = f"'{ours}' in A" if ours else f"'{theirs}' in B"
+        notes.append(f"ignored the prefix {prefixes} ({counted(count, 'tensor')})")
     rest = counts.total() - sum(count for _, count in counts.most_common(_SHOWN))
-    return notes + ([f"other prefixes left out ({counted(rest, 'tensor')})"] if rest else [])
+    return notes + ([f"ignored other prefixes ({counted(rest, 'tensor')})"] if rest else [])
 
 
 def _differing_prefixes(pair: Pair) -> tuple[str, str]:
@@ -117,13 +117,17 @@ def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
 
 def non_weight_notes(side: str, items: Sequence[LayoutItem]) -> list[str]:
     """Return that tensors are left out because they are no weights, with the names of a few."""
-    if not items:
-        return []
-    optimizer = sum(item.tensor.role is Role.OPTIMIZER for item in items)
-    others = [item.name for item in items if item.tensor.role is not Role.OPTIMIZER]
-    parts = [f"{optimizer:,} of an optimizer"] if optimizer else []
-    parts += [first_names(others)] if others else []
-    return [f"{counted(len(items), 'tensor')} of {side} that are not weights left out: {'; '.join(parts)}"]
+    return [f"skipped {training_tensors(item.tensor for item in items)} in {side}"] if items else []
+
+
+def training_tensors(tensors: Iterable[Tensor]) -> str:
+    """Return how many tensors of an optimizer there are, and the names of others that are no weights."""
+    roles = [(tensor.role, tensor.name) for tensor in tensors]
+    others = [name for role, name in roles if role is not Role.OPTIMIZER]
+    optimizer = len(roles) - len(others)
+    parts = [counted(optimizer, "optimizer tensor")] if optimizer else []
+    parts += [f"{counted(len(others), 'other tensor')} ({first_names(others)})"] if others else []
+    return " and ".join(parts)
 
 
 # Layouts that nothing tells ---------------------------------------------------------------------------
@@ -134,7 +138,7 @@ def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list
     names = [name for pair in pairs if pair.how != "content" for name in _unknown_matrices(pair, a, b)]
     if not names:
         return []
-    return [f"compared as stored, for nothing says of what type of layer they are: {first_names(names)}"]
+    return [f"compared as stored, since their layers' types are unknown: {first_names(names)}"]
 
 
 def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tuple[list[Pair], list[Pair]]:

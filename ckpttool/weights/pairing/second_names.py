@@ -108,7 +108,7 @@ def take_second_names(
         if gone:
             names = ", ".join(f"{item.sources[0].name} is {twins[id(item)]}" for item in gone[:_SHOWN])
             more = f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
-            notes.append(f"second names of {side} left out: {names}{more}")
+            notes.append(f"ignored second names in {side}: {names}{more}")
     return notes, seconds
 
 

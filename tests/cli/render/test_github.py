@@ -35,7 +35,7 @@ def test_one_of_each_verdict(several: list[Verification]) -> None:
         "::error file=run/evil.pth,title=unsafe-import::run/evil.pth: it names os.system [data.pkl]",
         "::error file=run/idle.pth,title=not-predicted::run/idle.pth: no --model was given",
         "::warning file=run/nan.pth,title=infinity::run/nan.pth: 1 Inf in 2 values [fc.bias]",
-        "::notice title=ckpttool verify::5 checkpoints: 1 invalid, 1 unsafe, 1 not run, 2 valid; 1 not read",
+        "::error title=ckpttool verify::5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 not run; 1 not read",
     ]
 
 
@@ -86,7 +86,7 @@ def test_hostile_names(verified: Verified, hostile: str) -> None:
         assert line.isprintable()
         assert undone(matched[2]) == escaped(os.path.normpath(hostile))
     assert undone(first).endswith(f"::{escaped(hostile)}: {escaped(hostile)} [{escaped(hostile)}]")
-    assert last == "::notice title=ckpttool verify::1 checkpoint: 1 invalid; 1 not read"
+    assert last == "::error title=ckpttool verify::1 checkpoint: 1 invalid; 1 not read"
 
 
 def undone(text: str) -> str:

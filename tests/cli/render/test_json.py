@@ -105,6 +105,7 @@ def test_inspect_document_whole() -> None:
                     "origin": {"epoch": "key epoch"},
                 },
                 "parameters": 0,
+                "model": {"class": None, "family": None, "layers": {}, "signatures": {}},
                 "tensors": [
                     {
                         "name": "model.0.w",

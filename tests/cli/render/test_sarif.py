@@ -31,18 +31,20 @@ def schema() -> jsonschema.Draft7Validator:
     return jsonschema.Draft7Validator(json.loads(PUBLISHED.read_text("utf-8")), format_checker=formats)
 
 
-def rule(code: str, check: str) -> dict[str, Any]:
-    told = {"text": f"docs/findings.md says what {code} means, and what to do."}
+def rule(code: str, check: str, level: str, meaning: str, remedy: str) -> dict[str, Any]:
+    properties: dict[str, Any] = {"tags": [check]}
+    if check == "safety":
+        properties = {"tags": [check, "security"], "security-severity": "9.0"}
     return {
         "id": code,
         "shortDescription": {"text": code.replace("-", " ")},
-        "fullDescription": told,
+        "fullDescription": {"text": f"{meaning.replace('`', '')}."},
         "help": {
-            **told,
-            "markdown": f"[docs/findings.md](docs/findings.md#{code}) says what {code} "
-            "means, and what to do.",
+            "text": f"{meaning.replace('`', '')}. What to do: {remedy.replace('`', '')}",
+            "markdown": f"{meaning}.\n\n**What to do:** {remedy[0].upper()}{remedy[1:]}.",
         },
-        "properties": {"tags": [check]},
+        "defaultConfiguration": {"level": level},
+        "properties": properties,
     }
 
 
@@ -71,14 +73,27 @@ def result(
     }
 
 
+NOT_PREDICTED = (
+    "A prediction was requested, but could not be made; the message says why",
+    "supply what is missing: `--model`, `--input-shape`, `--trust`",
+)
 DRIVER = {
     "name": "ckpttool",
     "version": "1.2.3",
     "rules": [
-        rule("infinity", "values"),
-        rule("nan", "values"),
-        rule("not-predicted", "predict"),
-        rule("unsafe-import", "safety"),
+        rule(
+            *("infinity", "values", "warning", "A tensor holds infinities (warning)"),
+            "fine in masks; otherwise as for NaN",
+        ),
+        rule(
+            *("nan", "values", "error", "A tensor holds NaN: training diverged"),
+            "go back to the checkpoint before",
+        ),
+        rule("not-predicted", "predict", "error", *NOT_PREDICTED),
+        rule(
+            *("unsafe-import", "safety", "error", "It names a function that has no place in a checkpoint"),
+            "don't load it; find out where it came from",
+        ),
     ],
 }
 ARTIFACTS = [

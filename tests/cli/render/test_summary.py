@@ -40,7 +40,7 @@ def test_all_is_well(verified: Verified) -> None:
 def test_one_of_each_verdict(several: list[Verification]) -> None:
     assert summary(several, [AccessDenied("run/locked.pth", "permission denied")]) == (
         """\
-### ckpttool verify – 5 checkpoints: 1 invalid, 1 unsafe, 1 not run, 2 valid; 1 not read
+### ckpttool verify – 5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 not run; 1 not read
 
 - <code>run/locked.pth</code>: permission denied
 
@@ -80,7 +80,7 @@ def test_one_of_each_verdict(several: list[Verification]) -> None:
 
 def test_unknown_safety_is_not_plainly_valid(verified: Verified) -> None:
     headline, *_ = summary([verified("m.pth", safety_verdict=Safety.UNKNOWN)]).split("\n")
-    assert headline == "### ckpttool verify – 1 checkpoint: 1 valid (safety unknown)"
+    assert headline == "### ckpttool verify – 1 checkpoint: 1 valid (1 of unknown safety)"
 
 
 def test_many_findings_are_cut_and_counted(verified: Verified) -> None:

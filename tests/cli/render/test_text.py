@@ -61,16 +61,15 @@ def test_checkpoint_of_a_model() -> None:
         "  loss           0.02",
         "  learning rate  0.001        (key optimizer.param_groups[0].lr)",
         "  val_loss       0.5",
-        "  parameters     22",
+        "  parameters     22 (float32)",
         "",
-        "  tensor                 type     shape   size",
+        "  tensor                 type     shape  size",
         "  model_state_dict.fc",
-        "    weight               float32  2×10    80 B",
-        "    bias                 float32  2        8 B",
+        "    weight               float32  2×10   80 B",
+        "    bias                 float32  2       8 B",
         "  model_state_dict.head",
-        "    weight  = fc         float32  2×10    80 B",
-        "  optimizer.state.0",
-        "    step                 int64    scalar   8 B",
+        "    weight  = fc         float32  2×10   80 B",
+        "  … and 1 optimizer tensor (8 B); --all shows them",
     ]
 
 
@@ -125,14 +124,14 @@ def test_statistics_fit_a_narrow_terminal(width: int) -> None:
     assert all(one in rows[0] for one in shown[: 4 if width >= 80 else 2]), rows
     assert all(len(line) <= width for line in told.splitlines())
     assert ("zeros" in told.splitlines()[0]) == (width >= 100)
-    assert ("too narrow for: size, type" in told) == (width <= 80)
+    assert ("hidden for lack of width: size, type" in told) == (width <= 80)
 
 
-@pytest.mark.parametrize(("count", "last"), [(40, "w39"), (41, "… and 1 more (--all shows them)")])
+@pytest.mark.parametrize(("count", "last"), [(40, "w39"), (41, "… and 1 other tensor (8 B); --all")])
 def test_table_is_cut_after_40(count: int, last: str) -> None:
     tensors = [Tensor((f"w{index}",), F32, (2,)) for index in range(count)]
     assert lines_of(inspection(*tensors))[-1].strip().startswith(last)
-    assert "more (--all" not in text_of(inspection(*tensors), all_tensors=True)
+    assert "--all" not in text_of(inspection(*tensors), all_tensors=True)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -180,38 +179,51 @@ def test_colour_only_where_it_is_wanted() -> None:
 
 
 def test_valid_checkpoint_is_one_line() -> None:
-    assert lines_of([verification()]) == [
-        "valid    m.pth  pytorch zip, 4.0 kB: checksum 14 records, values 8 tensors"
-    ]
+    assert lines_of([verification()]) == ["✓ valid    m.pth  pytorch  4.0 kB  8 tensors"]
 
 
 def test_what_was_skipped_is_told() -> None:
     found = verification(statuses={"checksum": Status.SKIPPED})
-    assert lines_of([found]) == [
-        "valid    m.pth  pytorch zip, 4.0 kB: values 8 tensors; not checked: checksum"
-    ]
+    assert lines_of([found]) == ["✓ valid    m.pth  pytorch  4.0 kB  8 tensors, no checksums"]
 
 
 def test_invalid_checkpoint_shows_checks_and_findings() -> None:
     found = verification(error("nan", "1 of 2 values are NaN", "w"), statuses={"values": Status.FAILED})
     assert lines_of([found]) == [
-        "INVALID  m.pth  pytorch zip, 4.0 kB: checksum 14 records",
+        "✗ INVALID  m.pth  pytorch  4.0 kB  values",
+        "    error nan [w]: 1 of 2 values are NaN",
+        "    → go back to the checkpoint before (ckpttool explain nan)",
+    ]
+    assert lines_of([found], verbose=True)[1:5] == [
         "    structure  passed   1 file, 2 tensors",
         "    checksum   passed   14 records",
         "    values     failed   8 tensors",
         "    safety     passed   nothing",
-        "    error nan [w]: 1 of 2 values are NaN",
     ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_verdicts_fit_the_terminal_and_break_no_word(width: int) -> None:
+    message = "the weights of this layer are not what they were when the manifest was written" * 2
+    paths = [f"runs/experiment-{at}/checkpoints/with/a/long/path/epoch_{at}.pth" for at in range(3)]
+    found = [
+        verification(error("nan", message, "encoder.0.w"), path=path, statuses={"values": Status.FAILED})
+        for path in paths
+    ]
+    told = lines_of(found, width=width)
+    assert all(len(line) <= width for line in told)
+    assert {*message.split()} <= {*" ".join(told).split()}
+    assert len({line for line in told if "INVALID" in line}) == 3
 
 
 @pytest.mark.parametrize(
     ("statuses", "safety", "word"),
     [
-        ({}, Safety.SAFE, "valid   "),
-        ({}, Safety.UNKNOWN, "valid?  "),
-        ({}, Safety.UNSAFE, "UNSAFE  "),
-        ({"structure": Status.FAILED}, Safety.SAFE, "INVALID "),
-        ({"structure": Status.FAILED}, Safety.UNSAFE, "INVALID "),
+        ({}, Safety.SAFE, "✓ valid   "),
+        ({}, Safety.UNKNOWN, "? unknown "),
+        ({}, Safety.UNSAFE, "! UNSAFE  "),
+        ({"structure": Status.FAILED}, Safety.SAFE, "✗ INVALID "),
+        ({"structure": Status.FAILED}, Safety.UNSAFE, "✗ INVALID "),
     ],
 )
 def test_word_of_the_verdict(statuses: dict[str, Status], safety: Safety, word: str) -> None:
@@ -230,19 +242,19 @@ def test_several_are_counted() -> None:
         verification(statuses={"values": Status.FAILED}),
         verification(),
     ]
-    assert lines_of(found)[-1] == "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid, safety unknown"
-    assert lines_of(found[1:2] * 2)[-1] == "2 checkpoints: 2 valid, safety unknown"
+    assert lines_of(found)[-1] == "5 checkpoints: 3 valid (1 of unknown safety), 1 invalid, 1 unsafe"
+    assert lines_of(found[1:2] * 2)[-1] == "2 checkpoints: 2 valid (2 of unknown safety)"
 
 
 def test_findings_of_one_code_in_many_places_are_one_line() -> None:
     found = [error("checksum-mismatch", f"CRC-32 is {at}", f"t{at}") for at in range(24)]
     told = lines_of([verification(*found, note("n", "a note"))])
-    assert told[-2:] == [
+    assert told[1:3] == [
         "    error checksum-mismatch in 24 places [t0, t1, t2, t3, …]: the first: CRC-32 is 0",
         "    note n: a note",
     ]
     alike = [error("missing", "there is no such file", f"f{at}") for at in range(5)]
-    assert lines_of([verification(*alike)])[-1] == (
+    assert lines_of([verification(*alike)])[1] == (
         "    error missing in 5 places [f0, f1, f2, f3, …]: there is no such file"
     )
 
@@ -257,4 +269,4 @@ def test_what_files_say_is_escaped() -> None:
     found = verification(error("code", HOSTILE, HOSTILE), path=HOSTILE, statuses={"values": Status.FAILED})
     text = text_of([found])
     assert all(character.isprintable() or character == "\n" for character in text)
-    assert len(text.splitlines()) == 6
+    assert len(text.splitlines()) == 2

@@ -236,7 +236,7 @@ def test_everything() -> None:
         "  [0]     -1 → -1.25         0.05     0.5",
         "  layers.7.q.weight                                      1 of 1,000 (0.1%)   1.0e-3"
         "  [3, 5]  0.125 → 0.126    2.0e-4  2.0e-3",
-        "  too narrow for: mean |Δ|, cosine",
+        "  hidden for lack of width: mean |Δ|, cosine",
         "",
         "- old.bias  float32 10",
         "+ head.weight  float32 10×2",
@@ -262,7 +262,7 @@ def test_other_names_of_another_framework_are_remarked() -> None:
     assert lines_of(found) == [
         "equal in value: 258 tensors, 980 MB compared",
         "",
-        f"  called otherwise in B: {told}, and 6 more",
+        f"  matched under different names: {told}, and 6 more",
     ]
     assert "a9 = b9" in text_of(found, all=True)
 

@@ -25,7 +25,7 @@ def test_what_a_row_cannot_say_stands_below() -> None:
         step(difference("run/3")),
     )
     assert lines_of(found) == [
-        "3 checkpoints: 1 of 2 steps changed something",
+        "3 checkpoints: changes at 1 of 2 steps",
         "",
         "  checkpoint  epoch  changed",
         "  1               0",

@@ -39,12 +39,12 @@ FORMATS = ["deepspeed", "fluid", "hdf5", "keras", "numpy", "paddle", "pickle", "
 FORMATS += ["safetensors", "savedmodel", "tensorflow", "torch-dcp", "torch-export", "torchscript"]
 
 
-def whole_of(a: str | Path, b: str | Path, **wishes: Any) -> dict[str, Outcome]:
+def whole_of(a: str | Path, b: str | Path, **options: Any) -> dict[str, Outcome]:
     """Return the outcomes for the tensors of two checkpoints, which have the same names."""
     with open_checkpoint(a) as first, open_checkpoint(b) as second:
         assert list(first) == list(second)
         pairs = [(first[name], second[name]) for name in first]
-        return dict(zip(first, compare_all(pairs, **wishes), strict=True))
+        return dict(zip(first, compare_all(pairs, **options), strict=True))
 
 
 def randoms(*shape: int, seed: int = 0) -> Array:

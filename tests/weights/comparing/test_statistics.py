@@ -181,9 +181,9 @@ def test_bits_are_compared_as_unsigned_integers(name: str) -> None:
 # Large arrays ---------------------------------------------------------------------------------------
 
 
-def check_large(a: Array, b: Array, **wishes: Any) -> None:
+def check_large(a: Array, b: Array, **options: Any) -> None:
     """Require what NumPy says in its widest float type."""
-    found = measured(tensor_of(a), tensor_of(b), **wishes)
+    found = measured(tensor_of(a), tensor_of(b), **options)
     x, y = a.astype(np.longdouble).reshape(-1), b.astype(np.longdouble).reshape(-1)
     d = np.abs(y - x)
     with np.errstate(divide="ignore", invalid="ignore"):

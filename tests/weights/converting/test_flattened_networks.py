@@ -13,7 +13,7 @@ sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it
 import keras, numpy as np, torch
 
 from ckpttool.core.errors import UsageError
-from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.ops.convert import convert
 
 os.chdir(sys.argv[1])
@@ -28,9 +28,9 @@ def model(inputs, outputs):
     return made
 
 
-def refused(source, wishes, why):
+def refused(source, options, why):
     try:
-        convert(source, "out.pth" if source.endswith("h5") or source.endswith("keras") else "out.npz", wishes)
+        convert(source, "out.pth" if source.endswith(("h5", "keras")) else "out.npz", options)
     except UsageError as failure:
         assert why in str(failure), (why, failure)
         return
@@ -40,10 +40,10 @@ def refused(source, wishes, why):
 def require_refused(network, why):
     for ending in ("keras", "h5"):
         network.save(f"refused.{ending}")
-        refused(f"refused.{ending}", ConvertWishes(layout="torch", only="weights", force=True), why)
+        refused(f"refused.{ending}", ConvertOptions(layout="torch", only="weights", force=True), why)
     if any(len(one.shape) == 2 and max(one.shape) > 3 for one in network.weights):
         network.save_weights("refused.weights.h5")
-        refused("refused.weights.h5", ConvertWishes(layout="torch", force=True), ALONE.get(why, UNWIRED))
+        refused("refused.weights.h5", ConvertOptions(layout="torch", force=True), ALONE.get(why, UNWIRED))
 
 
 def encoded(x):
@@ -128,12 +128,12 @@ for network, twin, given in NETWORKS:
         wanted, fresh = network(values, training=False), twin(values)
         for ending in ("keras", "h5"):
             network.save(f"net.{ending}")
-            for wishes in ({"layout": "torch", "only": "weights"}, {"model": "twin.pth"}):
-                convert(f"net.{ending}", "made.pth", ConvertWishes(**wishes, force=True))
+            for options in ({"layout": "torch", "only": "weights"}, {"model": "twin.pth"}):
+                convert(f"net.{ending}", "made.pth", ConvertOptions(**options, force=True))
                 made = type(twin)()
                 made.load_state_dict(torch.load("made.pth", weights_only=True))
-                assert np.ptp(wanted) > 1e-3 and np.abs(made(values) - wanted).max() < 1e-4, (wishes, ending)
-            convert("twin.pth", f"back.{ending}", ConvertWishes(model=f"net.{ending}", force=True))
+                assert np.ptp(wanted) > 1e-3 and np.abs(made(values) - wanted).max() < 1e-4, (options, ending)
+            convert("twin.pth", f"back.{ending}", ConvertOptions(model=f"net.{ending}", force=True))
             found = keras.models.load_model(f"back.{ending}", compile=False)(values, training=False)
             assert np.ptp(fresh) > 1e-4 and np.abs(found - fresh).max() < 1e-5, ending
 
@@ -149,8 +149,8 @@ square = keras.Sequential([keras.Input((6,)), *named])
 square.save("square.keras")
 torch.save(Swapped().state_dict(), "swapped.pth")
 pairs = "alpha → second, beta → first (--by-order"
-refused("square.keras", ConvertWishes(model="swapped.pth", force=True), pairs)
-made = convert("square.keras", "out.pth", ConvertWishes(model="swapped.pth", by_order=True, force=True))
+refused("square.keras", ConvertOptions(model="swapped.pth", force=True), pairs)
+made = convert("square.keras", "out.pth", ConvertOptions(model="swapped.pth", by_order=True, force=True))
 assert any("by the order of their layers alone" in note for note in made.notes)
 """
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from ckpttool import ConvertWishes, DiffWishes, UsageError, convert, diff, open_checkpoint
+from ckpttool import ConvertOptions, DiffOptions, UsageError, convert, diff, open_checkpoint
 from ckpttool.formats.writer import Content
 from ckpttool.io.toml import parse_toml
 from ckpttool.weights.converting.framework_layout import to_layout
@@ -302,9 +302,9 @@ def test_a_state_dict_does_not_say_of_what_types_its_layers_are() -> None:
 
 
 def require_equal(source: Path, layout: Literal["torch", "keras"], target: Path) -> None:
-    converted = convert(source, target, ConvertWishes(layout=layout, only="weights"))
+    converted = convert(source, target, ConvertOptions(layout=layout, only="weights"))
     assert converted.verified
-    found = diff(source, target, DiffWishes(only="weights"))
+    found = diff(source, target, DiffOptions(only="weights"))
     assert (found.changed, found.added, found.removed) == ((), (), ())
     assert found.undecided == () and found.equal
 

@@ -24,7 +24,7 @@ from tests.support.checkpoints import numbers
 from tests.support.contents import arrays, content_of, made_of
 from tests.support.tensors import Array
 
-DOCS = Path(__file__).parents[3] / "docs" / "map.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "map.md"
 EXAMPLES = dict(re.findall(r"^```toml\n# ([\w-]+\.toml)\n(.*?)^```", DOCS.read_text("utf-8"), re.M | re.S))
 
 

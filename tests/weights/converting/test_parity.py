@@ -12,7 +12,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it can
 import keras, numpy as np, torch
 
-from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.ops.convert import convert
 
 os.chdir(sys.argv[1])
@@ -72,13 +72,13 @@ for has_names in (True, False):
     torch.save(module.state_dict(), "bare.pth")
     for ending in ("keras", "h5"):
         model.save(f"model.{ending}")
-        convert(f"model.{ending}", "a.pth", ConvertWishes(model="torch.pth", force=True))
+        convert(f"model.{ending}", "a.pth", ConvertOptions(model="torch.pth", force=True))
         require(of_torch("a.pth"), of_keras(model))
-        wishes = ConvertWishes(model=f"model.{ending}", only="weights", force=True)
-        convert("torch.pth", f"b.{ending}", wishes)
+        options = ConvertOptions(model=f"model.{ending}", only="weights", force=True)
+        convert("torch.pth", f"b.{ending}", options)
         require(of_keras(keras.models.load_model(f"b.{ending}")), of_torch("bare.pth"))
         if has_names:
-            convert(f"model.{ending}", "c.pth", ConvertWishes(layout="torch", only="weights", force=True))
+            convert(f"model.{ending}", "c.pth", ConvertOptions(layout="torch", only="weights", force=True))
             require(of_torch("c.pth"), of_keras(model))
 """
 

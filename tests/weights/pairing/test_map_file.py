@@ -17,7 +17,7 @@ from ckpttool.weights.pairing.pair_up import Pairing, PairingOptions, pair_up
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
 from tests.support.tensors import Array
 
-DOCS = Path(__file__).parents[3] / "docs" / "map.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "map.md"
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def paired_by_map(
     text: str,
     a: Checkpoint | Mapping[str, Array],
     b: Checkpoint | Mapping[str, Array],
-    **wishes: Any,
+    **options: Any,
 ) -> Pairing:
     ours, theirs = (one if isinstance(one, Checkpoint) else checkpoint(one) for one in (a, b))
-    return pair_up(ours, theirs, PairingOptions(mapping=map_from(path, text), **wishes))
+    return pair_up(ours, theirs, PairingOptions(mapping=map_from(path, text), **options))
 
 
 def names(found: Pairing) -> dict[str, tuple[str, str]]:
@@ -158,10 +158,10 @@ def test_what_is_wrong_is_said_with_its_place(at: Path, text: str, wrong: str) -
 
 
 def test_what_is_no_map(at: Path) -> None:
-    with pytest.raises(UsageError, match=r"no TOML: .*line 1"):
+    with pytest.raises(UsageError, match=r"is not valid TOML: .*line 1"):
         map_from(at, "[names\n")
     at.write_bytes(b'[names]\na = "\xff"\n')
-    with pytest.raises(UsageError, match="no TOML"):
+    with pytest.raises(UsageError, match="is not valid TOML"):
         read_map(str(at))
     with pytest.raises(NotFound):
         read_map(str(at.with_name("none.toml")))

@@ -23,9 +23,9 @@ from tests.support.twins import FIXTURES
 Arrays = Mapping[Any, Array]
 
 
-def paired(a: Checkpoint | Arrays, b: Checkpoint | Arrays, **wishes: Any) -> Pairing:
+def paired(a: Checkpoint | Arrays, b: Checkpoint | Arrays, **options: Any) -> Pairing:
     ours, theirs = (one if isinstance(one, Checkpoint) else checkpoint(one) for one in (a, b))
-    return pair_up(ours, theirs, PairingOptions(**wishes))
+    return pair_up(ours, theirs, PairingOptions(**options))
 
 
 def names(found: Pairing) -> dict[str, tuple[str, str]]:
@@ -124,7 +124,7 @@ def test_a_wrapper_in_front_is_left_out_and_said(prefix: str, is_first: bool) ->
     found = paired(a, b)
     require(found, "convention", dict(zip(a, b, strict=True)))
     (note,) = found.notes
-    assert re.fullmatch(rf"prefix .+ of {'A' if is_first else 'B'} left out \(4 tensors\)", note)
+    assert re.fullmatch(rf"ignored the prefix '.+' in {'A' if is_first else 'B'} \(4 tensors\)", note)
     assert all(step in note for step in prefix.split("."))
 
 
@@ -132,27 +132,28 @@ def test_wrappers_of_both_sides_and_the_keys_of_state_dicts() -> None:
     inside = {("model_state_dict", name): array for name, array in MODEL.items()}
     found = paired(inside, {("state_dict", f"module.{name}"): array for name, array in MODEL.items()})
     assert {how for _, how in names(found).values()} == {"convention"}
-    assert found.notes == ("prefix model_state_dict. of A and state_dict.module. of B left out (4 tensors)",)
+    (note,) = found.notes
+    assert note == "ignored the prefix 'model_state_dict.' in A and 'state_dict.module.' in B (4 tensors)"
 
 
 def test_a_wrapper_inside_is_left_out() -> None:
     found = paired({"a.0.weight": numbers(3)}, {"a.0._orig_mod.weight": numbers(3, start=7)})
     require(found, "convention", {"a.0.weight": "a.0._orig_mod.weight"})
-    assert found.notes == ("prefix _orig_mod. of B left out (1 tensor)",)
+    assert found.notes == ("ignored the prefix '_orig_mod.' in B (1 tensor)",)
 
 
 def test_more_prefixes_than_are_shown_are_counted() -> None:
     ours = {f"{at}.fc.weight": numbers(2) + at for at in range(6)}
     theirs = {f"{'model.' * (at + 1)}{at}.fc.weight": numbers(2) - at for at in range(6)}
     notes = paired(ours, theirs).notes
-    assert notes[0] == "prefix model. of B left out (1 tensor)"
-    assert notes[3:] == ("other prefixes left out (3 tensors)",)
+    assert notes[0] == "ignored the prefix 'model.' in B (1 tensor)"
+    assert notes[3:] == ("ignored other prefixes (3 tensors)",)
 
 
 def test_one_more_module_around_all_is_left_out() -> None:
     found = paired(MODEL, {name: array + 1 for name, array in under("backbone.").items()})
     require(found, "convention", dict(zip(MODEL, under("backbone."), strict=True)))
-    assert found.notes == ("prefix backbone. of B left out (4 tensors)",)
+    assert found.notes == ("ignored the prefix 'backbone.' in B (4 tensors)",)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
@@ -161,7 +162,7 @@ def test_as_few_modules_as_do_are_left_out(flipped: bool) -> None:
     sides = inside, {f"student.{name}": array + 1 for name, array in inside.items()}
     found = paired(*(sides[::-1] if flipped else sides))
     assert {how for _, how in names(found).values()} == {"convention"} and len(found.pairs) == 2
-    assert found.notes == (f"prefix student. of {'A' if flipped else 'B'} left out (2 tensors)",)
+    assert found.notes == (f"ignored the prefix 'student.' in {'A' if flipped else 'B'} (2 tensors)",)
 
 
 def test_one_more_module_around_one_tensor_is_no_prefix() -> None:
@@ -202,7 +203,7 @@ def test_optimizers_under_other_keys() -> None:
     b = checkpoint({("optim", *path): array + 1 for path, array in state.items()}, optim="optimizer")
     found = pair_up(a, b)
     assert {how for _, how in names(found).values()} == {"convention"}
-    assert found.notes == ("prefix optimizer_state_dict. of A and optim. of B left out (2 tensors)",)
+    assert found.notes == ("ignored the prefix 'optimizer_state_dict.' in A and 'optim.' in B (2 tensors)",)
 
 
 def test_keras_numbers_its_optimizer_in_the_order_of_its_names() -> None:
@@ -317,7 +318,7 @@ def test_a_kernel_in_an_order_that_nothing_says_is_undecided(kind: str | None, w
 
 def test_matrices_of_unknown_layers_are_named() -> None:
     found = paired({"q.weight": numbers(4, 3)}, checkpoint({"q.w_0": numbers(4, 3) + 1}, "paddle"))
-    assert "compared as stored, for nothing says of what type of layer they are: q.w_0" in found.notes
+    assert "compared as stored, since their layers' types are unknown: q.w_0" in found.notes
     known = checkpoint({"q.w_0": numbers(4, 4)}, "paddle", {"q.w_0": "embedding"})
     assert paired({"q.weight": numbers(4, 4) + 1}, known).notes == ("weight = w_0 (1 tensor)",)
 
@@ -502,8 +503,8 @@ def test_a_tie_that_one_side_dropped_is_not_removed(kept: str) -> None:
     dropped = ({"embed.weight", "head.weight"} - {kept}).pop()
     found = paired(tied, {kept: array})
     require(found, "name", {kept: kept})
-    assert found.notes == (f"second names of A left out: {dropped} is {kept}",)
-    assert paired({kept: array}, tied).notes == (f"second names of B left out: {dropped} is {kept}",)
+    assert found.notes == (f"ignored second names in A: {dropped} is {kept}",)
+    assert paired({kept: array}, tied).notes == (f"ignored second names in B: {dropped} is {kept}",)
     assert len(paired(tied, {"head.weight": array, "embed.weight": array}).pairs) == 2
 
 
@@ -515,7 +516,7 @@ def test_a_tie_to_a_name_that_several_tensors_have_is_to_the_one_with_its_bytes(
         tensor("c", array + 1, shares_with="a.b", storage=place[1]),
     ]
     found = pair_up(of_tensors(tied), of_tensors(tied[:2]))
-    assert found.removed == () and found.notes == ("second names of A left out: c is a.b",)
+    assert found.removed == () and found.notes == ("ignored second names in A: c is a.b",)
     only = pair_up(of_tensors(tied), of_tensors(tied[:1]), PairingOptions(rename=False))
     assert [item.tensor.path for item in only.removed] == [("a", "b"), ("c",)]
     apart = [tied[0], tied[1], replace(tied[2], storage=None)]
@@ -536,8 +537,8 @@ def test_what_is_no_weight_is_left_out_and_said() -> None:
     own = checkpoint({**state, **more}, optimizer="optimizer", ema="other")
     found = paired(own, checkpoint(state, optimizer="optimizer"), only="weights")
     assert found.notes == (
-        "7 tensors of A that are not weights left out: 2 of an optimizer; ema.0, ema.1, ema.2 and 2 more",
-        "2 tensors of B that are not weights left out: 2 of an optimizer",
+        "skipped 2 optimizer tensors and 5 other tensors (ema.0, ema.1, ema.2 and 2 more) in A",
+        "skipped 2 optimizer tensors in B",
     )
     assert paired({"w": numbers(3)}, {"w": numbers(3)}, only="weights").notes == ()
 

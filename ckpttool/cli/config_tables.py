@@ -1,0 +1,148 @@
+"""All tables of a configuration: their JSON schema, what is in force, and the file that ``init`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckpttool.cli import retention_config, verify_config
+from ckpttool.cli.config import Reader, object_schema, one_text, read_document
+from ckpttool.io.toml import as_toml
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+"""The newest draft that Taplo reads, on which the TOML extensions of editors build."""
+_WIDEST_KEY = 40
+"""Columns of a key with its value, behind which the comments align."""
+
+
+class ConfigTable(NamedTuple):
+    """The keys of a table and of its rules, with a sentence on what the table is for."""
+
+    summary: str
+    keys: Mapping[str, Reader]
+    rule_keys: Mapping[str, Reader]
+    rule_summary: str = ""
+
+
+TABLES: Mapping[str, ConfigTable] = {
+    "verify": ConfigTable(
+        "What `ckpttool verify` without arguments checks.",
+        verify_config.VERIFY_KEYS,
+        verify_config.RULE_KEYS,
+        "What some checkpoints need; all rules that match one apply.",
+    ),
+    "retention": ConfigTable(
+        "Which checkpoints `ckpttool prune` without arguments keeps. It does nothing before a rule is set.",
+        retention_config.KEYS,
+        {key: one for key, one in retention_config.RULE_KEYS.items() if key != "max-total-size"},
+        "Rules for some series instead of those above; the last one that matches decides.",
+    ),
+    "naming": ConfigTable(
+        "How `ckpttool rename` without --template names checkpoints.",
+        {"template": one_text.described("Template of names.", examples=["{run}-e{epoch:04d}"])},
+        {},
+    ),
+}
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the JSON schema of ``ckpttool.toml``."""
+    return {
+        "$schema": DRAFT,
+        "title": "ckpttool.toml",
+        "type": "object",
+        "properties": {name: _table_schema(table) for name, table in TABLES.items()},
+        "additionalProperties": False,
+    }
+
+
+def _table_schema(table: ConfigTable) -> dict[str, Any]:
+    schema = {"description": table.summary, **object_schema(table.keys)}
+    if table.rule_keys:
+        rules = {"type": "array", "items": object_schema(table.rule_keys, required=["path"])}
+        schema["properties"]["rule"] = {"description": table.rule_summary, **rules}
+    return schema
+
+
+# What is in force -----------------------------------------------------------------------------------
+
+
+class ConfigEntry(NamedTuple):
+    """A key of a table, or of its rule with a number, and its value; None if it is not set."""
+
+    table: str
+    rule: int | None
+    key: str
+    value: Any
+    is_from_file: bool
+
+    @property
+    def name(self) -> str:
+        """Return the whole name, such as ``verify.rule.1.path``."""
+        rule = "" if self.rule is None else f"rule.{self.rule}."
+        return f"{self.table}.{rule}{self.key}"
+
+
+def config_entries(path: str | None) -> list[ConfigEntry]:
+    """Return each key of a configuration's tables, and those of its rules that are set.
+
+    Raises:
+        UsageError: The configuration is wrong, or not trusted.
+        CheckpointError: It can't be read.
+    """
+    tables = {} if path is None else _checked_tables(path)
+    return [entry for name in TABLES for entry in _table_entries(name, tables.get(name, {}))]
+
+
+def _checked_tables(path: str) -> Mapping[str, Any]:
+    verify_config.read_config(path)
+    retention_config.read_retention(path)
+    document = read_document(path)
+    naming = document.tables.get("naming", {})
+    if not isinstance(naming, Mapping):
+        raise document.wrong("naming", f"{naming!r:.40} (a table)")
+    retention_config.read_table(document, "naming", naming, TABLES["naming"].keys)
+    return document.tables
+
+
+def _table_entries(name: str, table: Mapping[str, Any]) -> Iterator[ConfigEntry]:
+    for key, reader in TABLES[name].keys.items():
+        yield ConfigEntry(name, None, key, table.get(key, reader.schema.get("default")), key in table)
+    for number, rule in enumerate(table.get("rule", ()), 1):
+        for key, value in rule.items():
+            yield ConfigEntry(name, number, key, value, True)
+
+
+# The file that init writes --------------------------------------------------------------------------
+
+_HEAD = """\
+# Configuration of ckpttool. Remove the # before a line to set it; `ckpttool config` shows what is in force.
+"""
+
+
+def config_template() -> str:
+    """Return a configuration in which every key is commented out, with its default or an example."""
+    parts = [_HEAD]
+    for name in ("verify", "retention"):
+        table = TABLES[name]
+        parts.append(f"# {table.summary}\n[{name}]\n{_commented_keys(table.keys)}")
+        parts.append(f"# {table.rule_summary}\n#[[{name}.rule]]\n{_commented_keys(table.rule_keys)}")
+    return "\n".join(parts)
+
+
+def _commented_keys(readers: Mapping[str, Reader]) -> str:
+    lines = {f"#{key} = {as_toml(_sample(one.schema))}": one for key, one in readers.items()}
+    column = max(len(line) for line in lines if len(line) <= _WIDEST_KEY)
+    return "".join(f"{line:{column}}  # {one.schema['description']}\n" for line, one in lines.items())
+
+
+def _sample(schema: Mapping[str, Any]) -> Any:
+    """Return a key's default, else an example, else any value that it takes."""
+    return next(_samples(schema))
+
+
+def _samples(schema: Mapping[str, Any]) -> Iterator[Any]:
+    if "default" in schema:
+        yield schema["default"]
+    yield from (*schema.get("examples", ()), *schema.get("enum", ()))
+    yield {"boolean": True, "integer": schema.get("minimum", 1), "number": 1}.get(str(schema["type"]), "…")

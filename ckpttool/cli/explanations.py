@@ -1,0 +1,64 @@
+"""What each finding means and what to do, read from docs/reference/findings.md, which is installed, too."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = "findings.md"
+_IN_REPOSITORY = Path("docs", "reference", PAGE)
+_ROW = re.compile(r"^\| (?P<codes><a id=.*?) \| (?P<meaning>.*) \| (?P<remedy>.*) \|$")
+_CODE = re.compile(r"`([a-z0-9-]+)`")
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+
+class Explanation(NamedTuple):
+    """What a code means and what to do about it, in the Markdown of a sentence.
+
+    Attributes:
+        section: The heading of the group that it stands in, such as ``Values``.
+    """
+
+    code: str
+    section: str
+    meaning: str
+    remedy: str
+
+
+@cache
+def explanations() -> dict[str, Explanation]:
+    """Return all explanations by their codes, in the order of the page."""
+    found: dict[str, Explanation] = {}
+    section = ""
+    for line in _page().splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        elif match := _ROW.match(line):
+            meaning, remedy = (_LINK.sub(r"\1", match[name]) for name in ("meaning", "remedy"))
+            for code in _CODE.findall(match["codes"]):
+                found[code] = Explanation(code, section, meaning, remedy)
+    return found
+
+
+def remedy_of(code: str) -> str | None:
+    """Return what to do about a finding, in words without Markdown; None if no row has its code."""
+    row = explanations().get(code)
+    return None if row is None else plain(row.remedy)
+
+
+def as_sentence(phrase: str) -> str:
+    """Return a phrase with a capital and a full stop."""
+    return f"{phrase[:1].upper()}{phrase[1:]}{'' if phrase.endswith(('.', '?')) else '.'}"
+
+
+def plain(markdown: str) -> str:
+    """Return a sentence without Markdown."""
+    return markdown.replace("`", "").replace("\\|", "|").replace("**", "").replace("*", "")
+
+
+def _page() -> str:
+    here = Path(__file__)
+    installed = here.with_name(PAGE)
+    return (installed if installed.is_file() else here.parents[2] / _IN_REPOSITORY).read_text("utf-8")

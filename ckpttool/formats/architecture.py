@@ -1,0 +1,153 @@
+"""What a checkpoint says of its model: the class, its layers, and the signatures by which it is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
+
+_HUB_CONFIG = "config.json"
+_HUB_WEIGHTS = ("model.", "model-", "pytorch_model.", "pytorch_model-")
+_MAX_CONFIG_BYTES = 1 << 20
+_CLASS = "<class>"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How a graph is called: the types and shapes of its inputs and outputs, by name."""
+
+    name: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a checkpoint says of its model.
+
+    Attributes:
+        model: The class of the model; empty if none is named.
+        family: What Hugging Face's libraries call its architecture, such as ``gpt2``.
+        layers: The classes of layers and modules, by the prefixes of the tensors' names.
+        weights: What a layer's class calls a tensor whose name has a number for it, such as ``kernel``.
+        signatures: The ways to call the model.
+    """
+
+    model: str = ""
+    family: str = ""
+    layers: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+    signatures: tuple[Signature, ...] = ()
+
+
+UNKNOWN = Architecture()
+
+
+def architecture_of(checkpoint: Checkpoint) -> Architecture:
+    """Return what the metadata of a checkpoint, or the configuration beside it, says of its model."""
+    metadata = checkpoint.metadata
+    if "model_config" in metadata:
+        return _from_keras_config(metadata["model_config"], checkpoint)
+    if isinstance(graphs := metadata.get("meta_graphs"), list):
+        return Architecture(signatures=tuple(_signatures(graphs)))
+    if isinstance(modules := metadata.get("modules"), Mapping):
+        return _from_classes({name: kind for name, kind in modules.items() if isinstance(kind, str)})
+    if isinstance(attributes := metadata.get("attributes"), Mapping):
+        return _from_classes(dict(_module_classes(attributes)))
+    return _from_hub_config(checkpoint)
+
+
+# Keras ----------------------------------------------------------------------------------------------
+
+
+def _from_keras_config(config: object, checkpoint: Checkpoint) -> Architecture:
+    from ckpttool.formats.keras.layers import layer_of
+    from ckpttool.formats.keras.variable_order import weight_names
+
+    model = layer_of(config)
+    if model is None:
+        return UNKNOWN
+    paths = {one.name: tuple(one.key.split("/")[1:]) for one in checkpoint.tensors if one.key}
+    return Architecture(model.kind, layers=dict(_keras_layers(model, ())), weights=weight_names(model, paths))
+
+
+def _keras_layers(model: Any, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    from ckpttool.formats.keras.layers import layers_listed_by
+
+    for layer in layers_listed_by(model):
+        name = (*above, layer.name)
+        yield ".".join(name), layer.kind
+        yield from _keras_layers(layer, name)
+
+
+# Graphs ---------------------------------------------------------------------------------------------
+
+
+def _signatures(graphs: list[Any]) -> Iterator[Signature]:
+    for graph in graphs:
+        for name, signature in graph["signatures"].items():
+            yield Signature(name, *(_arguments(signature.get(side, {})) for side in ("inputs", "outputs")))
+
+
+def _arguments(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {name: f"{one['dtype']} {_shape_text(one['shape'])}" for name, one in tensors.items()}
+
+
+def _shape_text(shape: list[int | None] | None) -> str:
+    if shape is None:
+        return "of any shape"
+    return "×".join("?" if length is None else str(length) for length in shape) or "scalar"
+
+
+# Modules --------------------------------------------------------------------------------------------
+
+
+def _from_classes(classes: Mapping[str, str]) -> Architecture:
+    """Return the architecture made of modules with these classes, by dotted name; the model's is ``""``."""
+    short = {name: kind.rpartition(".")[2] for name, kind in classes.items()}
+    return Architecture(short.pop("", ""), layers=short)
+
+
+def _module_classes(attributes: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the class of each module of a TorchScript archive with its dotted name."""
+    if not isinstance(kind := attributes.get(_CLASS), str):
+        return
+    yield above, kind
+    for name, value in attributes.items():
+        if isinstance(value, Mapping):
+            yield from _module_classes(value, f"{above}.{name}" if above else name)
+
+
+# Hugging Face ---------------------------------------------------------------------------------------
+
+
+def _from_hub_config(checkpoint: Checkpoint) -> Architecture:
+    """Return what ``config.json`` beside the weights says, as Transformers writes it."""
+    weights = [one.path for one in checkpoint.files if os.path.basename(one.path).startswith(_HUB_WEIGHTS)]
+    if not weights:
+        return UNKNOWN
+    directory = os.path.dirname(weights[0])
+    config = _small_json(os.path.join(directory, _HUB_CONFIG))
+    family, names = config.get("model_type"), config.get("architectures")
+    model = names[0] if isinstance(names, list) and names else ""
+    if not isinstance(family, str) or not isinstance(model, str):
+        return UNKNOWN
+    return Architecture(model, family)
+
+
+def _small_json(path: str) -> Mapping[str, Any]:
+    """Return the object in a file; an empty one if it isn't there, isn't valid or isn't small."""
+    from ckpttool.io.jsontext import parse_json
+    from ckpttool.io.source import open_regular
+
+    try:
+        with open_regular(path) as file:
+            text = file.read(_MAX_CONFIG_BYTES + 1)
+        content = parse_json(path, text, "config") if len(text) <= _MAX_CONFIG_BYTES else None
+    except (OSError, CheckpointError):
+        return {}
+    return content if isinstance(content, Mapping) else {}

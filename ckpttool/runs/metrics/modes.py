@@ -1,0 +1,64 @@
+"""Which values of a metric are good, told by its name, as frameworks guess it, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from ckpttool.core.errors import UsageError
+
+Mode = Literal["min", "max"]
+
+_LOWER = """
+bce bpb bpc brier ce cer cost distance eer entropy err error fid kl loss losses mae mape mse nll perplexity
+ppl regret rmse ter wer
+"""
+_HIGHER = """
+acc accuracy ap auc auprc auroc bleu chrf correct dice em exact f f1 hit hits iou kappa map mcc miou mrr ndcg
+pearson precision psnr r2 recall reward rewards rouge rougel sensitivity spearman specificity ssim
+"""
+_WORDS: Mapping[Mode, frozenset[str]] = {
+    "min": frozenset(_LOWER.split()),
+    "max": frozenset(_HIGHER.split()),
+}
+"""The words of names: the last one in a name counts, so that ``acc_loss`` is a loss."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+\d?")
+_BETTER = {"min": "lower", "max": "higher"}
+
+
+def mode_of(metric: str) -> Mode | None:
+    """Return which values of a metric are good; None if its name doesn't say."""
+    for word in reversed(_WORD.findall(metric)):
+        for mode, words in _WORDS.items():
+            if {word.lower(), word.lower().rstrip("0123456789")} & words:
+                return mode
+    return None
+
+
+def inferred_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
+    """Return the mode that was given, or else that of the name.
+
+    Args:
+        metric: The metric.
+        mode: What was given.
+        flag: The option that the metric was given by.
+
+    Raises:
+        UsageError: Neither says it, or what was given is none.
+    """
+    if mode is not None and mode not in get_args(Mode):
+        raise UsageError(f"--mode {mode} (min or max)")
+    found = mode or mode_of(metric)
+    if found is None:
+        raise UsageError(
+            f"{flag} {metric}: the name doesn't say which values are good; give --mode min or max"
+        )
+    return found
+
+
+def mode_note(metric: str) -> str:
+    """Return what is said where a mode was inferred."""
+    mode = mode_of(metric)
+    assert mode is not None  # otherwise it was asked for
+    return f"{metric}: {_BETTER[mode]} is better (--mode {'max' if mode == 'min' else 'min'} otherwise)"

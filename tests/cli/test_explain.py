@@ -1,0 +1,35 @@
+"""``ckpttool explain``: what the page of findings says of a code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.commands import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
+
+
+def test_a_code_is_explained(run: Run) -> None:
+    assert run("explain", "nan") == (
+        0,
+        "nan  Values\n  A tensor holds NaN: training diverged.\n  → Go back to the checkpoint before.\n",
+        "",
+    )
+
+
+def test_every_code_of_the_page_is_listed(run: Run) -> None:
+    codes = re.findall(r'<a id="([a-z0-9-]+)">', PAGE.read_text("utf-8"))
+    listed = re.findall(r"^  ([a-z0-9-]+): ", run("explain").out, re.MULTILINE)
+    assert len(codes) > 100
+    assert listed == codes
+
+
+def test_no_markdown_is_left(run: Run) -> None:
+    for code in ("unsafe-op", "manifest-mismatch", "weights-empty"):
+        assert not re.search(r"[`|]|\]\(", run("explain", code).out)
+
+
+def test_a_misspelled_code(run: Run) -> None:
+    told = "ckpttool: error: no finding has the code 'unsafe-imports' (did you mean unsafe-import?)\n"
+    assert run("explain", "unsafe-imports") == (2, "", told)

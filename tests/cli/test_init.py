@@ -1,0 +1,216 @@
+"""``ckpttool init`` and ``ckpttool config``: a configuration to start from, and what is in force."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpttool import UsageError
+from ckpttool.cli.config_tables import TABLES, config_entries, config_template
+from ckpttool.io.toml import parse_toml
+from tests.support.commands import Run
+from tests.support.configs import write
+
+pytestmark = pytest.mark.usefixtures("home")
+
+_COMMENTED = re.compile(r"^#(?=[a-z\[])", re.MULTILINE)
+"""A line that sets something; prose has a space behind its #."""
+WROTE = "wrote {}; edit it, and run `ckpttool config` to see what is in force\n"
+
+
+# init -----------------------------------------------------------------------------------------------
+
+
+def test_it_writes_a_file_that_changes_nothing(run: Run) -> None:
+    assert run("init") == (0, WROTE.format("ckpttool.toml"), "")
+    assert parse_toml(Path("ckpttool.toml").read_text("utf-8")) == {"verify": {}, "retention": {}}
+    assert not [one for one in config_entries("ckpttool.toml") if one.is_from_file]
+    assert config_entries("ckpttool.toml") == config_entries(None)
+
+
+def test_prune_and_list_do_what_they_did_without_it(run: Run, files: Path) -> None:
+    Path("runs").mkdir()
+    for epoch in (1, 2):
+        write(Path(f"runs/m_epoch_{epoch}.pth"), "").write_bytes(
+            (files / "pytorch" / "minimal.pth").read_bytes()
+        )
+    commands = (("list",), ("prune", "-n"), ("prune", "runs", "--keep", 1, "-n"), ("rename", "-n"))
+    before = [run(*command) for command in commands]
+    run("init")
+    for command, answer in zip(commands, before, strict=True):
+        expected = answer.err.replace("-e{epoch:04d}')", "-e{epoch:04d}'; ckpttool.toml has no [naming])")
+        assert run(*command) == (answer.status, answer.out, expected), command
+
+
+def test_every_key_is_in_it(run: Run) -> None:
+    run("init", "-q")
+    text = Path("ckpttool.toml").read_text("utf-8")
+    assert parse_toml(_COMMENTED.sub("", text))["verify"]["rule"][0]["predict"] is True
+    for name in ("verify", "retention"):
+        for key in (*TABLES[name].keys, *TABLES[name].rule_keys):
+            assert f"\n#{key} = " in text, key
+
+
+def single_keys() -> Iterator[tuple[str, str]]:
+    """Yield each line of the template that sets a key, below its heading."""
+    heading = ""
+    for line in config_template().splitlines():
+        if line.lstrip("#").startswith("["):
+            heading = line.lstrip("#")
+        elif _COMMENTED.match(line):
+            yield heading, line[1:]
+
+
+NEED = {
+    "keep-best": "metric = 'loss'",
+    "metric": "keep-best = 1",
+    "mode": "keep-best = 1\nmetric = 'loss'",
+    "incomplete": "keep-last = 1",
+    "path": "keep-last = 1",
+}
+"""What some rules of a policy can't be without."""
+
+
+@pytest.mark.parametrize(("heading", "line"), [*single_keys()])
+def test_each_line_is_right_once_it_is_uncommented(heading: str, line: str) -> None:
+    key = line.partition(" = ")[0]
+    lines = [heading, line]
+    if heading.startswith("[[") and key != "path":
+        lines.append("path = 'runs'")
+    if "retention" in heading:
+        lines.append(NEED.get(key, ""))
+    write(Path("ckpttool.toml"), "\n".join(lines))
+    entries = {one.key: one for one in config_entries("ckpttool.toml") if one.is_from_file}
+    assert entries[key].value == parse_toml(line)[key]
+
+
+def test_an_existing_one_is_kept(run: Run) -> None:
+    write(Path("ckpttool.toml"), "[verify]\n")
+    told = "ckpttool: error: ckpttool.toml: there is a configuration (edit it)\n"
+    assert run("init") == (2, "", told)
+    assert Path("ckpttool.toml").read_text("utf-8") == "[verify]\n"
+
+
+def test_a_link_to_nowhere_is_kept(run: Run) -> None:
+    Path("ckpttool.toml").symlink_to("elsewhere.toml")
+    assert run("init").status == 2
+    assert not Path("elsewhere.toml").exists()
+
+
+def test_a_project_with_our_table_is_a_configuration(run: Run) -> None:
+    write(Path("pyproject.toml"), "[tool.ckpttool.verify]\nstrict = true\n")
+    told = (
+        "ckpttool: error: pyproject.toml: there is a configuration "
+        "(it would be ignored beside a ckpttool.toml)\n"
+    )
+    assert run("init") == (2, "", told)
+    write(Path("pyproject.toml"), "[project]\n")
+    assert run("init").status == 0
+
+
+def test_one_above_no_longer_applies(run: Run) -> None:
+    write(Path("ckpttool.toml"), "[verify]\n")
+    Path("sub").mkdir()
+    told = "ckpttool: warning: ckpttool.toml no longer applies in sub: the nearest configuration counts\n"
+    assert run("init", "sub") == (0, WROTE.format(os.path.join("sub", "ckpttool.toml")), told)
+
+
+def test_a_missing_directory(run: Run) -> None:
+    assert run("init", "sub") == (2, "", "ckpttool: error: sub: no such directory\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "umask"), reason="there are no modes")
+def test_it_is_trusted_whatever_the_umask(run: Run) -> None:
+    before = os.umask(0)
+    try:
+        assert run("init").status == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("ckpttool.toml").stat().st_mode) == 0o644
+
+
+# config ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_force_and_where_it_comes_from(run: Run) -> None:
+    write(
+        Path("ckpttool.toml"),
+        """\
+        [verify]
+        strict = true
+        [[verify.rule]]
+        path = "a/*.pth"
+        model-args = {depth = 18, "two words" = [1.5, false]}
+        [retention]
+        keep-last = 3
+        """,
+    )
+    Path("a").mkdir()
+    status, out, err = run("config", "a")
+    assert (status, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head == "ckpttool.toml"
+    rows = {name: [value, source] for name, value, source in (re.split(r"  +", line) for line in lines)}
+    assert len(rows) == len(lines) == len(config_entries(None)) + 2
+    assert rows["verify.paths"] == ['["."]', "default"]
+    assert rows["verify.exclude"] == ["-", "default"]
+    assert rows["verify.strict"] == ["true", "file"]
+    assert rows["verify.rule.1.path"] == ['"a/*.pth"', "file"]
+    assert rows["verify.rule.1.model-args"] == ['{depth = 18, "two words" = [1.5, false]}', "file"]
+    assert rows["retention.keep-last"] == ["3", "file"]
+    assert rows["retention.verify"] == ['"full"', "default"]
+    assert rows["naming.template"] == ["-", "default"]
+
+
+def test_the_document(run: Run) -> None:
+    write(Path("ckpttool.toml"), "[[verify.rule]]\npath = 'a'\npredict = true\n")
+    status, out, err = run("config", "--json")
+    assert (status, err) == (0, "")
+    document = json.loads(out)
+    assert (document["schema"], document["path"]) == ("ckpttool.config/1", "ckpttool.toml")
+    values = document["values"]
+    assert {"table": "verify", "rule": 1, "key": "predict", "value": True, "source": "file"} in values
+    strict = {"table": "verify", "rule": None, "key": "strict", "value": False, "source": "default"}
+    assert strict in values
+
+
+def test_without_a_file_it_says_so(run: Run) -> None:
+    status, out, err = run("config")
+    assert (status, err) == (0, "")
+    assert out.startswith("no configuration (`ckpttool init` writes one)\nverify.paths")
+    assert " file\n" not in out
+    assert json.loads(run("config", "--json").out)["path"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[verify]\nstrict = 1\n", "[verify]: strict is 1 (true or false)"),
+        ("[retention]\nkeep-lats = 1\n", "[retention]: unknown key keep-lats (did you mean keep-last?)"),
+        ("[naming]\ntemplate = 1\n", "[naming]: template is 1 (a text)"),
+        ("naming = 1\n", "[naming]: 1 (a table)"),
+    ],
+)
+def test_a_wrong_one_is_an_error(run: Run, text: str, error: str) -> None:
+    write(Path("ckpttool.toml"), text)
+    assert run("config") == (2, "", f"ckpttool: error: ckpttool.toml{error}\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no such owners")
+def test_one_that_is_not_trusted_is_not_in_force(run: Run) -> None:
+    write(Path("ckpttool.toml"), "[verify]\n").chmod(0o666)
+    assert run("config").err.startswith(
+        "ckpttool: error: ckpttool.toml: every user can write to it, so it is"
+    )
+    with pytest.raises(UsageError):
+        config_entries("ckpttool.toml")
+
+
+def test_a_missing_directory_has_no_configuration(run: Run) -> None:
+    assert run("config", "sub") == (2, "", "ckpttool: error: sub: no such directory\n")
