@@ -22,6 +22,7 @@ from ckpttool.cli.output import (
     INTERRUPTED,
     Colour,
     choose_colour,
+    paged,
     say_error,
 )
 from ckpttool.cli.streams import Unwritable, discard, streams
@@ -117,7 +118,8 @@ def _misused(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     message: str = error.format_message()  # type: ignore[attr-defined]  # every ClickException has it
     if context is not None and type(error).__name__ == "NoArgsIsHelpError":
-        print(message)
+        with paged():
+            print(message)
         return COULD_NOT
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
     say_error(f"{message.rstrip('.')}{hint}")

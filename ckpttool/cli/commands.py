@@ -6,6 +6,7 @@ the same reason: importing Rich takes longer.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from ckpttool.cli.options import expand_options
+from ckpttool.cli.output import paged
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL
 from ckpttool.core.suggest import did_you_mean
@@ -55,6 +57,9 @@ COMMANDS = {
     "config": CommandEntry("show_config", "config", "Show the configuration that is in force."),
 }
 
+_PAGED = frozenset({"inspect", "verify", "explain", "list", "diff", "config"})
+"""Commands whose output is to be read at leisure: not what changes something, asks, or answers in a line."""
+
 
 class Commands(TyperGroup):
     """The group of all commands, which lists them without importing any."""
@@ -78,6 +83,10 @@ class Commands(TyperGroup):
             raise UsageError("help --man takes one DIR, for the manual pages")
         print("\n".join(write_pages(self, ctx, directories[0])))
         ctx.exit(0)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with paged():  # of the help
+            return super().make_context(*arguments, **options)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -131,6 +140,15 @@ class Command(TyperCommand):
             if option in rules[:at]:
                 raise UsageError(f"{option.opts[0]} was given twice (give it once)")
         return super().parse_args(ctx, args)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with paged():  # of the help
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        is_paged = self.name in _PAGED and not ctx.params.get("json")
+        with paged() if is_paged else nullcontext():
+            return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one for one in self.params if one.param_type_name == "argument"]

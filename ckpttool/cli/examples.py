@@ -22,11 +22,13 @@ class Closing(NamedTuple):
     Attributes:
         statuses: The meaning of each exit status.
         page: The path of its page.
+        environment: The effect of each environment variable.
     """
 
     examples: Sequence[Example]
     statuses: Mapping[int, str]
     page: str
+    environment: Mapping[str, str] = {}
 
 
 _REFERENCE = "docs/reference"
@@ -52,6 +54,12 @@ ROOT = Closing(
         130: "interrupted by Ctrl-C",
     },
     "docs/index.md",
+    {
+        "CKPTTOOL_PAGER, PAGER": "Show output longer than the screen with this program; empty: with none. "
+        "[default: less]",
+        "NO_COLOR, FORCE_COLOR": "Never or always use colour.",
+        "CKPTTOOL_DEBUG=1": "Show a traceback with an error.",
+    },
 )
 """The closing of ``ckpttool --help``."""
 

@@ -1,4 +1,4 @@
-"""The help of a command: its options under headings, examples and exit statuses."""
+"""The help of a command: its options under headings, examples, exit statuses and environment variables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def panels_of(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def write_closing(name: str | None, formatter: Any) -> None:
-    """Write the examples, exit statuses and documentation of a command, or by default of all."""
+    """Write the examples, exit statuses, variables and page of a command, or by default of all."""
     closing = ROOT if name is None else CLOSINGS.get(name)
     if closing is None:
         return
@@ -43,6 +43,9 @@ def write_closing(name: str | None, formatter: Any) -> None:
         formatter.write(f"  # {example.purpose}\n  $ {example.line}\n")
     with formatter.section("Exit status"):
         formatter.write_dl([(str(status), meaning) for status, meaning in closing.statuses.items()])
+    if closing.environment:
+        with formatter.section("Environment"):
+            formatter.write_dl([*closing.environment.items()])
     formatter.write(f"\nDocumentation: {closing.page}\n")
 
 

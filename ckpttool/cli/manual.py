@@ -114,6 +114,9 @@ def _closing(closing: Closing, others: Iterable[str | None]) -> Iterator[str]:
         )
     yield ".SH EXIT STATUS"
     yield from _definitions((str(status), meaning) for status, meaning in closing.statuses.items())
+    if closing.environment:
+        yield ".SH ENVIRONMENT"
+        yield from _definitions(closing.environment.items())
     yield ".SH SEE ALSO"
     yield ", ".join(f"\\fB{_text(_title(other))}\\fR(1)" for other in others)
     yield from (".PP", _text(closing.page))

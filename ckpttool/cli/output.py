@@ -6,7 +6,7 @@ import enum
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.render.terminal import printable
@@ -76,6 +76,15 @@ def width(stream: TextIO) -> int:
 def terminal_width(stream: TextIO) -> int | None:
     """Return the columns of a terminal, or COLUMNS; None where lines stay whole, as in a pipe."""
     return width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
+
+
+def paged() -> AbstractContextManager[None]:
+    """Return the context of output that goes through a pager, if it is for a person at a terminal."""
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return nullcontext()
+    from ckpttool.cli.pager import held_for_pager
+
+    return held_for_pager()
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def test_help_ends_with_examples_statuses_and_the_page(run, command: str) -> Non
 
 def test_help_of_the_program_ends_alike(run) -> None:
     out = run("--help").out
-    assert headings(out) == ["Options", "Commands", "Examples", "Exit status"]
+    assert headings(out) == ["Options", "Commands", "Examples", "Exit status", "Environment"]
     assert out.endswith(f"\nDocumentation: {ROOT.page}\n")
     for example in ROOT.examples:
         assert arguments_in(example.line)[0][0] in {*COMMANDS, "help"}

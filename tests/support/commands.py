@@ -7,7 +7,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 TIMEOUT = 60
@@ -59,3 +59,32 @@ def python(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
 def ckpttool(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
     """Run a command in a fresh interpreter."""
     return python("-m", "ckpttool", *arguments, **options)
+
+
+def ckpttool_in_terminal(
+    *arguments: object, size: tuple[int, int] = (80, 24), env: Mapping[str, str] | None = None, **options
+) -> tuple[int, str]:
+    """Run a command in a terminal of some columns and rows, and return its status and all that is shown."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    hidden = ("CKPTTOOL_PAGER", "PAGER", "LESS", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    columns, rows = size
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckpttool", *map(str, arguments)],
+        env={**inherited, "TERM": "xterm", **(env or {})},
+        start_new_session=True,
+        **{"stdin": terminal, "stdout": terminal, "stderr": terminal} | options,
+    )
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux says so that nobody has the terminal open any more
+        while block := os.read(ours, 1 << 16):
+            shown += block
+    os.close(ours)
+    return process.wait(TIMEOUT), shown.decode().replace("\r\n", "\n")
