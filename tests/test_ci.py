@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import struct
@@ -94,26 +95,39 @@ def test_every_input_of_the_action_stands_on_the_page() -> None:
 # The action -----------------------------------------------------------------------------------------
 
 
-def step(number: int) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = yaml.safe_load(ACTION.read_text("utf-8"))["runs"]["steps"]
-    return steps[number]
+STEPS: list[dict[str, Any]] = yaml.safe_load(ACTION.read_text("utf-8"))["runs"]["steps"]
+_PINNED = re.compile(r"^ *(?:- )?uses: (?!OWNER/)(.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_no_input_is_part_of_a_script(number: int) -> None:
-    assert "${{" not in step(number)["run"]
+def step(name: str) -> dict[str, Any]:
+    (found,) = [step for step in STEPS if step["name"] == name]
+    return found
 
 
-def run_step(number: int, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("name", [step["name"] for step in STEPS if "run" in step])
+def test_no_input_is_part_of_a_script(name: str) -> None:
+    assert "${{" not in step(name)["run"]
+
+
+@pytest.mark.parametrize("path", [ACTION, PAGE], ids=lambda path: path.name)
+def test_actions_of_others_are_pinned_with_one_digest_each(path: Path) -> None:
+    pins = set(_PINNED.findall(ACTION.read_text("utf-8")) + _PINNED.findall(PAGE.read_text("utf-8")))
+    for pin in _PINNED.findall(path.read_text("utf-8")):
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", pin), pin
+        repository = "/".join(pin.split("@")[0].split("/")[:2])
+        assert len({other.split("@")[1] for other in pins if other.startswith(repository)}) == 1
+
+
+def run_step(name: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a step as a runner does, with inputs that are empty where none are given."""
-    inputs = {name: "" for name in step(number)["env"]}
+    inputs = {variable: "" for variable in step(name).get("env", {})}
     places = {
         "RUNNER_TEMP": str(folder),
         "GITHUB_OUTPUT": str(folder / "output"),
         "GITHUB_STEP_SUMMARY": str(folder / "summary"),
     }
     return subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step(number)["run"]],
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step(name)["run"]],
         cwd=folder,
         env={**os.environ, **places, **inputs, **environment},
         capture_output=True,
@@ -122,35 +136,50 @@ def run_step(number: int, folder: Path, **environment: str) -> subprocess.Comple
     )
 
 
-def program(folder: Path, status: int = 0) -> str:
-    """Return a program that notes its arguments and ends with a status."""
+def outputs(folder: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (folder / "output").read_text().splitlines())
+
+
+def program(folder: Path, status: int = 0, report: str = "") -> str:
+    """Return a program that notes its arguments, writes a report and ends with a status."""
     path = folder / "fake ckpttool"
-    path.write_text(
-        f"#!{sys.executable}\nimport json, sys\n"
-        f"open({str(folder / 'arguments')!r}, 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({status})\n"
-    )
+    lines = ["import json, sys", f"open({str(folder / 'arguments')!r}, 'w').write(json.dumps(sys.argv[1:]))"]
+    if report:
+        lines.append(f"open({report!r}, 'w').write('{{}}')")
+    path.write_text("\n".join([f"#!{sys.executable}", *lines, f"sys.exit({status})\n"]))
     path.chmod(0o755)
     return str(path)
 
 
 def arguments(folder: Path) -> list[str]:
-    told: list[str] = json.loads((folder / "arguments").read_text())
-    return told
+    noted: list[str] = json.loads((folder / "arguments").read_text())
+    return noted
+
+
+def fake_python(folder: Path, prints: str, status: int = 0) -> str:
+    """Return a PATH with a Python that notes its arguments and prints a line."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("python", "python3"):
+        script = f'#!/bin/sh\necho "$@" >> "{folder}/asked"\necho "{prints}"\nexit {status}\n'
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    return f"{programs}{os.pathsep}{os.environ['PATH']}"
 
 
 @_NEEDS_BASH
 @pytest.mark.parametrize(("status", "verdict"), [(0, "valid"), (1, "invalid"), (2, "error"), (130, "error")])
 def test_the_step_ends_as_verify_does(tmp_path: Path, status: int, verdict: str) -> None:
-    done = run_step(1, tmp_path, PROGRAM=program(tmp_path, status))
+    done = run_step("Verify", tmp_path, PROGRAM=program(tmp_path, status))
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
-    assert (tmp_path / "output").read_text() == f"verdict={verdict}\n"
+    assert outputs(tmp_path) == {"verdict": verdict}
     assert arguments(tmp_path) == ["verify", "--github", "--"]
 
 
 @_NEEDS_BASH
 def test_inputs_are_arguments_and_nothing_else(tmp_path: Path) -> None:
     done = run_step(
-        1,
+        "Verify",
         tmp_path,
         PROGRAM=program(tmp_path),
         PATHS="models/a b.pth\r\n$(touch hit)\n\n--trust\n'; touch hit; '\n*\n`touch hit`\n",
@@ -171,40 +200,141 @@ def test_inputs_are_arguments_and_nothing_else(tmp_path: Path) -> None:
 
 
 @_NEEDS_BASH
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_a_report_is_uploaded_whatever_the_verdict(tmp_path: Path, status: int) -> None:
+    (tmp_path / "r.sarif").write_text("old")
+    os.utime(tmp_path / "r.sarif", (0, 0))
+    run_step("Verify", tmp_path, PROGRAM=program(tmp_path, status, "r.sarif"), SARIF="r.sarif")
+    assert outputs(tmp_path)["sarif"] == "true"
+
+
+@_NEEDS_BASH
+@pytest.mark.parametrize("sarif", ["", "r.sarif", "none.sarif"])
+def test_a_report_that_this_run_did_not_write_is_not_uploaded(tmp_path: Path, sarif: str) -> None:
+    (tmp_path / "r.sarif").write_text("old")
+    os.utime(tmp_path / "r.sarif", (0, 0))
+    run_step("Verify", tmp_path, PROGRAM=program(tmp_path, 2), SARIF=sarif)
+    assert outputs(tmp_path) == {"verdict": "error"}
+
+
+def test_a_failed_upload_fails_the_job_only_if_it_was_demanded() -> None:
+    upload = step("Upload SARIF")
+    assert upload["continue-on-error"] == "${{ inputs.upload != 'true' }}"
+    assert "steps.verify.outputs.sarif == 'true'" in upload["if"]
+    assert "inputs.upload != 'false'" in upload["if"]
+    assert "steps.upload.outcome == 'failure'" in step("Say why nothing was uploaded")["if"]
+
+
+@_NEEDS_BASH
+def test_a_failed_upload_is_explained(tmp_path: Path) -> None:
+    done = run_step("Say why nothing was uploaded", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "::notice title=ckpttool::The SARIF report was not uploaded. Code scanning must be enabled for the "
+        "repository, and the job needs 'permissions: security-events: write'. With 'upload: false' it isn't "
+        "tried.\n"
+    )
+
+
+@_NEEDS_BASH
 @pytest.mark.parametrize(
-    "wrong", [{"VERSION": "1.0 --index-url=x"}, {"EXTRAS": "torch] @ file:///x"}, {"VERSION": "$(touch hit)"}]
+    "wrong",
+    [
+        {"EXTRAS": "torch] @ file:///x"},
+        {"EXTRAS": "$(touch hit)"},
+        {"UPLOAD": "yes"},
+        {"UPLOAD": "true", "SARIF": ""},
+    ],
 )
-def test_a_wrong_version_or_extra_installs_nothing(tmp_path: Path, wrong: dict[str, str]) -> None:
-    done = run_step(0, tmp_path, GITHUB_ACTION_PATH=str(ROOT), **wrong)
+def test_a_wrong_input_installs_nothing(tmp_path: Path, wrong: dict[str, str]) -> None:
+    done = run_step("Find Python", tmp_path, **{"UPLOAD": "auto"} | wrong)
     assert done.returncode == 2
     assert done.stdout.startswith("::error title=ckpttool::")
     assert [entry.name for entry in tmp_path.iterdir()] == []
 
 
 @_NEEDS_BASH
-@pytest.mark.parametrize(
-    ("inputs", "wanted"),
-    [
-        ({}, "/action"),
-        ({"EXTRAS": "torch,paddle"}, "/action[torch,paddle]"),
-        ({"VERSION": "1.2.3", "EXTRAS": "torch"}, "ckpttool[torch]==1.2.3"),
-    ],
-)
-def test_what_is_installed(tmp_path: Path, inputs: dict[str, str], wanted: str) -> None:
-    places = tmp_path / "bin"
-    places.mkdir()
-    python = places / "python"
-    python.write_text(
-        '#!/bin/sh\ncase "$*" in\n*pip*) echo "$@" > asked ;;\n'
-        "*EXTERNALLY*) exit 1 ;;\n*) echo /scripts ;;\nesac\n"
-    )
-    python.chmod(0o755)
-    path = f"{places}{os.pathsep}{os.environ['PATH']}"
-    done = run_step(0, tmp_path, GITHUB_ACTION_PATH="/action", PATH=path, **inputs)
+def test_the_python_of_the_job_is_used(tmp_path: Path) -> None:
+    path = fake_python(tmp_path, "usable")
+    done = run_step("Find Python", tmp_path, UPLOAD="auto", PATH=path)
     assert (done.returncode, done.stderr) == (0, "")
-    asked = (tmp_path / "asked").read_text().strip()
+    assert outputs(tmp_path) == {"python": str(tmp_path / "bin" / "python")}
+
+
+@_NEEDS_BASH
+def test_a_python_of_the_system_gets_an_environment(tmp_path: Path) -> None:
+    path = fake_python(tmp_path, "managed")
+    done = run_step("Find Python", tmp_path, UPLOAD="auto", PATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outputs(tmp_path) == {"python": str(tmp_path / "ckpttool" / "bin" / "python")}
+    asked = (tmp_path / "asked").read_text().splitlines()[-1]
+    assert asked == f"-m venv --system-site-packages {tmp_path / 'ckpttool'}"
+
+
+@_NEEDS_BASH
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_python_that_cannot_be_used_is_set_up(tmp_path: Path, status: int) -> None:
+    path = fake_python(tmp_path, "", status)
+    done = run_step("Find Python", tmp_path, UPLOAD="auto", PATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outputs(tmp_path) == {"python": ""}
+    assert step("Set up Python")["if"] == "steps.find.outputs.python == ''"
+
+
+@_NEEDS_BASH
+def test_a_job_without_python_gets_one(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    assert bash is not None
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to(bash)
+    done = run_step("Find Python", tmp_path, UPLOAD="auto", PATH=str(tmp_path / "bin"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outputs(tmp_path) == {"python": ""}
+
+
+@_NEEDS_BASH
+@pytest.mark.skipif(sys.platform == "win32", reason="bash writes paths in its own way there")
+def test_this_python_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    script = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+    (tmp_path / "bin" / "python").write_text(script)
+    (tmp_path / "bin" / "python").chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = run_step("Find Python", tmp_path, UPLOAD="auto", PATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outputs(tmp_path)["python"].startswith(str(tmp_path))
+
+
+@_NEEDS_BASH
+def test_the_cache_is_that_of_pyproject_python_and_extras(tmp_path: Path) -> None:
+    action = tmp_path / "action"
+    action.mkdir()
+    names = set()
+    for content, extras in [("a", ""), ("b", ""), ("b", "torch,paddle")]:
+        (action / "pyproject.toml").write_text(content)
+        (tmp_path / "output").unlink(missing_ok=True)
+        done = run_step(
+            "Name the cache", tmp_path, GITHUB_ACTION_PATH=str(action), PYTHON=sys.executable, EXTRAS=extras
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        name = outputs(tmp_path)["name"]
+        assert platform.python_version() in name
+        assert "," not in name  # actions/cache refuses such a key
+        assert Path(outputs(tmp_path)["path"]).is_absolute()
+        names.add(name)
+    assert len(names) == 3
+
+
+@_NEEDS_BASH
+@pytest.mark.parametrize(("extras", "wanted"), [("", "/action"), ("torch,paddle", "/action[torch,paddle]")])
+def test_what_is_installed(tmp_path: Path, extras: str, wanted: str) -> None:
+    fake_python(tmp_path, "/scripts")
+    python = str(tmp_path / "bin" / "python")
+    done = run_step("Install ckpttool", tmp_path, GITHUB_ACTION_PATH="/action", PYTHON=python, EXTRAS=extras)
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = (tmp_path / "asked").read_text().splitlines()[0]
     assert asked == f"-m pip install --quiet --disable-pip-version-check {wanted}"
-    assert (tmp_path / "output").read_text() == "program=/scripts/ckpttool\n"
+    assert outputs(tmp_path) == {"program": "/scripts/ckpttool"}
 
 
 # The hook -------------------------------------------------------------------------------------------
@@ -227,6 +357,26 @@ def test_the_hook_is_called_with_every_suffix_of_a_checkpoint() -> None:
 )
 def test_the_hook_is_not_called_with_other_files(name: str) -> None:
     assert re.search(hook()["files"], name) is None
+
+
+def test_the_hook_names_problems_only(tmp_path: Path, files: Path) -> None:
+    (tmp_path / "good.pth").write_bytes((files / "pytorch" / "guide.pth").read_bytes())
+    (tmp_path / "cut.pth").write_bytes((files / "pytorch" / "guide.pth").read_bytes()[:1500])
+    program, *options = hook()["entry"].split()
+    done = subprocess.run(
+        [sys.executable, "-m", program, *options, "cut.pth", "good.pth"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "GITHUB_ACTIONS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == (
+        "✗ INVALID  cut.pth  pytorch  1.5 kB  structure\n"
+        "    error truncated: 1,500 bytes of a zip that ends before its directory\n"
+        "    → copy it again, or use the checkpoint before it (ckpttool explain truncated)\n"
+    )
 
 
 # The page -------------------------------------------------------------------------------------------

@@ -95,17 +95,16 @@ def _driver(findings: Sequence[_Found], rules: Mapping[str, int]) -> dict[str, A
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    """Return what a code means and what to do, how bad it is, and for what is dangerous a score."""
+    """Return what a code means, what to do, how bad it is, and a score for what is dangerous."""
     row = explanations().get(finding.code)
-    title = finding.code.replace("-", " ")
-    rule: dict[str, Any] = {"id": finding.code, "shortDescription": {"text": title}}
+    words = finding.code.split("-")
+    name = "".join(word.capitalize() for word in words)  # as the specification spells its examples
+    rule: dict[str, Any] = {"id": finding.code, "name": name, "shortDescription": {"text": " ".join(words)}}
     if row is not None:
         meaning, remedy = as_sentence(row.meaning), as_sentence(row.remedy)
+        help_text = f"{meaning}\n\n**What to do:** {remedy}"
         rule["fullDescription"] = {"text": plain(meaning)}
-        rule["help"] = {
-            "text": f"{plain(meaning)} What to do: {plain(row.remedy)}",
-            "markdown": f"{meaning}\n\n**What to do:** {remedy}",
-        }
+        rule["help"] = {"text": plain(help_text), "markdown": help_text}
     rule["defaultConfiguration"] = {"level": finding.severity.value}
     if finding.check:
         rule["properties"] = {"tags": [finding.check]}

@@ -35,13 +35,15 @@ def rule(code: str, check: str, level: str, meaning: str, remedy: str) -> dict[s
     properties: dict[str, Any] = {"tags": [check]}
     if check == "safety":
         properties = {"tags": [check, "security"], "security-severity": "9.0"}
+    advice = f"{remedy[0].upper()}{remedy[1:]}."
     return {
         "id": code,
+        "name": code.title().replace("-", ""),
         "shortDescription": {"text": code.replace("-", " ")},
         "fullDescription": {"text": f"{meaning.replace('`', '')}."},
         "help": {
-            "text": f"{meaning.replace('`', '')}. What to do: {remedy.replace('`', '')}",
-            "markdown": f"{meaning}.\n\n**What to do:** {remedy[0].upper()}{remedy[1:]}.",
+            "text": f"{meaning.replace('`', '')}.\n\nWhat to do: {advice.replace('`', '')}",
+            "markdown": f"{meaning}.\n\n**What to do:** {advice}",
         },
         "defaultConfiguration": {"level": level},
         "properties": properties,
