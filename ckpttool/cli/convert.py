@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet
-from ckpttool.cli.output import has_colour, print_json, progress, say_error, say_warning
+from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
+from ckpttool.cli.progress import progress
 from ckpttool.ops.conversion import ConvertOptions
 
 if TYPE_CHECKING:

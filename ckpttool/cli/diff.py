@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection, typer_option
-from ckpttool.cli.output import COULD_NOT, has_colour, print_json, progress, say, say_error, width
+from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
+from ckpttool.cli.progress import progress
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, OUTPUT_PANEL
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckpttool.cli.options import Json, Quiet, typer_option
-from ckpttool.cli.output import has_colour, progress, say, width
+from ckpttool.cli.output import has_colour, say, width
+from ckpttool.cli.progress import progress
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.options import OUTPUT_PANEL
 

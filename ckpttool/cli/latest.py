@@ -18,8 +18,9 @@ from ckpttool.cli.options import (
     Quiet,
     typer_option,
 )
-from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, progress, say, say_error, say_warning
+from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
+from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.streams import discard
 from ckpttool.core.errors import UsageError
@@ -120,7 +121,7 @@ def latest(
         wait=seconds(wait, is_lenient=True),
         tell=(lambda text: None) if quiet else _tell,
         jobs=jobs,
-        progress=no_progress if quiet else progress,
+        progress=no_progress if quiet else ProgressLines(),
     )
     if not quiet:
         say_inferred_mode(best, mode)

@@ -16,13 +16,13 @@ from ckpttool.cli.output import (
     COULD_NOT,
     has_colour,
     print_json,
-    progress,
     say,
     say_error,
     say_warning,
     width,
 )
 from ckpttool.cli.paths import print_paths, say_empty, say_inferred_mode, say_journals, with_directory
+from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
@@ -32,6 +32,7 @@ from ckpttool.runs.scope import Scope
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
     from ckpttool.runs.listing import DirectoryPreview, ListedDirectory, Listing
+    from ckpttool.runs.members.full_read import Progress
     from ckpttool.transaction.paths import Problem
 
 Directories = Annotated[
@@ -200,7 +201,8 @@ def read_listing(
     from ckpttool.runs.listing import listing_of
 
     places, problems = _places_to_list(options, verify)
-    previews = _preview(places)
+    progress = ProgressLines()
+    previews = _preview(places, progress)
     listing = listing_of(
         list(previews.values()),
         sort=sort,
@@ -248,7 +250,7 @@ def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDir
     return [ListedDirectory(one.directory, scope, one) for one in requests], []
 
 
-def _preview(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
+def _preview(places: Sequence[ListedDirectory], progress: Progress) -> dict[str, DirectoryPreview]:
     """Return what lies in directories, by their paths; an error in one of several is printed."""
     from ckpttool.runs.listing import preview_directory
 

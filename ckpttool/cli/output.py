@@ -6,7 +6,7 @@ import enum
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.render.terminal import printable
@@ -15,7 +15,6 @@ FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
 """Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C."""
 
 if TYPE_CHECKING:
-    from ckpttool.io.work import Advance
     from ckpttool.transaction.paths import Problem
 
 
@@ -85,28 +84,6 @@ def paged() -> AbstractContextManager[None]:
     from ckpttool.cli.pager import held_for_pager
 
     return held_for_pager()
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Advance]:
-    """Show a progress bar of ``total`` bytes on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty() or total < 1 << 28:
-        yield lambda nbytes: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda nbytes: bar.advance(task, nbytes)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -14,13 +14,13 @@ from ckpttool.cli.output import (
     grouped_messages,
     has_colour,
     print_json,
-    progress,
     say,
     say_error,
     say_warning,
     terminal_width,
 )
 from ckpttool.cli.paths import directory_name, say_journals, with_directory
+from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.prune_options import unmatched_rules
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
@@ -98,7 +98,9 @@ def _prune_directory(request: PruneRequest, trash: str | None, output: OutputOpt
         _print_plan(planned, output)
         return output.consent.to(question(planned.plan, trash=trash is not None))
 
-    outcome = prune(request, dry_run=output.dry_run, confirm=confirm, progress=progress, trash=trash or False)
+    outcome = prune(
+        request, dry_run=output.dry_run, confirm=confirm, progress=ProgressLines(), trash=trash or False
+    )
     if outcome.declined:
         return _keep_all(outcome)
     return _preview_trash(outcome) if output.dry_run and trash is not None else outcome
@@ -304,7 +306,7 @@ def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) 
     request = _request_around(options, path)
     _say_unread(options, output)
     problems = unmatched_rules(options, options.requests())
-    planned = make_plan(request, progress)
+    planned = make_plan(request, ProgressLines())
     explanation = explain(planned, path)
     if output.json:
         from ckpttool.cli.render.json import explain_document

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.output import progress, say_error, say_warning
+from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
+from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
-from ckpttool.ops.verdict import Verification
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.verdict import OPTIONAL, Verification
 from ckpttool.ops.verify import unreadable
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import Unit
     from ckpttool.ops.manifest_seal import SealResult
+    from ckpttool.runs.members.full_read import Progress
 
 
 MISTAKES = frozenset(
@@ -94,7 +97,8 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
     """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid."""
     outcome = VerifyOutcome()
     searched: list[Globs] = []
-    targets = [target for path in paths for target in _find_targets(path, options, outcome, searched)]
+    lines = ProgressLines()
+    targets = [target for path in paths for target in _find_targets(path, options, outcome, searched, lines)]
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
     outcome.warnings = tuple(warning for warning in first if all(warning in others for others in unmatched))
@@ -103,13 +107,15 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
     known: set[str] = set()
     for _ in range(_TRIES):
         known.update(target.path for target in targets)
-        if not _verify_each(targets, options, outcome):
+        with lines.of_all(_work_of(target, options) for target in targets) as progress:
+            has_gone = _verify_each(targets, options, outcome, progress)
+        if not has_gone:
             break
         again = (
             target
             for path in paths
             if os.path.isdir(path)
-            for target in _find_targets(path, options, outcome, [])
+            for target in _find_targets(path, options, outcome, [], lines)
         )
         targets = [target for target in again if target.path not in known]
     if known and not (outcome.verifications or outcome.failures):
@@ -135,12 +141,30 @@ def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
         yield f"{paths[0]}{more}: not verified, safety unknown: {why}"
 
 
-def _verify_each(targets: Sequence[_VerifyTarget], options: VerifyOptions, outcome: VerifyOutcome) -> bool:
+def _work_of(target: _VerifyTarget, options: VerifyOptions) -> int:
+    """Return how many bytes are read of a checkpoint: once for each of the passes."""
+    if isinstance(target.unit, CheckpointError):
+        return 0
+    passes = 1
+    if options.seal:
+        passes += 2  # of its files, and of its tensors
+    if (
+        OPTIONAL in options.checks
+        and not options.force
+        and any(name.endswith(SIDECARS) for name in target.unit.members)
+    ):
+        passes += 1
+    return passes * target.unit.nbytes
+
+
+def _verify_each(
+    targets: Sequence[_VerifyTarget], options: VerifyOptions, outcome: VerifyOutcome, progress: Progress
+) -> bool:
     """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
     has_gone = False
     for target in targets:
         try:
-            has_gone |= not _verify(target, options, outcome)
+            has_gone |= not _verify(target, options, outcome, progress)
         except CheckpointError as error:
             if target.is_named or (target.is_predicted and isinstance(error, MissingPackage)):
                 _fail(error, outcome)
@@ -192,7 +216,7 @@ def _require_prediction(targets: Sequence[_VerifyTarget], options: VerifyOptions
 
 
 def _find_targets(
-    path: str, options: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs]
+    path: str, options: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
 ) -> Iterator[_VerifyTarget]:
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
@@ -204,7 +228,12 @@ def _find_targets(
     unknown: list[str] = []
     walk = Walk(exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unknown=unknown.append)
     try:
-        units = sorted(discover(path, walk), key=lambda unit: natural_path(unit.path))
+        found = []
+        with progress(path, None) as advance:
+            for unit in discover(path, walk):
+                found.append(unit)
+                advance(1)
+        units = sorted(found, key=lambda unit: natural_path(unit.path))
         if [unit.path for unit in units] != [path]:
             searched.append(globs)
         if not units:
@@ -216,8 +245,8 @@ def _find_targets(
     outcome.unknown += (one for one in unknown if one not in outcome.unknown)
     for unit in units:
         is_named = unit.path == path
-        found = unit if is_named else replace(unit, path=shown(unit.path))
-        yield _VerifyTarget(found, _settings_of(unit.path, options), is_named)
+        settings = _settings_of(unit.path, options)
+        yield _VerifyTarget(unit if is_named else replace(unit, path=shown(unit.path)), settings, is_named)
     for one in errors:
         yield _VerifyTarget(one, None, False)
 
@@ -269,15 +298,17 @@ def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
     outcome.failures.append(error)
 
 
-def _verify(target: _VerifyTarget, options: VerifyOptions, outcome: VerifyOutcome) -> bool:
+def _verify(
+    target: _VerifyTarget, options: VerifyOptions, outcome: VerifyOutcome, progress: Progress
+) -> bool:
     """Add the verdict on a checkpoint; tell whether it was still there."""
     if isinstance(target.unit, CheckpointError):
         raise target.unit
     started = time.perf_counter()
     verification = (
-        _verify_and_seal(target.unit, options, outcome)
+        _verify_and_seal(target.unit, options, outcome, progress)
         if options.seal
-        else _verify_at_rest(target, target.unit, options)
+        else _verify_at_rest(target, target.unit, options, progress)
     )
     if verification is None:
         _say_missing(target.unit)
@@ -306,7 +337,9 @@ def _mistake_in(verification: Verification) -> CheckpointError | None:
     return None
 
 
-def _verify_at_rest(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> Verification | None:
+def _verify_at_rest(
+    target: _VerifyTarget, unit: Unit, options: VerifyOptions, progress: Progress
+) -> Verification | None:
     """Return the verdict on what stands still; None if it was removed or renamed meanwhile."""
     from ckpttool.ops.verify import verify as verify_one
 
@@ -333,7 +366,9 @@ def _verify_at_rest(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -
     return verification
 
 
-def _verify_and_seal(unit: Unit, options: VerifyOptions, outcome: VerifyOutcome) -> Verification:
+def _verify_and_seal(
+    unit: Unit, options: VerifyOptions, outcome: VerifyOutcome, progress: Progress
+) -> Verification:
     from ckpttool.ops.manifest_seal import verify_and_seal
 
     with progress(unit.path, unit.nbytes) as advance:

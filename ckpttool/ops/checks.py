@@ -240,5 +240,5 @@ class Verifier:
     def _manifest(self) -> Check:
         if not self._has_manifest:
             return Check("manifest", Status.SKIPPED, "there is none beside it")
-        findings, compared = compare_manifests(self._checkpoint, self._manifests, self._jobs)
+        findings, compared = compare_manifests(self._checkpoint, self._manifests, self._jobs, self._advance)
         return self._check("manifest", findings, compared)

@@ -15,7 +15,7 @@ from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.source import Source
-from ckpttool.io.work import in_order
+from ckpttool.io.work import Advance, in_order, no_advance
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -31,14 +31,16 @@ Digest = str | CheckpointError
 """SHA-256 in hexadecimal digits, or why the bytes can't be read."""
 
 
-def digests_of_files(paths: Iterable[str], jobs: int, executor: Executor | None = None) -> dict[str, Digest]:
+def digests_of_files(
+    paths: Iterable[str], jobs: int, executor: Executor | None = None, advance: Advance = no_advance
+) -> dict[str, Digest]:
     """Return the digest of each file by its path; every file is read by one thread.
 
-    Instead of threads here, an executor may do it, wherever it has the files.
+    Instead of threads here, an executor may do it, wherever it has the files; then nobody is told the bytes.
     """
 
     wanted = list(dict.fromkeys(paths))
-    digests = in_order(partial(_digest_of, _blocks_of_file), wanted, jobs, executor)
+    digests = in_order(partial(_digest_of, _blocks_of_file, advance), wanted, jobs, executor)
     return dict(zip(wanted, digests, strict=True))
 
 
@@ -51,7 +53,9 @@ def _blocks_of_file(path: str) -> Iterator[memoryview]:
             yield block
 
 
-def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest | None]:
+def digests_of_tensors(
+    tensors: Iterable[Tensor], jobs: int, advance: Advance = no_advance
+) -> dict[str, Digest | None]:
     """Return the digest of the elements of each tensor by its name, in C order and little-endian.
 
     None stands for a tensor whose values the checkpoint does not hold.
@@ -59,12 +63,14 @@ def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest
     wanted = {tensor.name: tensor for tensor in tensors}
     owners = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
     read = [tensor for name, tensor in wanted.items() if name not in owners and tensor.values is not None]
-    digests = in_order(partial(_digest_of, Tensor.blocks), read, jobs)
+    digests = in_order(partial(_digest_of, Tensor.blocks, advance), read, jobs)
     by_name = {tensor.name: digest for tensor, digest in zip(read, digests, strict=True)}
     return {name: by_name.get(owners.get(name) or name) for name in wanted}
 
 
-def _digest_of(blocks: Callable[[T], Iterator[memoryview]], item: T, check: Callable[[], None]) -> Digest:
+def _digest_of(
+    blocks: Callable[[T], Iterator[memoryview]], advance: Advance, item: T, check: Callable[[], None]
+) -> Digest:
     import hashlib
 
     running = hashlib.sha256()
@@ -72,6 +78,7 @@ def _digest_of(blocks: Callable[[T], Iterator[memoryview]], item: T, check: Call
         for block in blocks(item):
             check()
             running.update(block)
+            advance(block.nbytes)
     except CheckpointError as failure:
         return failure
     return running.hexdigest()
@@ -143,9 +150,12 @@ def _integer(value: object) -> int:
     return value
 
 
-def changed_tensors(checkpoint: Checkpoint, stated: Digests, jobs: int) -> list[Finding]:
+def changed_tensors(
+    checkpoint: Checkpoint, stated: Digests, jobs: int, advance: Advance = no_advance
+) -> list[Finding]:
     """Return an error for each tensor that is not what was written down."""
-    digests = digests_of_tensors((checkpoint[name] for name in stated.tensors if name in checkpoint), jobs)
+    held = (checkpoint[name] for name in stated.tensors if name in checkpoint)
+    digests = digests_of_tensors(held, jobs, advance)
     findings = []
     for name, was in stated.tensors.items():
         tensor, digest = checkpoint.get(name), digests.get(name)

@@ -16,6 +16,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error, warning
 from ckpttool.io.manifest import Manifest, read_manifest
+from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.digests import Digest, Digests, changed_tensors, digests_of_files, read_digests
 
 SUFFIX = ".sha256"
@@ -64,7 +65,7 @@ def has_digests(checkpoint: Checkpoint) -> bool:
 
 
 def compare_manifests(
-    checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int
+    checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int, advance: Advance = no_advance
 ) -> tuple[list[Finding], str]:
     """Return how a checkpoint differs from what lies beside it, and what was compared, in words."""
     written, findings = None, [finding for manifest in manifests for finding in manifest.malformed]
@@ -85,7 +86,7 @@ def compare_manifests(
             outside.append(path)
         else:
             (present if os.path.lexists(path) else missing).append(path)
-    found = digests_of_files(present, jobs)
+    found = digests_of_files(present, jobs, advance=advance)
     changed = list(_changed_files(stated, found, written))
     leads_out = "a link that leads out of the manifest's directory; it was not opened"
     findings += [error("manifest-malformed", leads_out, stated[path].name) for path in outside]
@@ -94,7 +95,7 @@ def compare_manifests(
     ]
     findings += changed
     if written is not None and (changed or not manifests):
-        findings += changed_tensors(checkpoint, written, jobs)
+        findings += changed_tensors(checkpoint, written, jobs, advance)
     if not manifests:
         return findings, counted(len(written.tensors), "tensor") if written else "digests that can't be read"
     # Manifests list neither themselves nor each other.

@@ -56,7 +56,8 @@ def verify_and_seal(
         force: Whether a manifest that says something else is replaced; it has no say in the verdict then.
         strict: Whether warnings fail.
         jobs: Number of threads.
-        advance: Called with the bytes read.
+        advance: Called with the bytes read, from any thread: those verified, those of the files and those
+            of the tensors.
     """
     before = _moment(unit)
     checks = tuple(check for check in CHECKS if check != "manifest" or not force)
@@ -66,7 +67,7 @@ def verify_and_seal(
     assert unit.format is not None  # what no format recognises is not valid
     try:
         with open_unit(unit.format, unit) as checkpoint:
-            return verdict, _write_manifest(checkpoint, unit, before, force, jobs or default_jobs())
+            return verdict, _write_manifest(checkpoint, unit, before, force, jobs or default_jobs(), advance)
     except CheckpointError as failure:
         return verdict, SealResult(refused=str(failure), failed=True)
 
@@ -94,7 +95,9 @@ class _Document:
     difference: str | None
 
 
-def _write_manifest(checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int) -> SealResult:
+def _write_manifest(
+    checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int, advance: Advance
+) -> SealResult:
     manifest, digests = base_of(checkpoint) + SUFFIX, base_of(checkpoint) + DIGESTS_SUFFIX
     directory = os.path.abspath(os.path.dirname(manifest))
     files = {}
@@ -105,12 +108,12 @@ def _write_manifest(checkpoint: Checkpoint, unit: Unit, before: Moment, force: b
         if name.split("/")[0] == os.pardir:
             raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
         files[name] = entry.path
-    of_files = digests_of_files(files.values(), jobs)
+    of_files = digests_of_files(files.values(), jobs, advance=advance)
     lines = [Line(name, _require_digest(of_files[path])) for name, path in files.items()]
     listed = _Document(manifest, dumps_manifest(lines), _listing_difference(manifest, lines))
 
     tensors = list(checkpoint.values())
-    of_tensors = digests_of_tensors(tensors, jobs)
+    of_tensors = digests_of_tensors(tensors, jobs, advance)
     for digest in of_tensors.values():
         _require_digest(digest)
     sizes = {os.path.abspath(entry.path): entry.nbytes for entry in checkpoint.files}

@@ -226,7 +226,10 @@ def list_checkpoints(
 def preview_directory(listed: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
     """Return what lies in a directory; nothing on disk is changed."""
     request = listed.retention
-    survey = survey_directory(listed.directory, listed.scope, enters_root=request is not None)
+    with progress(listed.directory, None) as advance:
+        survey = survey_directory(
+            listed.directory, listed.scope, enters_root=request is not None, advance=advance
+        )
     protections = Pointers(survey.root, survey.groups, recursive=listed.scope.recursive).protections()
     if request is None:
         return DirectoryPreview(survey, protections)

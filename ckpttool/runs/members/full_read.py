@@ -21,8 +21,10 @@ FULL_CHECKS = ("structure", "checksum", "values")
 _SPECIAL = ("nan", "infinity")
 
 Advance = Callable[[int], None]
-Progress = Callable[[str, int], AbstractContextManager[Advance]]
-"""Told what is read now and how many bytes that takes; gives back what is told of each part."""
+Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
+"""Told what is read now and how many bytes that takes; gives back what is told of each part.
+
+None instead of the bytes: a directory is searched, and the parts are numbers of what was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class FullRead:
     damage: Reason | None = None
 
 
-def no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
+def no_progress(what: str, total: int | None) -> AbstractContextManager[Advance]:
     """Return a progress that nobody sees."""
     return nullcontext(lambda nbytes: None)
 

@@ -79,7 +79,7 @@ def make_plan(
         known: What lies in the directory, if somebody has looked already.
     """
     policies = request.all_policies
-    survey = survey_series(require_directory(request.directory), request, known)
+    survey = survey_series(require_directory(request.directory), request, progress, known)
     groups, now = survey.groups, time.time()
     pointers = Pointers(survey.root, groups, recursive=request.recursive)
     own = own_reasons(survey, request, request.min_age)
@@ -116,11 +116,13 @@ def make_plan(
     return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
 
 
-def survey_series(root: str, request: PruneRequest, known: Survey | None = None) -> Survey:
+def survey_series(
+    root: str, request: PruneRequest, progress: Progress = no_progress, known: Survey | None = None
+) -> Survey:
     """Return what lies in a directory, without the checkpoint that the directory may be itself."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    survey = known or survey_directory(root, request, enters_root=True)
+    survey = known or _survey(root, request, progress)
     if not any(entry.unit.path == root for entry in survey.entries):
         return survey
     if len(survey.entries) == 1:
@@ -128,6 +130,11 @@ def survey_series(root: str, request: PruneRequest, known: Survey | None = None)
     return replace(
         survey, groups=tuple(group for group in survey.groups if group.entries[0].unit.path != root)
     )
+
+
+def _survey(root: str, request: PruneRequest, progress: Progress) -> Survey:
+    with progress(root, None) as advance:
+        return survey_directory(root, request, enters_root=True, advance=advance)
 
 
 def _failed_runs(

@@ -93,7 +93,8 @@ def prune(
         trash: Whether what is removed is kept in the trash, from which ``undo`` restores it; or the identity
             of the command, where several prunes are one. Failed runs always are.
         confirm: Called with the plan before anything is removed; nothing is unless it returns true.
-        progress: Called with what is read, and how many bytes; gives what is called with the bytes read.
+        progress: Called with what is read, and how many bytes; gives what is called with the bytes read. For
+            a directory that is searched, the bytes are None, and what is called gets numbers of files.
         keywords: Attributes of ``Policy`` and ``PruneRequest``: ``prune("runs", keep_last=3)``.
 
     Raises:
@@ -111,14 +112,14 @@ def prune(
         locks = _Locks(stack)
         refusal = locks.refusal(root)
         recoveries = [_recover(root, refusal)]
-        survey = survey_series(root, request)
+        survey = survey_series(root, request, progress)
         owners = dict.fromkeys(
             state_dir_of_stage(os.path.dirname(journal)).directory for journal in survey.journals
         )
         below = [path for path in owners if os.path.isdir(path) and not os.path.samefile(path, root)]
         if below:  # what was interrupted there is part of what is planned with
             recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
-            survey = survey_series(root, request)
+            survey = survey_series(root, request, progress)
         planned = make_plan(request, progress, survey)
         result = _result(planned)
         if planned.plan.removals and refusal is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Unit
 from ckpttool.io.children import Child, Lost
-from ckpttool.io.work import Pool, TaskReturned, default_jobs, in_order, worker_of
+from ckpttool.io.work import Advance, Pool, TaskReturned, default_jobs, in_order, no_advance, worker_of
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.look import look_at, look_for
 
@@ -42,7 +42,9 @@ class LookResult(NamedTuple):
     entry: Entry | None
 
 
-def look_at_all(found: Iterable[Discovered], executor: Executor | None = None) -> list[LookResult | None]:
+def look_at_all(
+    found: Iterable[Discovered], executor: Executor | None = None, advance: Advance = no_advance
+) -> list[LookResult | None]:
     """Return what is seen of all that is found, in its order, while it is being found.
 
     None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
@@ -50,6 +52,7 @@ def look_at_all(found: Iterable[Discovered], executor: Executor | None = None) -
     Args:
         found: What is to be looked at.
         executor: Looks at it instead of this process and its children, wherever it has the files.
+        advance: Called with the number of those looked at, from any thread.
     """
     if executor is not None:
         parts = in_order(_look_at_part, _batches(found), 1, executor)
@@ -59,11 +62,12 @@ def look_at_all(found: Iterable[Discovered], executor: Executor | None = None) -
     with Pool[_Task]() as pool:
         for number, batch in enumerate(_batches(found)):
             pool.add((number, batch))
+            advance(0)
             count += len(batch)
             if children < min(default_jobs() - 1, count // WORTH_UNITS):
                 children += 1
-                pool.start(partial(_child, done))
-        pool.work(worker_of(partial(_look, done)))
+                pool.start(partial(_child, done, advance))
+        pool.work(worker_of(partial(_look, done, advance)))
     return [result for number in range(len(done)) for result in done[number]]
 
 
@@ -73,13 +77,14 @@ def _batches(found: Iterable[Discovered]) -> Iterator[Sequence[Discovered]]:
         yield batch
 
 
-def _look(done: dict[int, list[LookResult | None]], task: _Task) -> None:
+def _look(done: dict[int, list[LookResult | None]], advance: Advance, task: _Task) -> None:
     number, batch = task
     done[number] = _look_at_batch(batch)
+    advance(len(batch))
 
 
 @contextmanager
-def _child(done: dict[int, list[LookResult | None]]) -> Iterator[Callable[[_Task], None]]:
+def _child(done: dict[int, list[LookResult | None]], advance: Advance) -> Iterator[Callable[[_Task], None]]:
     """Yield what has a child look at batches; one that is killed gives its batch back."""
     try:
         child = Child(__name__)
@@ -92,6 +97,7 @@ def _child(done: dict[int, list[LookResult | None]]) -> Iterator[Callable[[_Task
             done[number] = child.ask(batch)
         except Lost as error:
             raise TaskReturned from error
+        advance(len(batch))
 
     try:
         yield look

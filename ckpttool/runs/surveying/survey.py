@@ -14,6 +14,7 @@ from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
+from ckpttool.io.work import Advance, no_advance
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
 from ckpttool.runs.members.runs import apply_series_globs
@@ -60,16 +61,27 @@ class Survey:
 
 
 def survey_directory(
-    root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_root: bool = False
+    root: str | os.PathLike[str],
+    scope: Scope = WHOLE_TREE,
+    *,
+    enters_root: bool = False,
+    advance: Advance = no_advance,
 ) -> Survey:
-    """Return what lies in a directory; nothing on disk is changed."""
+    """Return what lies in a directory; nothing on disk is changed.
+
+    Args:
+        root: The directory.
+        scope: What of it is looked at.
+        enters_root: Whether it is a directory to be searched even if it is a checkpoint itself.
+        advance: Called with the number of files and directories looked at, from any thread.
+    """
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
     walk = _SurveyWalk(
         path,
         Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root),
     )
-    looked = walk.look()
+    looked = walk.look(advance)
     unaffected = unaffected_units([unit for unit, _ in looked], [path])
     whole = set(unaffected.whole)
     entries = [entry for unit, entry in looked if entry is not None and unit in whole]
@@ -115,9 +127,9 @@ class _SurveyWalk:
         """Return what could not be looked at, in the order of the walk."""
         return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
 
-    def look(self) -> list[tuple[Unit, Entry | None]]:
+    def look(self, advance: Advance) -> list[tuple[Unit, Entry | None]]:
         """Return the checkpoints with their entries, in the order of the walk."""
-        looked = look_at_all(self._discover())
+        looked = look_at_all(self._discover(), advance=advance)
         result: list[tuple[Unit, Entry | None]] = []
         for position, (candidate, look) in enumerate(zip(self._discovered, looked, strict=True)):
             self._position = position

@@ -1,0 +1,163 @@
+"""Progress on stderr, for a person at a terminal: a line that is drawn once a command takes long, and leaves
+nothing behind.
+
+Rich is imported when the line is drawn, and not before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.cli.render.terminal import printable, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.io.work import Advance
+    from ckpttool.runs.members.full_read import Progress
+
+PATIENCE = 0.5
+"""Seconds of silence that nobody wonders about."""
+_COLUMNS_OF_BYTES = 64
+"""Columns of a bar with its count, bytes, rate and time left; the rest of the line is for the path."""
+_SHORTEST_NAME = 14
+
+
+class ProgressLines:
+    """The progress of one command, called as a ``Progress``; silence counts from when it is made."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + PATIENCE
+
+    @contextmanager
+    def __call__(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Show how many of some bytes are done; without a total, how many checkpoints were looked at."""
+        if not _is_watched():
+            yield lambda done: None
+            return
+        line = _Line(self._due, total, _counter if total is None else _bar)
+        line.what = what
+        with line:
+            yield line.advance
+
+    @contextmanager
+    def of_all(self, sizes: Iterable[int]) -> Iterator[Progress]:
+        """Show one bar for several pieces of work, of some bytes each, with the number of the current one."""
+        if not _is_watched():
+            yield self
+            return
+        pieces = [*sizes]
+        line = _Line(self._due, sum(pieces), _bar if len(pieces) == 1 else _bar_of_all)
+        number = 0
+
+        @contextmanager
+        def piece(what: str, total: int | None) -> Iterator[Advance]:
+            nonlocal number
+            number = min(number + 1, len(pieces))  # one is repeated if it changes while it is read
+            line.what, line.position = what, f"{number:,} of {len(pieces):,}"
+            end = sum(pieces[:number])
+            line.move(end - pieces[number - 1])
+            yield lambda nbytes: line.advance(nbytes, at_most=end)
+            line.move(end)
+
+        with line:
+            yield piece
+
+
+def progress(what: str, total: int | None) -> Any:
+    """Show the progress of a command that does one thing; see ``ProgressLines``."""
+    return ProgressLines()(what, total)
+
+
+def _is_watched() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class _Line:
+    """A line that is drawn when it is due; told from any thread how far the work is."""
+
+    def __init__(self, due: float, total: int | None, columns: Callable[[], list[Any]]) -> None:
+        self.what = self.position = ""
+        self._due, self._total, self._columns = due, total, columns
+        self._done = 0
+        self._drawn: Any = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._drawn is not None:
+                self._drawn.stop()
+            self._due = float("inf")
+
+    def advance(self, done: int, *, at_most: int | None = None) -> None:
+        """Add to what is done, which never exceeds what there is to do."""
+        limit = self._total if at_most is None else at_most
+        with self._lock:
+            self._done = self._done + done if limit is None else min(self._done + done, limit)
+            self._draw()
+
+    def move(self, done: int) -> None:
+        """Set what is done."""
+        with self._lock:
+            self._done = done
+            self._draw()
+
+    def _draw(self) -> None:
+        if time.monotonic() < self._due:
+            return
+        if self._drawn is None:
+            self._drawn = _rich_progress(self._columns())
+            self._drawn.add_task("", total=self._total, position="")
+        name = _name(self.what, self._drawn.console.width)
+        self._drawn.update(
+            self._drawn.task_ids[0], completed=self._done, description=name, position=self.position
+        )
+        self._drawn.start()
+
+
+def _rich_progress(columns: list[Any]) -> Any:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+    console = Console(stderr=True, highlight=False)
+    return RichProgress(*columns, console=console, transient=True, redirect_stdout=False)
+
+
+def _name(what: str, width: int) -> str:
+    return shorten(printable(what), max(width - _COLUMNS_OF_BYTES, _SHORTEST_NAME))
+
+
+def _text(template: str) -> Any:
+    from rich.progress import TextColumn
+
+    return TextColumn(template, markup=False)
+
+
+def _counter() -> list[Any]:
+    from rich.progress import SpinnerColumn
+
+    return [SpinnerColumn(), _text("{task.description}: {task.completed:,} looked at")]
+
+
+def _bar() -> list[Any]:
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return [
+        _text("{task.description}"),
+        BarColumn(bar_width=16),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    ]
+
+
+def _bar_of_all() -> list[Any]:
+    name, *bar = _bar()
+    return [_text("{task.fields[position]}"), *bar, name]
