@@ -21,7 +21,7 @@ from ckpttool.cli.render.verdicts import (
     rank_findings,
     verdict_word,
 )
-from ckpttool.core.report import Severity
+from ckpttool.core.report import Severity, counted
 from ckpttool.ops.verdict import Check, Status, Verification
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def workflow_commands(
     if failures:
         counts.append(f"{len(failures):,} not read")
     if more:
-        counts.append(f"{more:,} more findings in the log")
+        counts.append(f"{counted(more, 'more finding')} in the log")
     lines = [_command(one, root) for one in chain.from_iterable(shown.values())]
     return "\n".join([*lines, f"::{_COMMANDS[last]} title=ckpttool verify::{'; '.join(counts)}"])
 
@@ -169,7 +169,7 @@ def _section(verification: Verification) -> str:
         place = f" {_code(finding.where)}" if finding.where else ""
         lines.append(f"- {finding.severity.value} `{finding.code}`{place}: {_text(finding.message)}")
     if len(findings) > MAX_FINDINGS:
-        lines.append(f"- … and {len(findings) - MAX_FINDINGS:,} more findings")
+        lines.append(f"- … and {counted(len(findings) - MAX_FINDINGS, 'more finding')}")
     title = f"<summary>{_code(verification.path)}: {verdict_word(verification)}</summary>"
     return "\n".join(["<details open>", title, "", *lines, "", "</details>"])
 

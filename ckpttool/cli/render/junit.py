@@ -18,7 +18,7 @@ from ckpttool.cli.render.verdicts import (
     is_open,
     is_undone,
 )
-from ckpttool.core.report import Finding, Severity
+from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import Check, Status, Verification
 
 if TYPE_CHECKING:
@@ -131,5 +131,5 @@ def _first_sentence(findings: Sequence[Finding]) -> str:
 def _lines(findings: Sequence[Finding]) -> str:
     lines = [finding_sentence(finding) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:
-        lines.append(f"… and {len(findings) - MAX_FINDINGS:,} more findings (--json has them all)")
+        lines.append(f"… and {counted(len(findings) - MAX_FINDINGS, 'more finding')} (--json has them all)")
     return "\n".join(lines)

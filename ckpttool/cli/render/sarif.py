@@ -21,7 +21,7 @@ from ckpttool.cli.render.verdicts import (
     path_from_root,
     verdict_word,
 )
-from ckpttool.core.report import Finding, Severity
+from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import Verification
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None
         for failure in failures
     ]
     if left:
-        text = f"{left:,} more findings are left out, the least first (--json has them all)."
+        text = f"{counted(left, 'more finding')} left out, the least severe (--json has them all)."
         notifications.append({"level": "warning", "message": {"text": text}})
     invocation: dict[str, Any] = {"executionSuccessful": not failures}
     if notifications:

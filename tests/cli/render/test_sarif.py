@@ -236,7 +236,7 @@ def test_too_many_results_lose_the_least(
     assert run["invocations"][0]["toolExecutionNotifications"] == [
         {
             "level": "warning",
-            "message": {"text": "1 more findings are left out, the least first (--json has them all)."},
+            "message": {"text": "1 more finding left out, the least severe (--json has them all)."},
         }
     ]
 
