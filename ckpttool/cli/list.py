@@ -49,6 +49,7 @@ Sort = Annotated[
     typer_option(
         "--sort",
         metavar="KEY",
+        complete="sort key",
         help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
         panel=OUTPUT_PANEL,
     ),
@@ -59,6 +60,7 @@ Best = Annotated[
     typer_option(
         *("--best", "--metric"),
         metavar="METRIC",
+        complete="metric",
         help="Mark the best of each series by this metric.",
         panel=OUTPUT_PANEL,
     ),
