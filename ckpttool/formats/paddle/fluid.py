@@ -133,7 +133,8 @@ def has_marker(entries: Entries) -> bool:
 
 def _add_serial(parts: FluidParts, entries: Entries) -> None:
     """Read all of one serial."""
-    is_named = is_serial(entries, os.path.basename(os.path.abspath(parts.root)))
+    name = os.path.basename(os.path.abspath(parts.root))
+    is_named = is_serial(entries, name)
     model = entries.get(MODEL)
     if model is not None:
         add_directory_of_variables(parts, model)
@@ -146,7 +147,7 @@ def _add_serial(parts: FluidParts, entries: Entries) -> None:
     if not has_variables:
         parts.fault("no-model", f"no {MODEL}: only the trainer that wrote it holds the variables")
     elif not is_marked:
-        marker = f"{MODEL}/{MARKER}" if model is not None else MARKER
+        marker = "/".join([name, *([MODEL] if model is not None else []), MARKER])
         if siblings_have_marker(parts.root):
             parts.fault("no-marker", f"no {marker}: its save did not finish, and Paddle does not load it")
         else:
