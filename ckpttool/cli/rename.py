@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from ckpttool.cli.consent import Consent
 from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, Yes, typer_option
@@ -70,35 +70,32 @@ def rename(
     """Rename checkpoints by a template, and update what points at them.
 
     Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} is left out, with
-    the separator before it, if a checkpoint lacks it. Without a terminal, rename doesn't ask (--dry-run shows
-    the plan). Some trainers find only checkpoints with their own names; a warning says which. ckpttool undo
-    restores the old names.
+    the separator before it, if a checkpoint lacks it. The plan is printed before anything is renamed; without
+    a terminal, rename doesn't ask. Some trainers find only checkpoints with their own names; a warning says
+    which. ckpttool undo restores the old names.
     """
-    from ckpttool.cli.render.text_changes import rename_lines, rename_question, rename_text, rename_total_line
+    from ckpttool.cli.render.text_changes import rename_question, rename_text, rename_total_line
     from ckpttool.runs.renaming.plan import RenameRequest
-    from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.runs.renaming.rename import rename as carry_out
 
     request = RenameRequest(directory=str(directory), template=_template(template, config), **scope)
     is_dry = dry_run or check
     consent = Consent(is_given=yes or is_dry)
-    asks = consent.asks
+    is_shown = consent.asks or not (json or quiet)
+    was_shown = False
 
     def confirm(planned: PlannedNames) -> bool:
-        if asks:  # who is asked must see the plan first
-            pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
-            stream = sys.stderr if json else sys.stdout
-            result = RenameResult(planned, pairs, dry_run=True)
-            text = rename_lines(result, width=terminal_width(stream), colour=has_colour(stream))
-            print(text, end="\n\n", file=stream, flush=True)
+        nonlocal was_shown
+        if is_shown:  # also if nobody is asked: if we are killed, the output says what was going on
+            was_shown = True
+            _print_plan(planned, sys.stderr if json else sys.stdout)
             if not quiet:
                 _warn(planned)
             _say_problems(planned.problems)
         return consent.to(rename_question(planned))
 
     renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
-    was_asked = asks and bool(renamed.planned.plan.renamings) and not renamed.is_refused
-    _say_outcome(renamed, quiet=quiet, was_warned=was_asked)
+    _say_outcome(renamed, quiet=quiet, was_warned=was_shown)
     if renamed.is_refused:
         say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be named)")
         return COULD_NOT
@@ -107,7 +104,6 @@ def rename(
 
         print_json(rename_document(renamed))
     elif not quiet and renamed.planned.plan.count:
-        was_shown = asks and renamed.planned.plan.renamings
         columns, colour = terminal_width(sys.stdout), has_colour(sys.stdout)
         text = rename_text(renamed, width=columns, colour=colour)
         print(rename_total_line(renamed) if was_shown else text)
@@ -145,6 +141,16 @@ def _template(given: str | None, config: str | None) -> str:
     if not isinstance(template, str):
         raise document.wrong("naming", f"template = {template!r:.40} (a text)")
     return template
+
+
+def _print_plan(planned: PlannedNames, stream: TextIO) -> None:
+    from ckpttool.cli.render.text_changes import rename_lines
+    from ckpttool.runs.renaming.rename import RenameResult
+
+    pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
+    result = RenameResult(planned, pairs, dry_run=True)
+    text = rename_lines(result, width=terminal_width(stream), colour=has_colour(stream))
+    print(text, end="\n\n", file=stream, flush=True)
 
 
 def _warn(planned: PlannedNames) -> None:

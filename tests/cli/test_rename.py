@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Terminal
+from tests.support.commands import Terminal, ckpttool
 from tests.support.configs import write
 
 TEMPLATE = "{run}-e{epoch:04d}"
@@ -202,9 +202,17 @@ def test_an_answer_in_stdin_is_obeyed(run, series: Path, monkeypatch: pytest.Mon
     os.close(writer)
     with open(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert run("rename", series, "-t", TEMPLATE) == (1, "nothing renamed (3 checkpoints)\n", "")
+        assert run("rename", series, "-t", TEMPLATE) == (1, PLAN + "nothing renamed (3 checkpoints)\n", "")
         assert names(series) == ["model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
         assert run("rename", series, "-t", TEMPLATE).status == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a full device")
+def test_nothing_is_renamed_before_the_plan_is_printed(series: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = ckpttool("rename", series, "-t", TEMPLATE, capture_output=False, stdout=full)
+    assert done.returncode == 2
+    assert names(series) == ["model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
 
 
 def test_names_are_escaped(run, series: Path) -> None:
