@@ -76,8 +76,8 @@ def result(
 
 
 NOT_PREDICTED = (
-    "A prediction was requested, but could not be made; the message says why",
-    "supply what is missing: `--model`, `--input-shape`, `--trust`",
+    "The prediction could not be made",
+    "read the message; `--model`, `--input-shape` or `--trust` may be missing",
 )
 DRIVER = {
     "name": "ckpttool",
@@ -85,7 +85,7 @@ DRIVER = {
     "rules": [
         rule(
             *("infinity", "values", "warning", "A tensor holds infinities (warning)"),
-            "fine in masks; otherwise as for NaN",
+            "fine in masks; otherwise use an earlier checkpoint",
         ),
         rule(
             *("nan", "values", "error", "A tensor holds NaN: training diverged"),
@@ -93,7 +93,12 @@ DRIVER = {
         ),
         rule("not-predicted", "predict", "error", *NOT_PREDICTED),
         rule(
-            *("unsafe-import", "safety", "error", "It names a function that has no place in a checkpoint"),
+            *(
+                "unsafe-import",
+                "safety",
+                "error",
+                "The file names a function that has no place in a checkpoint",
+            ),
             "don't load it; find out where it came from",
         ),
     ],
