@@ -91,19 +91,16 @@ def _show_in_pager(text: str) -> bool:
     if not command:
         return False
     sys.stdout.flush()
+    # Ctrl-C is the pager's as long as it is there. A handler of ours, unlike SIG_IGN, is not inherited by it.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            encoding=sys.stdout.encoding,
-            env={**_DEFAULTS, **os.environ},
+            command, stdin=subprocess.PIPE, encoding=sys.stdout.encoding, env={**_DEFAULTS, **os.environ}
         )
-    except OSError:
-        return False
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's as long as it is there
-    try:
         with suppress(OSError), process:  # the user may leave it early
             CheckedStdout(process.stdin).write(text)
+    except OSError:  # it can't be started
+        return False
     finally:
         signal.signal(signal.SIGINT, before)
     return True
