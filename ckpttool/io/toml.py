@@ -16,15 +16,35 @@ _INDENT = "  "
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
+_TOKEN = re.compile(r"""\"(?:\\.|[^"\\])*"?|'[^']*'?|#.*|[\w-]+|\S""")
+_MOST_DOTS = 128
+"""In a key: the parser takes memory by their square, so that a key of 64 KiB would take gigabytes."""
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Return a document's tables; what is no TOML is a ValueError, whose text says where."""
     # The package has the same words as the standard library's module since Python 3.11.
     loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
+    if any(line.count(".") > _MOST_DOTS and _dots_in_key(line) > _MOST_DOTS for line in text.split("\n")):
+        raise ValueError(f"a key has more than {_MOST_DOTS} dots")
     try:
         tables: dict[str, Any] = loads(text)
+        repr(tables)  # integers of thousands of digits can't be shown, which an error would do
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
     return tables
+
+
+def _dots_in_key(line: str) -> int:
+    """Return how many dots a key on a line may have; where a string of several lines may end, all count."""
+    if '"""' in line or "'''" in line:
+        return line.count(".")
+    most = dots = 0
+    previous = ""
+    for token in _TOKEN.findall(line):
+        dots = dots + 1 if token == "." else dots if previous == "." else 0
+        most, previous = max(most, dots), token
+    return most
 
 
 @dataclass(frozen=True, slots=True)

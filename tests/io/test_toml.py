@@ -110,3 +110,49 @@ def test_the_list_is_changed_and_nothing_else_is(
     for comment in ("# head", "# a ] comment", "# end", "# c"):
         assert result.count(comment) == text.count(comment)
     assert json.dumps(change_strings(result, "pinned")) == json.dumps(result)
+
+
+KEY = "a" + ".a" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{KEY} = 1",
+        f"[{KEY}]",
+        f"[[{KEY}]]",
+        f"b = {{{KEY} = 1}}",
+        'b = {\'=\' = 1, "x\\"" = "\'", ' + KEY + " = 1}",
+        "a" + " . '='" * 100_000 + " = 1",
+        "a" + '."a.=,"' * 100_000 + " = 1",
+        'b = {c = """\n""", ' + KEY + " = 1}",
+        "b = {c = '''\n''', " + KEY + " = 1}",
+    ],
+    ids=range(9),
+)
+def test_a_key_of_many_parts_takes_no_memory(text: str) -> None:
+    with pytest.raises(ValueError, match="a key has more than 128 dots"):
+        parse_toml(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[" + ", ".join(["'layers.0.mlp.w'"] * 100) + "]", ["layers.0.mlp.w"] * 100),
+        ("[" + ", ".join(["1.5"] * 200) + "]", [1.5] * 200),
+        (f'"{"." * 200}"', "." * 200),
+        (f"1 # {'.a' * 200}", 1),
+        (
+            "{" + ", ".join(f"k{n}.a = 0.5" for n in range(200)) + "}",
+            {f"k{n}": {"a": 0.5} for n in range(200)},
+        ),
+    ],
+    ids=range(5),
+)
+def test_dots_outside_of_a_key_may_be_many(text: str, value: object) -> None:
+    assert parse_toml(f"v = {text}") == {"v": value}
+
+
+def test_an_integer_that_cannot_be_shown() -> None:
+    with pytest.raises(ValueError, match="4300 digits"):
+        parse_toml(f"a = 0x{'f' * 100_000}")
