@@ -6,8 +6,10 @@ python docs/pictures.py --check   exits 1 if one of them is stale
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import pty
 import re
 import shutil
 import subprocess
@@ -24,6 +26,8 @@ HERE = Path(__file__).parent
 FILES = HERE.parent / "fixtures" / "files"
 PICTURES = HERE / "pictures"
 COLUMNS = 96
+LETTER = 7.5
+"""Width of a letter in pixels, so that pictures of all widths have letters of one size."""
 PICTURED = {
     "inspect": ["inspect model_checkpoint.pth"],
     "verify": ["verify model_checkpoint.pth damaged.pth stranger.pth"],
@@ -86,7 +90,8 @@ def draw(name: str, commands: list[str], columns: int = COLUMNS) -> str:
         prepare(Path(folder))
         for command in commands:
             lines += [prompt(command), *run(command, folder, columns)]
-    return svg_of(lines, f"ckpttool-{name}-{columns}", columns)
+    svg = svg_of(lines, f"ckpttool-{name}-{columns}", columns)
+    return svg.replace("<svg ", f'<svg width="{columns * LETTER}" ', 1)
 
 
 def draw_session() -> str:
@@ -121,7 +126,8 @@ def film(frames: list[tuple[str, float]]) -> str:
     still = f".frame {{ animation: none }} .f{len(frames) - 1} {{ visibility: visible }}"
     rules.append(f"@media (prefers-reduced-motion) {{ {still} }}")
     groups = (f'<g class="frame f{number}">{svg}</g>' for number, (svg, _) in enumerate(frames))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[1]} {size[2]}">'
+    box = f'width="{COLUMNS * LETTER}" viewBox="0 0 {size[1]} {size[2]}"'
+    head = f'<svg {box} xmlns="http://www.w3.org/2000/svg">'
     return "\n".join([head, "<style>", *rules, "</style>", *groups, "</svg>", ""])
 
 
@@ -159,15 +165,37 @@ def run(command: str, folder: str, columns: int) -> list[Text]:
     environment = {
         **os.environ,
         "COLUMNS": str(columns),
+        "CKPTTOOL_PAGER": "",
         "FORCE_COLOR": "1",
         "TERM": "xterm-256color",
         "TZ": "UTC",
     }
     environment.pop("NO_COLOR", None)
     program = [sys.executable, "-m", "ckpttool", *command.split()]
-    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    text = _TIME.sub("2026-11-23 09:30:00", (done.stdout + done.stderr).rstrip())
+    terminal, its_end = pty.openpty()  # a command wraps its lines only there
+    done = subprocess.Popen(
+        program,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=its_end,
+        stderr=subprocess.PIPE,
+    )
+    os.close(its_end)
+    output = everything(terminal).replace("\r\n", "\n")
+    problems = done.communicate()[1].decode()
+    text = _TIME.sub("2026-11-23 09:30:00", (output + problems).rstrip())
     return [Text.from_ansi(line) for line in text.splitlines()]
+
+
+def everything(terminal: int) -> str:
+    """Return what a program prints on a terminal until it ends."""
+    parts = []
+    with contextlib.suppress(OSError):  # Linux's way to say that nobody will write any more
+        while part := os.read(terminal, 65_536):
+            parts.append(part)
+    os.close(terminal)
+    return b"".join(parts).decode()
 
 
 if __name__ == "__main__":

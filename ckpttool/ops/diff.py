@@ -101,7 +101,8 @@ def diff(
     """Return how two checkpoints differ; both are read once, in constant memory.
 
     Args:
-        a, b: Files, directories or indexes.
+        a: File, directory or index.
+        b: The one to compare it with.
         options: How they are compared.
         advance: Called with the bytes read, from any thread.
         keywords: Attributes of ``DiffOptions``: ``diff(a, b, rtol=1e-3)``.
