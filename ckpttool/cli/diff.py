@@ -19,6 +19,7 @@ from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection, typer_optio
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.progress import progress
+from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, OUTPUT_PANEL
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.diff import DiffOptions
     from ckpttool.ops.difference import Difference
     from ckpttool.runs.members.entry import Entry
+    from ckpttool.runs.members.order import Group
 
 _NO_FILE = ("/dev/null", os.devnull)
 """Paths that stand for no checkpoint: git passes one for a file that was added or deleted."""
@@ -55,7 +57,10 @@ class DiffOutput(NamedTuple):
 Paths = Annotated[
     list[Path],
     typer.Argument(
-        metavar="A B [C...]", readable=False, show_default=False, help="Two checkpoints, or a series."
+        metavar="A B [C...]",
+        readable=False,
+        show_default=False,
+        help="Two checkpoints, or more; or one directory with a series.",
     ),
 ]
 _comparison = partial(typer_option, panel=COMPARISON_PANEL)
@@ -123,11 +128,11 @@ def diff(
     """Show how checkpoints differ, whatever their formats.
 
     Tensors are paired by name, convention or content; epoch, step, loss and settings are compared, too. With
-    three or more, each is compared with the one before.
+    three or more, or the directory of a series, each is compared with the one before.
     """
     from ckpttool.ops.diff import DiffOptions
 
-    given = [str(path) for path in paths]
+    given = [str(path) for path in paths] if len(paths) > 1 else _paths_in_series(str(paths[0]))
     output = DiffOutput(json, all, stat, name_only, quiet, plot)
     _check_options(given, output, {"--rtol": rtol, "--atol": atol}, bitwise=bitwise)
     if plot is not None:
@@ -154,8 +159,6 @@ def _check_options(
     """Require one view, and a tolerance that leaves something to compare, or none if bits are compared."""
     from ckpttool.core.errors import UsageError
 
-    if len(paths) < 2:
-        raise UsageError("diff compares two checkpoints, or more")
     views = [flag for flag in ("json", "stat", "name_only") if getattr(output, flag)]
     flags = [f"--{view.replace('_', '-')}" for view in views]
     if len(flags) > 1:
@@ -266,6 +269,52 @@ def compare_series(paths: Sequence[str], options: DiffOptions, output: DiffOutpu
 
         print(drift_text(series, colour=has_colour(sys.stdout), width=width(sys.stdout)))
     return _status([step.difference for step in series.steps])
+
+
+def _paths_in_series(directory: str) -> list[str]:
+    """Return the checkpoints of the one series in a directory, the oldest first."""
+    from ckpttool.cli.paths import say_journals
+    from ckpttool.core.errors import UsageError
+    from ckpttool.formats.discovery import unit_at
+    from ckpttool.runs.surveying.survey import survey_directory
+
+    if not os.path.isdir(directory):
+        raise UsageError("diff compares two checkpoints, or more")
+    if unit_at(directory) is not None:
+        raise UsageError(f"{directory} is one checkpoint; name a second one, or the directory of a series")
+    survey = survey_directory(directory)
+    for error in survey.errors:
+        raise error
+    several = [group for group in survey.groups if len(group.entries) > 1]
+    if len(several) > 1:
+        say(printable(f"ckpttool: {directory} holds several series; each can be compared:"))
+        for series in several:
+            say(printable(f"  ckpttool diff {_series_words(series, several)}"))
+        raise UsageError(f"{directory}: {len(several):,} series in it; expected one")
+    if not several:
+        raise UsageError(f"{directory}: no series of checkpoints in it, and diff compares two or more")
+    say_journals(survey.journals)
+    others = [group.entries[0].path for group in survey.groups if group is not several[0]]
+    if others:
+        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+        say(printable(f"ckpttool: not in the series, and not compared: {others[0]}{more}"))
+    return [entry.path for entry in several[0].entries]
+
+
+def _series_words(series: Group, others: Sequence[Group]) -> str:
+    """Return what names one of several series to a shell: a directory, else a glob, else all its paths."""
+    from glob import glob
+    from shlex import quote
+
+    directory = series.entries[0].directory
+    below = os.path.join(directory, "")
+    elsewhere = [entry for group in others if group is not series for entry in group.entries]
+    if not any(os.path.join(entry.directory, "").startswith(below) for entry in elsewhere):
+        return quote(directory)
+    paths = [entry.path for entry in series.entries]
+    if sorted(glob(series.key)) == sorted(paths):
+        return "*".join(quote(part) if part else "" for part in series.key.split("*"))
+    return " ".join(map(quote, paths))
 
 
 def _training_order(paths: Sequence[str]) -> list[str]:

@@ -153,7 +153,7 @@ CLOSINGS: Mapping[str, Closing] = {
             Example(
                 "Allow rounding, and summarise by module", "ckpttool diff --rtol 1e-3 --stat old.pth new.pth"
             ),
-            Example("Follow a series", "ckpttool diff runs/*.pth"),
+            Example("Follow the series in a directory", "ckpttool diff runs/exp1"),
         ),
         {
             0: "they are equal",

@@ -193,6 +193,53 @@ def test_series_of_one_file(work: Path, run: Run) -> None:
     assert out.startswith("all equal: 3 checkpoints\n")
 
 
+def test_directory_of_a_series_is_compared_in_training_order(work: Path, run: Run) -> None:
+    status, out, err = run("diff", "runs", "--json")
+    assert (status, err) == (DIFFERENT, "")
+    paths = [f"runs/model_epoch_{epoch}.pth" for epoch in range(1, 11)]
+    assert [one["path"] for one in json.loads(out)["checkpoints"]] == paths
+
+
+def test_directory_of_two_compares_them(work: Path, run: Run) -> None:
+    for path in work.glob("runs/model_epoch_[3-9].pth"):
+        path.unlink()
+    (work / "runs" / "model_epoch_10.pth").unlink()
+    assert run("diff", "runs") == run("diff", "runs/model_epoch_1.pth", "runs/model_epoch_2.pth")
+
+
+def test_one_beside_the_series_is_named(work: Path, run: Run) -> None:
+    shutil.copy("a.pth", "runs/best.pth")
+    status, out, err = run("diff", "runs")
+    assert (status, err) == (DIFFERENT, "ckpttool: not in the series, and not compared: runs/best.pth\n")
+    assert out.startswith("10 checkpoints: ") and "best.pth" not in out
+
+
+def test_a_damaged_one_of_the_series_is_an_error(work: Path, run: Run) -> None:
+    (work / "runs" / "model_epoch_3.pth").write_bytes(b"PK")
+    status, out, err = run("diff", "runs")
+    assert (status, out) == (FAILED, "")
+    assert err.startswith("ckpttool: error: runs/model_epoch_3.pth: ")
+
+
+def test_each_of_several_series_gets_a_line_to_copy(work: Path, run: Run) -> None:
+    for name in ("it's 2", "1"):
+        shutil.copytree("runs", work / "all" / name)
+    shutil.copytree(work / "all" / "1", work / "all" / "mixed")
+    for epoch in (1, 2):
+        shutil.copy(f"runs/model_epoch_{epoch}.pth", work / "all" / "mixed" / f"other_epoch_{epoch}.pth")
+    status, out, err = run("diff", "all")
+    assert (status, out) == (FAILED, "")
+    *lines, last = err.splitlines()
+    assert lines[0] == "ckpttool: all holds several series; each can be compared:"
+    assert sorted(lines[1:]) == [
+        """  ckpttool diff 'all/it'"'"'s 2'""",
+        "  ckpttool diff all/1",
+        "  ckpttool diff all/mixed/model_epoch_*.pth",
+        "  ckpttool diff all/mixed/other_epoch_*.pth",
+    ]
+    assert last == "ckpttool: error: all: 4 series in it; expected one"
+
+
 # What it refuses ------------------------------------------------------------------------------------
 
 
@@ -200,6 +247,9 @@ def test_series_of_one_file(work: Path, run: Run) -> None:
     ("arguments", "said"),
     [
         (["a.pth"], "diff compares two checkpoints, or more"),
+        (["best"], "best: no series of checkpoints in it, and diff compares two or more"),
+        (["--stat", "runs"], "--stat needs exactly two checkpoints"),
+        (["saved"], "saved is one checkpoint; name a second one, or the directory of a series"),
         (["--json", "--stat", "a.pth", "b.pth"], "--json and --stat exclude each other"),
         (["--stat", "--name-only", "a.pth", "b.pth"], "--stat and --name-only exclude each other"),
         (["--stat", "a.pth", "b.pth", "a.pth"], "--stat needs exactly two checkpoints"),
@@ -211,7 +261,10 @@ def test_series_of_one_file(work: Path, run: Run) -> None:
         (["--plot", "a.pdf", "a.pth", "b.pth"], "--plot a.pdf: a picture's name ends in .svg, .png or .html"),
     ],
 )
-def test_refused(work: Path, run: Run, arguments: list[str], said: str) -> None:
+def test_refused(work: Path, run: Run, files: Path, arguments: list[str], said: str) -> None:
+    (work / "best").mkdir()
+    shutil.copy("a.pth", "best")
+    shutil.copytree(files / "savedmodel" / "keras2", work / "saved")
     assert run("diff", *arguments) == (FAILED, "", f"ckpttool: error: {said}\n")
 
 
