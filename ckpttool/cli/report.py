@@ -67,7 +67,7 @@ def report(
     if not quiet:
         say_inferred_mode(metric, mode)
         warn(listing, everything=not sys.stderr.isatty())
-    depth = "every byte was read" if verify is Depth.FULL else "structure only was read"
+    depth = "every byte was read" if verify is Depth.FULL else "only the structure was read"
     subtitle = f"{time.strftime('%Y-%m-%d %H:%M %Z')}; {depth}"
     write_report(output, report_page(", ".join(map(directory_name, paths)), subtitle, listing))
     if not quiet:

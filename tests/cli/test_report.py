@@ -76,55 +76,115 @@ def test_only_an_earlier_report_is_replaced(runs: Path, run: Run) -> None:
     assert Path("mine.html").read_text() == "<!doctype html><p>mine"
 
 
-_CLICKS = """
-<script>
-const all = query => [...document.querySelectorAll(query)]
-const column = name => all("#checkpoints th").findIndex(cell => cell.textContent === name)
-const cells = name => all("#checkpoints tbody tr").map(row => row.children[column(name)].textContent)
-const click = name => all("#checkpoints th")[column(name)].firstChild.click()
-const seen = {}
-click("loss"); seen.ascending = cells("epoch")
-click("loss"); seen.descending = cells("epoch")
-const field = document.getElementById("filter")
-field.value = "epoch_1 keep"; field.dispatchEvent(new Event("input")); seen.filtered = cells("checkpoint")
-seen.told = document.getElementById("shown").textContent
-seen.stars = all("#plot svg text").filter(one => one.firstChild.data === "★").length
-seen.hollow = all('#plot circle[fill="var(--page)"]').length
-seen.facts = all("#facts b").map(one => one.textContent)
-document.body.replaceChildren(JSON.stringify(seen))
-</script></body>"""
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium, chromium-browser or google-chrome on the PATH"
+)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_sorts_filters_and_draws(runs: Path, run: Run, tmp_path: Path) -> None:
-    run("report", "runs", *RULES)
-    page = Path("report.html").read_text("utf-8")
-    Path("clicked.html").write_text(page.replace("</body>", _CLICKS), "utf-8")
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--no-first-run",
-    ]
-    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom"]
+def in_browser(page: Path, script: str, width: int = 1280) -> dict:
+    """Return what a script puts into ``seen`` after the page's own, which must report no error."""
     assert CHROMIUM is not None
+    show = "document.body.replaceChildren(JSON.stringify(seen))"
+    added = f"<script>const seen = {{}}\n{_QUERIES}{script}\n{show}</script></body>"
+    changed = page.with_name("in-browser.html")
+    changed.write_text(page.read_text("utf-8").replace("</body>", added), "utf-8")
     done = subprocess.run(
-        [CHROMIUM, *flags, (tmp_path / "clicked.html").as_uri()],
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--no-first-run",
+            f"--window-size={width},900",
+            f"--user-data-dir={page.with_name('profile')}",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            changed.as_uri(),
+        ],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    assert "CONSOLE" not in done.stderr  # no error of the page's script
+    assert "CONSOLE" not in done.stderr
     body = re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)
     assert body is not None
-    seen = json.loads(html.unescape(body[1]))
+    return json.loads(html.unescape(body[1]))
+
+
+_QUERIES = """
+const all = query => [...document.querySelectorAll(query)]
+const column = name => all("#checkpoints th").findIndex(cell => cell.textContent === name)
+const cells = name => all("#checkpoints tbody tr").map(row => row.children[column(name)].textContent)
+const click = name => all("#checkpoints th")[column(name)].firstChild.click()
+"""
+_CLICKS = """
+click("loss"); seen.ascending = cells("epoch")
+click("loss"); seen.descending = cells("epoch")
+const field = document.getElementById("filter")
+field.value = "epoch_1 keep"; field.dispatchEvent(new Event("input")); seen.filtered = cells("checkpoint")
+seen.shown = document.getElementById("shown").textContent
+seen.stars = all("#plot svg text").filter(one => one.firstChild.data === "★").length
+seen.hollow = all('#plot circle[fill="var(--page)"]').length
+seen.facts = all("#facts b").map(one => one.textContent)
+"""
+
+
+@needs_browser
+def test_a_browser_sorts_filters_and_draws(runs: Path, run: Run) -> None:
+    run("report", "runs", *RULES)
+    seen = in_browser(Path("report.html").absolute(), _CLICKS)
     listed = json.loads(run("list", "runs", *RULES, "--json").out)["checkpoints"]
     by_loss = [f"{one['epoch']}" for one in sorted(listed, key=lambda one: one["loss"])]
     assert (seen["ascending"], seen["descending"]) == (by_loss, by_loss[::-1])
     kept = [one["path"] for one in listed if one["kept"]]
     assert sorted(seen["filtered"]) == sorted(path for path in kept if "epoch_1" in path)
-    assert seen["told"].startswith(f"{len(seen['filtered'])} of 10, ")
+    assert seen["shown"].startswith(f"{len(seen['filtered'])} of 10, ")
     assert (seen["stars"], seen["hollow"]) == (1, 10 - len(kept))
     assert seen["facts"][:2] == ["10", "1"]
+
+
+@needs_browser
+def test_a_browser_shows_the_curves_of_all_runs(runs: Path, run: Run) -> None:
+    for name in map(str, range(6)):
+        shutil.copytree(FILES / "series", runs / name)
+    run("report", "runs")
+    script = 'seen.names = all("#plot .name").map(one => one.firstChild.data)'
+    seen = in_browser(Path("report.html").absolute(), f'{script}; seen.runs = all("#runs tbody tr").length')
+    names = [*(f"runs/{name}/model_epoch_*.pth" for name in range(6)), "runs/model_epoch_*.pth"]
+    assert sorted(seen["names"]) == [name if len(name) <= 26 else f"…{name[-25:]}" for name in names]
+    assert seen["runs"] == 7
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("<script>alert(1)<!--.pth", None),
+        ("a&b<img src=x onerror=alert(1)>'\".pth", None),
+        ("model\u202egnp.pth", "model\\u202egnp.pth"),
+        ("two\nlines\u200b.pth", "two\\u000alines\\u200b.pth"),
+    ],
+)
+def test_a_browser_shows_names_as_text(runs: Path, run: Run, name: str, shown: str | None) -> None:
+    next(runs.glob("*_3.pth")).rename(runs / name)
+    (runs / name).write_bytes((runs / name).read_bytes()[:1000])
+    run("report", "runs")
+    seen = in_browser(
+        Path("report.html").absolute(),
+        'seen.paths = cells("checkpoint"); seen.problems = all("#problems li").map(one => one.textContent)'
+        '; seen.foreign = all("img, body b:not(#facts b)").length',
+    )
+    assert f"runs/{shown or name}" in seen["paths"]
+    assert seen["problems"][0].startswith(f"runs/{shown or name}: ")
+    assert seen["foreign"] == 0
+
+
+@needs_browser
+def test_the_page_fits_a_phone(runs: Path, run: Run) -> None:
+    (runs / "model_epoch_3.pth").rename(runs / f"model_{'x' * 100}_epoch_3.pth")
+    run("report", "runs", *RULES)
+    script = "seen.widths = [document.documentElement.scrollWidth, innerWidth]"
+    scrolled, visible = in_browser(Path("report.html").absolute(), script, width=390)["widths"]
+    assert scrolled <= visible <= 500
