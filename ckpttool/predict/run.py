@@ -53,7 +53,7 @@ class Framework:
 
     Attributes:
         package: What must be installed.
-        extra: The extra of ckpttool that brings it.
+        extra: The extra of ckpttool that brings it; empty if none does.
         module: Our module that loads with it; its ``LOADERS`` is a table of functions.
         environment: Variables that keep it quiet; the user's own win.
         forced: Variables that keep it from downloading, whatever the user's own are.
@@ -72,7 +72,9 @@ class Framework:
             MissingPackage: It isn't.
         """
         if find_spec(self.package) is None:
-            command = f"pip install 'ckpttool[{self.extra}]'"
+            from ckpttool.core.extras import install_command
+
+            command = install_command(self.extra) if self.extra else f"pip install {self.package}"
             raise MissingPackage(path, f"a prediction needs {self.package}", expected=command)
 
 
@@ -89,7 +91,7 @@ FRAMEWORKS = {
         "tensorflow", "tensorflow", "ckpttool.predict.tensorflow_models", _QUIET_TENSORFLOW
     ),
     "keras": Framework("keras", "keras", "ckpttool.predict.keras3_models", _QUIET_TENSORFLOW),
-    "tf_keras": Framework("tf_keras", "keras", "ckpttool.predict.tf_keras_models", _QUIET_TENSORFLOW),
+    "tf_keras": Framework("tf_keras", "", "ckpttool.predict.tf_keras_models", _QUIET_TENSORFLOW),
     "paddle": Framework("paddle", "paddle", "ckpttool.predict.paddle_models", _QUIET_PADDLE),
 }
 

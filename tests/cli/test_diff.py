@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ckpttool.core.extras import install_command
 from tests.support.commands import Run
 
 EQUAL, DIFFERENT, FAILED = 0, 1, 2
@@ -386,7 +387,7 @@ def test_picture_needs_matplotlib(work: Path, run: Run, without_matplotlib: None
     assert run("diff", "--plot", "a.svg", "a.pth", "b.pth") == (
         FAILED,
         "",
-        "ckpttool: error: a.svg: a picture needs matplotlib (pip install 'ckpttool[plot]')\n",
+        f"ckpttool: error: a.svg: a picture needs matplotlib ({install_command('plot')})\n",
     )
 
 

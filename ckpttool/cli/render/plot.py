@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.render.numbers import amount
 from ckpttool.cli.render.terminal import printable, shorten
 from ckpttool.core.errors import MissingPackage, UsageError
+from ckpttool.core.extras import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 KINDS = ("svg", "png", "html")
 MARK = "ckpttool picture"
 """Says among a picture's first bytes who drew it: nothing else is ever replaced by one."""
-_INSTALL = "pip install 'ckpttool[plot]'"
 _LONGEST_NAME = 60
 _WIDTH = 10.0  # inches
 _ROW = 0.22
@@ -92,7 +92,7 @@ def check_can_draw(path: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingPackage(path, "a picture needs matplotlib", expected=_INSTALL) from error
+        raise MissingPackage(path, "a picture needs matplotlib", expected=install_command("plot")) from error
 
 
 def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: Numbers | None = None) -> bytes:

@@ -21,6 +21,7 @@ from ckpttool.cli.render.plot import (
     kind_of,
     picture,
 )
+from ckpttool.core.extras import install_command
 
 NAN, INF = float("nan"), float("inf")
 BARS = Bars("relative change", ["fc.weight", "fc.bias", "gone"], [0.25, 0.5, None])
@@ -190,4 +191,4 @@ def test_other_names_are_refused(path: str) -> None:
 def test_missing_package_names_the_line_that_installs_it(without_matplotlib: None) -> None:
     with pytest.raises(MissingPackage) as caught:
         check_can_draw("a.svg")
-    assert str(caught.value) == "a.svg: a picture needs matplotlib (pip install 'ckpttool[plot]')"
+    assert str(caught.value) == f"a.svg: a picture needs matplotlib ({install_command('plot')})"
