@@ -1,6 +1,6 @@
 """The command line: one file a command. Parse, one call, render, exit.
 
-``run`` is the one place where errors become exit codes: 0 all is as you would wish, 1 something needs a
+``run`` is the one place where errors become exit codes: 0 all is well, 1 something needs a
 look, 2 it could not be done.
 """
 

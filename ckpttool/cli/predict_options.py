@@ -1,4 +1,4 @@
-"""The wishes that the options of ``verify --predict`` make."""
+"""The options of ``verify --predict``, as the command line gives them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _IMPLYING = (
 """Attributes that nobody gives who wants no prediction."""
 
 
-def implies_prediction(wishes: Mapping[str, Any]) -> bool:
+def implies_prediction(options: Mapping[str, Any]) -> bool:
     """Tell whether what was given asks for a prediction, though ``--predict`` was not."""
-    return any(name in _IMPLYING for name in wishes)
+    return any(name in _IMPLYING for name in options)
 
 
-def flag_of(wish: str) -> str:
+def flag_of(name: str) -> str:
     """Return the option that gives an attribute of a ``PredictionRequest``."""
-    return options_of(PredictionRequest)[wish].flags[0]
+    return options_of(PredictionRequest)[name].flags[0]
 
 
 def _object(text: str) -> dict[str, Any]:

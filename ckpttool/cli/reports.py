@@ -219,8 +219,8 @@ def _bytes(path: str, start: int, count: int) -> bytes:
         raise from_os_error(error, path) from error
 
 
-def files_read(paths: Sequence[str], wishes: Mapping[str, object]) -> list[str]:
+def files_read(paths: Sequence[str], options: Mapping[str, object]) -> list[str]:
     """Return all files that the command line names to be read: checkpoints, inputs, and models' sources."""
-    named = (str(wishes[name]) for name in ("input", "expect", "labels") if wishes.get(name))
-    sources = (str(wishes[name]).rpartition(":")[0] for name in ("model", "optimizer") if wishes.get(name))
+    named = (str(options[name]) for name in ("input", "expect", "labels") if options.get(name))
+    sources = (str(options[name]).rpartition(":")[0] for name in ("model", "optimizer") if options.get(name))
     return [*chain(paths, named, sources)]

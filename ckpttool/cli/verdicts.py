@@ -47,7 +47,7 @@ class VerifyOptions:
     Attributes:
         checks: The names of the checks to run, without those of a prediction.
         predict: Whether a prediction was asked for on the command line.
-        wishes: Attributes of a prediction's ``PredictionRequest`` that were given there.
+        prediction_options: Attributes of a prediction's ``PredictionRequest`` that were given there.
         config: The configuration that applies.
         seal: Whether manifests are written.
         force: Whether they replace those that say something else.
@@ -59,7 +59,7 @@ class VerifyOptions:
     exclude: Sequence[str] = ()
     max_depth: int | None = None
     predict: bool = False
-    wishes: Mapping[str, Any] = field(default_factory=dict)
+    prediction_options: Mapping[str, Any] = field(default_factory=dict)
     config: VerifyConfig | None = None
     seal: bool = False
     force: bool = False
@@ -206,12 +206,12 @@ class _VerifyTarget:
 
 
 def _require_prediction(targets: Sequence[_VerifyTarget], options: VerifyOptions) -> None:
-    """Require that somebody is there to fulfil the wishes for a prediction."""
-    if options.wishes.get("record") and len(targets) > 1:
+    """Require that somebody is there to make the prediction that options ask for."""
+    if options.prediction_options.get("record") and len(targets) > 1:
         raise UsageError(f"--record takes one checkpoint, and there are {len(targets):,}")
     is_asked = options.predict or any(one.settings and one.settings.request for one in targets)
-    if options.wishes and targets and not is_asked:
-        flag = flag_of(next(iter(options.wishes)))
+    if options.prediction_options and targets and not is_asked:
+        flag = flag_of(next(iter(options.prediction_options)))
         raise UsageError(f"{flag}: no rule asks for a prediction (--predict does)")
 
 
@@ -289,8 +289,8 @@ def _settings_of(path: str, options: VerifyOptions) -> PredictionSettings | None
     from ckpttool.predict.request import PredictionRequest
 
     if options.config is None:
-        return PredictionSettings(PredictionRequest(**options.wishes), (), ())
-    return settings_for(options.config, path, predict=options.predict, given=options.wishes)
+        return PredictionSettings(PredictionRequest(**options.prediction_options), (), ())
+    return settings_for(options.config, path, predict=options.predict, given=options.prediction_options)
 
 
 def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:

@@ -108,21 +108,30 @@ def verify(
 
     settings = _configuration(config, [*map(str, paths or ())], quiet=quiet)
     checks, names_prediction = _checks_to_run(quick, only)
-    wishes = predicting.read_predict_options(prediction)
-    predict = predict or names_prediction or (settings is None and predicting.implies_prediction(wishes))
+    prediction_options = predicting.read_predict_options(prediction)
+    predict = (
+        predict
+        or names_prediction
+        or (settings is None and predicting.implies_prediction(prediction_options))
+    )
     may_predict = predict or settings is not None
     is_complete = not quick and only is None
-    _check_prediction_files(wishes, may_predict=may_predict)
+    _check_prediction_files(prediction_options, may_predict=may_predict)
     if write_manifest and not is_complete:
         raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
     if write_manifest and may_predict:
         raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
-    if force and not write_manifest and "record" not in wishes:
+    if force and not write_manifest and "record" not in prediction_options:
         raise UsageError("--force goes with --write-manifest or --record")
     places = [*map(str, paths or (settings.paths if settings else ()))]
     check_targets(
-        {"--record": wishes.get("record"), "--junit": junit, "--sarif": sarif, "--summary": summary},
-        files_read(places, wishes),
+        {
+            "--record": prediction_options.get("record"),
+            "--junit": junit,
+            "--sarif": sarif,
+            "--summary": summary,
+        },
+        files_read(places, prediction_options),
         force=force,
     )
     options = VerifyOptions(
@@ -132,7 +141,7 @@ def verify(
         exclude=[*scope.get("exclude", ()), *(settings.exclude if settings else ())],
         max_depth=scope.get("max_depth"),
         predict=predict,
-        wishes=wishes,
+        prediction_options=prediction_options,
         config=settings,
         seal=write_manifest,
         force=force,
@@ -206,14 +215,14 @@ def _say_unread(paths: Sequence[str]) -> None:
         say(f"ckpttool: {printable(config)} is not read when paths are named (--config auto reads it)")
 
 
-def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) -> None:
+def _check_prediction_files(options: Mapping[str, object], *, may_predict: bool) -> None:
     """Require that options of a prediction come with one, and that the files they name exist."""
     from ckpttool.core.errors import NotFound, UsageError
 
-    if wishes and not may_predict:
-        raise UsageError(f"{predicting.flag_of(next(iter(wishes)))} goes with --predict")
+    if options and not may_predict:
+        raise UsageError(f"{predicting.flag_of(next(iter(options)))} goes with --predict")
     for name in ("input", "expect", "labels"):
-        path = wishes.get(name)
+        path = options.get(name)
         if path is not None and not os.path.isfile(str(path)):
             raise NotFound(str(path), "no such file")
 

@@ -45,7 +45,7 @@ _NEEDED = {
 }
 _ATTRIBUTES = attributes_by_key(PredictionRequest)
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
-"""Wishes that replace each other: a later rule with one of them drops the other."""
+"""Options that replace each other: a later rule with one of them drops the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class VerifyRule:
         origin: Where it stands: the file and the place in it.
         glob: Of paths relative to the file.
         predict: Whether they are loaded and run.
-        wishes: Attributes of a ``PredictionRequest``.
+        prediction_options: Attributes of a ``PredictionRequest``.
         ignores: Findings that are expected.
     """
 
     origin: str
     glob: str
     predict: bool | None = None
-    wishes: Mapping[str, Any] = field(default_factory=dict)
+    prediction_options: Mapping[str, Any] = field(default_factory=dict)
     ignores: tuple[Ignore, ...] | None = None
 
 
@@ -152,8 +152,10 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRu
     if "ignore" in table:
         read: tuple[Ignore, ...] = RULE_KEYS["ignore"](table["ignore"], "ignore")
         ignores = tuple(replace(one, origin=f"{origin}: {one.origin}") for one in read)
-    wishes = {_ATTRIBUTES[key]: _resolve_paths(key, value, directory) for key, value in values.items()}
-    return VerifyRule(origin, glob_below(table["path"], "path"), predict, wishes, ignores)
+    prediction_options = {
+        _ATTRIBUTES[key]: _resolve_paths(key, value, directory) for key, value in values.items()
+    }
+    return VerifyRule(origin, glob_below(table["path"], "path"), predict, prediction_options, ignores)
 
 
 def _resolve_paths(key: str, value: Any, directory: str) -> Any:
@@ -195,40 +197,40 @@ def settings_for(
     except ValueError:  # on another drive
         below = os.pardir
     rules = tuple(rule for rule in config.rules if matches(rule.glob, below))
-    wishes: dict[str, Any] = {}
-    for layer in (*(rule.wishes for rule in rules), given or {}):
+    prediction_options: dict[str, Any] = {}
+    for layer in (*(rule.prediction_options for rule in rules), given or {}):
         for name in layer:
-            wishes.pop(_ONE_OF.get(name, ""), None)
-        wishes.update(layer)
+            prediction_options.pop(_ONE_OF.get(name, ""), None)
+        prediction_options.update(layer)
     said = [rule.predict for rule in rules if rule.predict is not None]
     ignores = [rule.ignores for rule in rules if rule.ignores is not None]
     request = None
     if predict or (said and said[-1]):
         if not config.is_named:
-            _require_own_code(config, rules, given or {}, wishes)
+            _require_own_code(config, rules, given or {}, prediction_options)
         try:
-            request = PredictionRequest(**wishes)
+            request = PredictionRequest(**prediction_options)
         except UsageError as failure:
-            origin = ", ".join(rule.origin for rule in rules if rule.wishes) or config.path
+            origin = ", ".join(rule.origin for rule in rules if rule.prediction_options) or config.path
             raise UsageError(f"{origin}: for {path}: {failure}") from failure
-    elif not said and any(rule.wishes for rule in rules):
-        origin = next(rule.origin for rule in rules if rule.wishes)
+    elif not said and any(rule.prediction_options for rule in rules):
+        origin = next(rule.origin for rule in rules if rule.prediction_options)
         raise UsageError(f"{origin}: it says how to predict, and not whether (predict = true or false)")
     return PredictionSettings(request, ignores[-1] if ignores else (), rules)
 
 
 def _require_own_code(
-    config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], wishes: Mapping[str, Any]
+    config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Require that code which the rules name is as much the user's own as their file has to be."""
     from ckpttool.cli.config import code_ownership_doubt
 
     for name in ("model", "optimizer"):
-        if name in given or wishes.get(name) is None:
+        if name in given or options.get(name) is None:
             continue
-        doubt = code_ownership_doubt(wishes[name])
+        doubt = code_ownership_doubt(options[name])
         if doubt is not None:
-            origin = next(rule.origin for rule in reversed(rules) if name in rule.wishes)
+            origin = next(rule.origin for rule in reversed(rules) if name in rule.prediction_options)
             hint = f"--config {config.path} runs it anyway"
             raise UsageError(f"{origin}: {name}: {doubt}, so it is not run ({hint})")
 

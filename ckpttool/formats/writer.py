@@ -1,9 +1,9 @@
 """What is to be written, whatever the format, what a writer is, and which formats have one.
 
 A writer knows what its format can't hold, and streams the rest. The format's row in ``traits.py`` names it.
-``ops.conversion_plan`` brings the content of a source into the wished form, and asks the writer what it can't
-hold; ``ops.convert`` lets it write into a staged target, opens that again and compares every tensor before it
-appears.
+``ops.conversion_plan`` brings the content of a source into the form that was asked for, and asks the writer
+what it can't hold; ``ops.convert`` lets it write into a staged target, opens that again and compares every
+tensor before it appears.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
 def _content_steps(
     checkpoint: Checkpoint, options: ConvertOptions, model: Checkpoint | None
 ) -> Iterator[ContentStep]:
-    """Yield what the options come to; each module is imported where it is wished for."""
+    """Yield what the options come to; each module is imported if it is asked for."""
     if options.only == "weights":
         from ckpttool.weights.converting.weight_selection import only_weights
 

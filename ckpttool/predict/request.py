@@ -215,7 +215,7 @@ class PredictionRequest:
     )
 
     def __post_init__(self) -> None:
-        """Require that the wishes go together.
+        """Require that the options go together.
 
         Raises:
             UsageError: They don't.

@@ -1,4 +1,4 @@
-"""The options of ``verify --predict``: what was given, and nothing else, becomes a wish."""
+"""The options of ``verify --predict``: what was given, and nothing else, becomes an attribute."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ckpttool.predict.request import PredictionRequest
 from tests.support.predictions import request
 
 
-def test_all_wishes_are_attributes_of_a_request() -> None:
+def test_all_options_are_attributes_of_a_request() -> None:
     assert [*options_of(PredictionRequest)] == [one.name for one in fields(request())]
 
 
-def test_nothing_given_is_no_wish() -> None:
+def test_nothing_given_is_no_option() -> None:
     assert read_predict_options({"paths": ["m.pth"]}) == {}
 
 
 @pytest.mark.parametrize("name", ["rtol", "atol", "seed", "min_accuracy", "max_error"])
-def test_zero_is_a_wish(name: str) -> None:
+def test_zero_is_given(name: str) -> None:
     assert read_predict_options({name: 0}) == {name: 0}
 
 
-def test_the_root_of_the_file_is_a_wish() -> None:
+def test_the_root_of_the_file_is_given() -> None:
     assert read_predict_options({"state_key": ""}) == {"state_key": ""}
 
 
@@ -64,7 +64,7 @@ def test_options_have_their_own_names() -> None:
     ]
 
 
-def test_a_wish_without_a_prediction_is_refused(run, files: Path) -> None:
+def test_an_option_without_a_prediction_is_refused(run, files: Path) -> None:
     guide = files / "pytorch" / "guide.pth"
     for option, value in (("--seed", "0"), ("--rtol", "0")):
         assert run("verify", guide, option, value) == (

@@ -44,7 +44,7 @@ def _epochs(directory: Path) -> list[int]:
     return sorted(int(path.stem.rpartition("_")[2]) for path in directory.glob("*.pth"))
 
 
-def test_every_wish_has_an_option_and_a_key() -> None:
+def test_every_attribute_has_an_option_and_a_key() -> None:
     asked = {one.name for one in (*fields(Policy), *fields(PruneRequest))} - {
         "directory",
         "policy",

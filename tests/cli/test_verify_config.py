@@ -146,7 +146,7 @@ def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: p
     )
 
 
-def test_wishes_for_a_prediction_that_nothing_asks_for_are_refused(run, project: Path) -> None:
+def test_options_of_a_prediction_that_nothing_asks_for_are_refused(run, project: Path) -> None:
     configure(project, MASK)
     assert run("verify", "--record", "golden.npz", "models/guide.pth", "--config", "ckpttool.toml") == (
         2,

@@ -166,8 +166,8 @@ def test_what_ranks_have_otherwise_is_dropped_from_the_whole_and_told(tmp_path: 
 
 @pytest.mark.parametrize("target", ["whole.pt", "whole.safetensors", "dcp"])
 def test_what_is_converted_is_equal(tmp_path: Path, target: str, run: Run) -> None:
-    wishes = ["--to", "torch-dcp"] if target == "dcp" else []
-    assert run("convert", "-q", RANKS / "verl-4", tmp_path / target, *wishes).status == 0
+    options = ["--to", "torch-dcp"] if target == "dcp" else []
+    assert run("convert", "-q", RANKS / "verl-4", tmp_path / target, *options).status == 0
     assert run("diff", "-q", RANKS / "verl-4", tmp_path / target).status == 0
     assert run("diff", "-q", RANKS / "verl-4", RANKS / "meshes-4").status == 1
 

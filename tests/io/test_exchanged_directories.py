@@ -65,14 +65,14 @@ def test_a_conversion_in_which_it_is_exchanged_at_any_call(way: Way, files: Path
     source = files / "safetensors" / "sharded" / "model.safetensors.index.json"
     with open_checkpoint(source) as checkpoint:
         expected = {name: tensor.tobytes() for name, tensor in checkpoint.items()}
-    wishes = ConvertOptions(to="numpy", force=True, jobs=1)
+    options = ConvertOptions(to="numpy", force=True, jobs=1)
 
     def lay_out(place: Path) -> None:
         (place / "ckpt.npz").write_bytes(OLD)
 
     outcomes = Counter[bool]()
     for place, failure in exchanges(
-        tmp_path, way, lay_out, lambda place: convert(source, place / "ckpt.npz", wishes)
+        tmp_path, way, lay_out, lambda place: convert(source, place / "ckpt.npz", options)
     ):
         assert failure is None or isinstance(failure, (CheckpointError, UsageError)), failure
         outcomes[failure is None] += 1

@@ -28,7 +28,7 @@ class Attack(NamedTuple):
         write: Code that writes the hostile one at ``path``.
         load: Code that loads that as its framework does.
         codes: What ckpttool says of it; nothing where it is read all the same.
-        wishes: How it is predicted.
+        options: How it is predicted.
         at: Where the hostile file lies from there, if it isn't the same.
     """
 
@@ -38,7 +38,7 @@ class Attack(NamedTuple):
     write: str
     load: str
     codes: tuple[str, ...] = ()
-    wishes: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})
     at: str = ""
 
 

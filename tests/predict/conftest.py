@@ -17,7 +17,7 @@ from tests.support.predictions import Do, Predict, Told, done_here, job_of, one_
 def predict() -> Iterator[Predict]:
     """Return what does a job in this process: ``predict(path, model=…, shapes="1,10")``."""
     places = list(sys.path)
-    yield lambda path, **wishes: done_here(job_of(path, **wishes))
+    yield lambda path, **options: done_here(job_of(path, **options))
     sys.path[:] = places
 
 
@@ -41,8 +41,8 @@ def keras_process() -> Iterator[Do]:
 def predict_apart(keras_process: Do, keras_files: Path) -> Predict:
     """Return what does a job on a file of ``keras_files`` apart: ``predict_apart("m.keras", …)``."""
 
-    def told(name: str, **wishes: Any) -> Told:
-        wishes |= {key: keras_files / wishes[key] for key in ("expect", "input") if key in wishes}
-        return keras_process(job_of(keras_files / name, **wishes))
+    def told(name: str, **options: Any) -> Told:
+        options |= {key: keras_files / options[key] for key in ("expect", "input") if key in options}
+        return keras_process(job_of(keras_files / name, **options))
 
     return told

@@ -136,9 +136,9 @@ HONEST: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "path", "wishes"), HONEST, ids=[path for _, path, _ in HONEST])
-def test_no_adapter_unpickles(start: Start, files: Path, family: str, path: str, wishes: Any) -> None:
-    told = start(family).do(job_of(files / path, **wishes))
+@pytest.mark.parametrize(("family", "path", "options"), HONEST, ids=[path for _, path, _ in HONEST])
+def test_no_adapter_unpickles(start: Start, files: Path, family: str, path: str, options: Any) -> None:
+    told = start(family).do(job_of(files / path, **options))
     assert told.asked == []
     assert told.codes <= MISFITS, told.text
 
@@ -151,7 +151,7 @@ def test_each_adapter_is_among_them(start: Start, files: Path) -> None:
     families = (["torch", "transformers"], ["tensorflow", "keras", "tf_keras"], ["paddle"])
     assert {name for family in families for name in family} == FRAMEWORKS.keys()
     adapters = {adapter for family in families for adapter in start(family[0]).adapters(family)}
-    jobs = [job_of(files / path, **wishes) for _, path, wishes in HONEST]
+    jobs = [job_of(files / path, **options) for _, path, options in HONEST]
     done = {(job.framework, job.loader, job.options.get("reader")) for job in jobs}
     assert adapters == done | TRUSTED
 
@@ -187,7 +187,7 @@ def test_what_takes_the_place_of_a_judged_file_runs_nothing(
 ) -> None:
     watched, mark = start(attack.family), tmp_path / "mark"
     path = _honest(attack, watched, files, request, tmp_path)
-    job = job_of(path, **attack.wishes)
+    job = job_of(path, **attack.options)
     hostile = Path(os.path.normpath(path / attack.at))
     assert watched.run(attack.write, path=hostile, mark=mark) is None
     assert not mark.exists()

@@ -38,10 +38,10 @@ def judged(
     run: Run,
     shape: tuple[int | None, ...] = (2,),
     load: Callable[[], Run] | None = None,
-    **wishes: Any,
+    **options: Any,
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return what is told of a model, and the findings: codes and messages."""
-    job = PredictionJob(path="m", framework="none", loader="none", request=PredictionRequest(**wishes))
+    job = PredictionJob(path="m", framework="none", loader="none", request=PredictionRequest(**options))
     detail, findings = predict(Model(run, shape), job, lambda: Model(load() if load else run, shape))
     return detail, [(one.code, one.message) for one in findings]
 

@@ -27,15 +27,17 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "recording", "wishes"), KINDS, ids=[kind[0] for kind in KINDS])
+@pytest.mark.parametrize(("name", "recording", "options"), KINDS, ids=[kind[0] for kind in KINDS])
 def test_each_kind_predicts_as_recorded_and_no_worse_weights_do(
-    predict_apart, name, recording, wishes
+    predict_apart, name, recording, options
 ) -> None:
-    told = predict_apart(name.format(""), expect=recording, **wishes)
+    told = predict_apart(name.format(""), expect=recording, **options)
     assert [code for code in told.codes if code != "optimizer-mismatch"] == []
     assert "as recorded" in told.predict.detail
-    assert predict_apart(name.format("-off"), expect=recording, **wishes).predict.codes == ["outputs-changed"]
-    assert "output-not-finite" in predict_apart(name.format("-nan"), **wishes).predict.codes
+    assert predict_apart(name.format("-off"), expect=recording, **options).predict.codes == [
+        "outputs-changed"
+    ]
+    assert "output-not-finite" in predict_apart(name.format("-nan"), **options).predict.codes
 
 
 def test_inputs_and_outputs_have_the_names_of_the_model(predict_apart) -> None:
@@ -109,7 +111,7 @@ def test_a_model_that_was_never_called_needs_a_shape(predict_apart) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "detail"),
+    ("name", "options", "detail"),
     [
         ("dense.keras", {}, "one step of Adam moved 4 of 4 weights"),
         ("dense.keras", {"optimizer": "keras.optimizers:Adam"}, "one step of Adam moved 4 of 4 weights"),
@@ -122,14 +124,14 @@ def test_a_model_that_was_never_called_needs_a_shape(predict_apart) -> None:
         ),
     ],
 )
-def test_a_step_of_training(predict_apart, name, wishes, detail) -> None:
-    told = predict_apart(name, resume_step=True, **wishes)
+def test_a_step_of_training(predict_apart, name, options, detail) -> None:
+    told = predict_apart(name, resume_step=True, **options)
     assert told.codes == []
     assert detail in told.predict.detail
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "code"),
+    ("name", "options", "code"),
     [
         ("fresh.keras", {"resume_step": True}, "cannot-train"),
         ("dense.keras", {"optimizer": "keras.optimizers:SGD"}, "optimizer-mismatch"),
@@ -150,8 +152,8 @@ def test_a_step_of_training(predict_apart, name, wishes, detail) -> None:
         ("lambda.keras", {}, "load-failed"),
     ],
 )
-def test_what_does_not_go_is_one_short_finding(predict_apart, name, wishes, code) -> None:
-    told = predict_apart(name, **wishes)
+def test_what_does_not_go_is_one_short_finding(predict_apart, name, options, code) -> None:
+    told = predict_apart(name, **options)
     assert told.codes == [code]
     text = [*told.load.findings, *told.predict.findings][0][2]
     assert len(text) < 400

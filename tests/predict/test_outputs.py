@@ -185,8 +185,8 @@ def test_what_is_not_finite(dtype: Any) -> None:
     ] == ["1 NaN and 2 Inf in 4 values"]
 
 
-def _judged(output: Any, labels: Any, **wishes: Any) -> tuple[str, list[str]]:
-    request = PredictionRequest(labels="l.npy", input="i.npz", **wishes)
+def _judged(output: Any, labels: Any, **options: Any) -> tuple[str, list[str]]:
+    request = PredictionRequest(labels="l.npy", input="i.npz", **options)
     told, findings = judge_by_labels(np.array(output), np.array(labels), request)
     return told, [one.code for one in findings]
 
@@ -219,9 +219,9 @@ def test_accuracy(output: Any, labels: Any, accuracy: float) -> None:
         ([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 2], [3, 4], [5, 6]]),
     ],
 )
-@pytest.mark.parametrize("wish", [{"min_accuracy": 0.0}, {"max_error": 9.0}])
-def test_labels_of_something_else(output: Any, labels: Any, wish: dict[str, float]) -> None:
-    assert _judged(output, labels, **wish) == ("", ["labels-mismatch"])
+@pytest.mark.parametrize("option", [{"min_accuracy": 0.0}, {"max_error": 9.0}])
+def test_labels_of_something_else(output: Any, labels: Any, option: dict[str, float]) -> None:
+    assert _judged(output, labels, **option) == ("", ["labels-mismatch"])
 
 
 def test_mean_error() -> None:

@@ -43,17 +43,17 @@ def ask() -> Iterator[Ask]:
     """Return what loads and runs a model, and tells of both: what was done, or the findings."""
     with one_process("paddle") as done:
 
-        def words(path: Path, **wishes: Any) -> tuple[str, str]:
-            told = done(_job(path, **wishes))
+        def words(path: Path, **options: Any) -> tuple[str, str]:
+            told = done(_job(path, **options))
             return _words(told.load), _words(told.predict)
 
         yield words
 
 
-def _job(path: Path, **wishes: Any) -> Any:
+def _job(path: Path, **options: Any) -> Any:
     with open_checkpoint(path) as checkpoint:
         assert not checkpoint.findings
-    return job_of(path, **wishes)
+    return job_of(path, **options)
 
 
 def _words(stage: Stage) -> str:
@@ -137,10 +137,10 @@ def test_programs_of_paddle_3_need_it(ask: Ask, files: Path) -> None:
 
 
 def test_parameters_predict_in_a_layer(ask: Ask, models: Path) -> None:
-    wishes = {"model": NET, "expect": str(models / "net.npz")}
-    load, predict = ask(models / "net.pdparams", **wishes)
-    nested_load, nested = ask(models / "nested.pdparams", **wishes)
-    _, off = ask(models / "net_off.pdparams", **wishes)
+    options = {"model": NET, "expect": str(models / "net.npz")}
+    load, predict = ask(models / "net.pdparams", **options)
+    nested_load, nested = ask(models / "nested.pdparams", **options)
+    _, off = ask(models / "net_off.pdparams", **options)
 
     assert load == nested_load == f"{PADDLE}: Net, 4 keys"
     assert "as recorded" in predict
@@ -150,8 +150,8 @@ def test_parameters_predict_in_a_layer(ask: Ask, models: Path) -> None:
 
 @pytest.mark.parametrize("name", ["net", "nested"])
 def test_training_goes_on_with_the_optimizers_state(ask: Ask, models: Path, name: str) -> None:
-    wishes = {"model": NET, "optimizer": ADAM, "resume_step": True, "shapes": "2,4"}
-    load, predict = ask(models / f"{name}.pdparams", **wishes)
+    options = {"model": NET, "optimizer": ADAM, "resume_step": True, "shapes": "2,4"}
+    load, predict = ask(models / f"{name}.pdparams", **options)
 
     assert load == f"{PADDLE}: Net, 4 keys; Adam, state of 16 slots"
     assert predict.endswith("; one step of Adam moved 4 of 4 parameters")

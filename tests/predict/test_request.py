@@ -89,7 +89,7 @@ def test_any_text_is_an_input_or_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
         {"input": "a.npz", "input_shapes": (InputSpec(None, (1,)),)},
         {"input_shapes": (InputSpec("x", (1,)), InputSpec("x", (2,)))},
@@ -106,9 +106,9 @@ def test_any_text_is_an_input_or_an_error(text: str) -> None:
         {"timeout": float("nan")},
     ],
 )
-def test_wishes_that_contradict_each_other(wishes: dict[str, Any]) -> None:
+def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="--"):
-        PredictionRequest(**wishes)
+        PredictionRequest(**options)
 
 
 def test_a_job_travels_as_json() -> None:

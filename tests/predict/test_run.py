@@ -54,21 +54,21 @@ def _children() -> set[str]:
     return {pid for one in lists for pid in one.read_text().split()}
 
 
-def job(act: str, when: str = "load", **wishes: Any) -> PredictionJob:
+def job(act: str, when: str = "load", **request_options: Any) -> PredictionJob:
     options = {"act": act, "when": when}
-    wishes.setdefault("timeout", 20)
+    request_options.setdefault("timeout", 20)
     return PredictionJob(
         path="m",
         framework="fake_framework",
         loader="fake",
         options=options,
-        request=PredictionRequest(**wishes),
+        request=PredictionRequest(**request_options),
     )
 
 
-def ask(act: str, when: str = "load", **wishes: Any) -> Answer:
+def ask(act: str, when: str = "load", **request_options: Any) -> Answer:
     with PredictionChild("m", "fake_framework") as child:
-        return child.ask(job(act, when, **wishes))
+        return child.ask(job(act, when, **request_options))
 
 
 def _left(path: Path) -> list[int]:

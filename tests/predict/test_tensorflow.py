@@ -24,19 +24,21 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "recording", "wishes"), KINDS)
+@pytest.mark.parametrize(("name", "recording", "options"), KINDS)
 def test_each_kind_predicts_as_recorded_and_no_worse_weights_do(
-    predict_apart, name, recording, wishes
+    predict_apart, name, recording, options
 ) -> None:
-    told = predict_apart(name.format(""), expect=recording, **wishes)
+    told = predict_apart(name.format(""), expect=recording, **options)
     assert told.codes == []
     assert "as recorded" in told.predict.detail
-    assert predict_apart(name.format("-off"), expect=recording, **wishes).predict.codes == ["outputs-changed"]
-    assert "output-not-finite" in predict_apart(name.format("-nan"), **wishes).predict.codes
+    assert predict_apart(name.format("-off"), expect=recording, **options).predict.codes == [
+        "outputs-changed"
+    ]
+    assert "output-not-finite" in predict_apart(name.format("-nan"), **options).predict.codes
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes"),
+    ("name", "options"),
     [
         ("version1", {"expect": "version1.npz"}),
         ("references", {"expect": "references.npz"}),
@@ -47,8 +49,8 @@ def test_each_kind_predicts_as_recorded_and_no_worse_weights_do(
         ("exported", {}),
     ],
 )
-def test_other_ways_to_save(predict_apart, name, wishes) -> None:
-    assert predict_apart(name, **wishes).codes == []
+def test_other_ways_to_save(predict_apart, name, options) -> None:
+    assert predict_apart(name, **options).codes == []
 
 
 def test_inputs_are_made_up_as_the_signature_says(predict_apart) -> None:
@@ -74,7 +76,7 @@ def test_a_graph_that_counts_is_run_from_its_start(predict_apart, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "state", "step"),
+    ("name", "options", "state", "step"),
     [
         (
             "variables/ckpt-1",
@@ -92,8 +94,8 @@ def test_a_graph_that_counts_is_run_from_its_start(predict_apart, tmp_path) -> N
         ("module/ckpt-1", {"model": f"{NETS}:Module"}, "1 variable", "of SGD moved 1"),
     ],
 )
-def test_the_optimizer_is_restored_and_makes_a_step(predict_apart, name, wishes, state, step) -> None:
-    told = predict_apart(name, resume_step=True, **wishes)
+def test_the_optimizer_is_restored_and_makes_a_step(predict_apart, name, options, state, step) -> None:
+    told = predict_apart(name, resume_step=True, **options)
     assert told.codes == []
     assert told.load.detail.endswith(state)
     assert step in told.predict.detail
@@ -128,7 +130,7 @@ def test_other_shapes_are_told_by_name(predict_apart, name, where) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "code"),
+    ("name", "options", "code"),
     [
         ("words", {}, "no-such-signature"),
         ("saved", {"signature": "other"}, "no-such-signature"),
@@ -142,8 +144,8 @@ def test_other_shapes_are_told_by_name(predict_apart, name, where) -> None:
         ("module/ckpt-1", {"model": "builtins:dict"}, "no-such-model"),
     ],
 )
-def test_what_does_not_go_is_one_short_finding(predict_apart, name, wishes, code) -> None:
-    told = predict_apart(name, **wishes)
+def test_what_does_not_go_is_one_short_finding(predict_apart, name, options, code) -> None:
+    told = predict_apart(name, **options)
     assert told.codes == [code]
     text = [*told.load.findings, *told.predict.findings][0][2]
     assert len(text) < 400

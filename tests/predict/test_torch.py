@@ -160,8 +160,8 @@ def test_a_row_passes_and_one_weight_off_by_a_percent_fails(
 
 @pytest.mark.parametrize("write", WITH_OPTIMIZER)
 def test_training_can_go_on(write: Write, tmp_path: Path, state: dict[str, Any], predict: Any) -> None:
-    wishes = {"model": SIMPLE, "optimizer": "torch.optim:Adam", "shapes": "1,10", "resume_step": True}
-    told = predict(write(tmp_path, state), **wishes)
+    options = {"model": SIMPLE, "optimizer": "torch.optim:Adam", "shapes": "1,10", "resume_step": True}
+    told = predict(write(tmp_path, state), **options)
     assert told.load.detail.endswith("SimpleModel, 2 keys; Adam, state of 2 parameters")
     assert told.predict.detail.endswith("one step of Adam moved 2 of 2 parameters")
     assert [code for code in told.codes if code != "wrapper-prefix"] == []
@@ -199,7 +199,7 @@ def test_a_weight_that_is_no_number(tmp_path: Path, state: dict[str, Any], predi
 
 
 @pytest.mark.parametrize(
-    ("wishes", "code"),
+    ("options", "code"),
     [
         ({"model": f"{NETS}:failing"}, "load-failed"),
         ({"model": f"{NETS}:no_model"}, "no-such-model"),
@@ -221,9 +221,9 @@ def test_a_weight_that_is_no_number(tmp_path: Path, state: dict[str, Any], predi
     ],
 )
 def test_what_is_asked_for_is_not_there(
-    wishes: dict[str, Any], code: str, tmp_path: Path, state: dict[str, Any], predict: Any
+    options: dict[str, Any], code: str, tmp_path: Path, state: dict[str, Any], predict: Any
 ) -> None:
-    told = predict(_zip(tmp_path, state), **{"shapes": "1,10", **wishes})
+    told = predict(_zip(tmp_path, state), **{"shapes": "1,10", **options})
     assert told.codes == [code]
 
 
@@ -259,18 +259,18 @@ FORMS = {
 def test_outputs_of_every_form(
     form: str, names: list[str], tmp_path: Path, state: dict[str, Any], predict: Any
 ) -> None:
-    path, wishes = _zip(tmp_path, state), {"model": f"{NETS}:Many", "model_args": {"form": form}}
+    path, options = _zip(tmp_path, state), {"model": f"{NETS}:Many", "model_args": {"form": form}}
     record = tmp_path / "g.npz"
-    told = predict(path, **wishes, shapes="1,10", record=record)
+    told = predict(path, **options, shapes="1,10", record=record)
     assert told.codes == (["recording-insensitive"] if form == "number" else [])
     with np.load(record) as found:
         assert [name for name in found.files if name.startswith("output/")] == [f"output/{n}" for n in names]
-    assert predict(path, **wishes, expect=record).codes == []
+    assert predict(path, **options, expect=record).codes == []
 
 
 def test_no_tensor_comes_out(tmp_path: Path, state: dict[str, Any], predict: Any) -> None:
-    wishes = {"model": f"{NETS}:Many", "model_args": {"form": "nothing"}, "shapes": "1,10"}
-    assert predict(_zip(tmp_path, state), **wishes).codes == ["no-output"]
+    options = {"model": f"{NETS}:Many", "model_args": {"form": "nothing"}, "shapes": "1,10"}
+    assert predict(_zip(tmp_path, state), **options).codes == ["no-output"]
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_a_model_that_draws_numbers_is_not_recorded(
     tmp_path: Path, state: dict[str, Any], predict: Any
 ) -> None:
     path, record = _zip(tmp_path, state), tmp_path / "g.npz"
-    wishes = {"model": f"{NETS}:Random", "shapes": "64,10"}
-    assert predict(path, **wishes).codes == ["runs-differ"]
-    assert predict(path, **wishes, record=record).codes == ["runs-differ", "recording-not-written"]
+    options = {"model": f"{NETS}:Random", "shapes": "64,10"}
+    assert predict(path, **options).codes == ["runs-differ"]
+    assert predict(path, **options, record=record).codes == ["runs-differ", "recording-not-written"]
     assert not record.exists()
 
 
@@ -307,11 +307,11 @@ def test_which_of_several_state_dicts_was_taken_is_told(
     tmp_path: Path, state: dict[str, Any], predict: Any
 ) -> None:
     path = _zip(tmp_path, {"model_state_dict": state["model"], "ema_state_dict": state["model"]})
-    for wishes, taken in (
+    for options, taken in (
         ({}, "model_state_dict"),
         ({"state_key": "ema_state_dict"}, "ema_state_dict"),
     ):
-        told = predict(path, model=SIMPLE, shapes="1,10", **wishes)
+        told = predict(path, model=SIMPLE, shapes="1,10", **options)
         assert told.load.detail.endswith(f"SimpleModel, 2 keys of '{taken}'")
     told = predict(_zip(tmp_path, state), model=SIMPLE, shapes="1,10")
     assert told.load.detail.endswith("SimpleModel, 2 keys")
@@ -320,8 +320,8 @@ def test_which_of_several_state_dicts_was_taken_is_told(
 def test_tied_weights_may_be_stored_once(tmp_path: Path, predict: Any) -> None:
     model = named(f"{NETS}:Tied")()
     path = _safetensors(tmp_path, {"model": {"words.weight": model.words.weight.detach()}})
-    wishes = {"shapes": "ids=1,5:int64:0..7 mask=1,5:bool", "resume_step": True}
-    told = predict(path, model=f"{NETS}:Tied", **wishes)
+    options = {"shapes": "ids=1,5:int64:0..7 mask=1,5:bool", "resume_step": True}
+    told = predict(path, model=f"{NETS}:Tied", **options)
     assert told.codes == ["tied-key"]
     assert told.predict.detail.endswith("one step of SGD moved 1 of 1 parameter")
 
@@ -398,9 +398,9 @@ def test_a_distributed_checkpoint_of_more_than_plain_data(
 
 
 def test_a_compressed_file_is_not_mapped(files: Path, tmp_path: Path, predict: Any) -> None:
-    wishes, record = {"model": SIMPLE}, tmp_path / "g.npz"
-    assert predict(files / "pytorch" / "guide.pth", shapes="1,10", record=record, **wishes).codes == []
-    assert predict(files / "pytorch" / "deflated.pth", expect=record, **wishes).codes == []
+    options, record = {"model": SIMPLE}, tmp_path / "g.npz"
+    assert predict(files / "pytorch" / "guide.pth", shapes="1,10", record=record, **options).codes == []
+    assert predict(files / "pytorch" / "deflated.pth", expect=record, **options).codes == []
 
 
 def test_a_whole_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Path, predict: Any) -> None:
@@ -551,8 +551,8 @@ def test_a_changed_directory_of_transformers(files: Path, tmp_path: Path, predic
 
     path, record = tmp_path / "checkpoint-4", tmp_path / "g.npz"
     shutil.copytree(files / "safetensors" / "trainer" / "checkpoint-4", path)
-    wishes = {"optimizer": "torch.optim:AdamW", "resume_step": True}
-    assert predict(path, record=record, **wishes).codes == []
+    options = {"optimizer": "torch.optim:AdamW", "resume_step": True}
+    assert predict(path, record=record, **options).codes == []
     weights = load_file(path / "model.safetensors")
     key, other = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_proj.weight"
     changes: list[tuple[dict[str, Any], list[str]]] = [

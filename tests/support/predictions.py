@@ -57,22 +57,22 @@ Predict = Callable[..., Told]
 # What is asked for ----------------------------------------------------------------------------------
 
 
-def request(*, shapes: str = "", **wishes: Any) -> PredictionRequest:
+def request(*, shapes: str = "", **options: Any) -> PredictionRequest:
     """Return what is asked for; ``shapes`` are inputs as the command line has them."""
-    wishes = {name: str(value) if isinstance(value, Path) else value for name, value in wishes.items()}
-    return PredictionRequest(**wishes, input_shapes=tuple(map(parse_input, shapes.split())))
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return PredictionRequest(**options, input_shapes=tuple(map(parse_input, shapes.split())))
 
 
-def job_of(path: Path, **wishes: Any) -> PredictionJob:
+def job_of(path: Path, **options: Any) -> PredictionJob:
     """Return the job for a checkpoint."""
     with open_checkpoint(path) as checkpoint:
-        return job_for(checkpoint, request(**wishes))
+        return job_for(checkpoint, request(**options))
 
 
-def refusal_of(path: Path, **wishes: Any) -> str:
+def refusal_of(path: Path, **options: Any) -> str:
     """Return why a checkpoint can't be run."""
     with pytest.raises(NotPredictable) as refused:
-        job_of(path, **wishes)
+        job_of(path, **options)
     return str(refused.value)
 
 
@@ -105,10 +105,10 @@ def done_in_a_child(job: PredictionJob) -> Answer:
         return process.ask(job)
 
 
-def done_after(path: Path, change: Callable[[], object], **wishes: Any) -> Answer:
+def done_after(path: Path, change: Callable[[], object], **options: Any) -> Answer:
     """Do what is asked for of a checkpoint that is changed after it was opened."""
     opened = open_checkpoint(path)
-    with opened as checkpoint, prediction.Prediction(checkpoint, request(**wishes)) as asked:
+    with opened as checkpoint, prediction.Prediction(checkpoint, request(**options)) as asked:
         change()
         return asked.answer(has_failed=False)
 

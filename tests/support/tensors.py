@@ -42,16 +42,16 @@ def packed(codes: Array, bits: int) -> bytes:
     return whole.to_bytes((codes.size * bits + 7) // 8, "little")
 
 
-def compared(a: Tensor, b: Tensor, **wishes: Any) -> Comparison:
+def compared(a: Tensor, b: Tensor, **options: Any) -> Comparison:
     """Return the outcome for one pair, which has to be a comparison."""
-    (outcome,) = compare_all([(a, b)], Tolerance(**wishes), jobs=1)
+    (outcome,) = compare_all([(a, b)], Tolerance(**options), jobs=1)
     assert isinstance(outcome, Comparison)
     return outcome
 
 
-def measured(a: Tensor, b: Tensor, **wishes: Any) -> Statistics:
+def measured(a: Tensor, b: Tensor, **options: Any) -> Statistics:
     """Return the statistics of one pair, which has to differ."""
-    found = compared(a, b, **wishes)
+    found = compared(a, b, **options)
     assert not found.equal and found.statistics is not None
     return found.statistics
 

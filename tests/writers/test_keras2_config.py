@@ -28,7 +28,7 @@ def test_keras_3_predicts_what_keras_2_does(tmp_path: Path) -> None:
     assert max(apart.values()) < 1e-4
 
 
-def test_the_optimizer_of_keras_2_stays_behind_by_wish_alone(files: Path, tmp_path: Path) -> None:
+def test_the_optimizer_of_keras_2_stays_behind_only_if_asked(files: Path, tmp_path: Path) -> None:
     source = files / "keras" / "keras2.h5"
     with pytest.raises(UsageError, match=r"^Keras 2 wrote it, and its optimizer's state .*\(--only weights"):
         convert(source, tmp_path / "x.keras")
