@@ -186,3 +186,6 @@ def test_table(tmp_path: Path) -> None:
     assert f"\n{text_of(drift(paths, DiffOptions()), width=120)}\n" == TABLE
     narrow = lines_of(drift(paths, DiffOptions()), width=72)
     assert narrow[6] == "  hidden for lack of width: tensor, cosine, L2, norm"
+    narrowest = lines_of(drift(paths, DiffOptions()), width=60)
+    assert narrowest[6] == "  hidden for lack of width: tensor, cosine, L2, norm, max |Δ|"
+    assert max(map(len, narrowest[2:6])) <= 60

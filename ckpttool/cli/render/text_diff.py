@@ -546,7 +546,7 @@ def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
         drift_cells(drift),
         width=width - 2,
         left=("tensor",),
-        dispensable=("tensor", "cosine", "L2", "norm"),
+        dispensable=("tensor", "cosine", "L2", "norm", "max |Δ|"),
     )
     lines = [styled(_drift_summary(drift), Style.BOLD, colour), "", *table.indented(colour)]
     with_more = [step.difference for step in drift.steps if _has_more(step.difference)]
