@@ -34,7 +34,7 @@ class Closing(NamedTuple):
 _REFERENCE = "docs/reference"
 """The directory of the pages in the source, as long as the project has no site."""
 _CONVERTED = {
-    0: "it was written, and is equal to the source",
+    0: "the checkpoint was written, and is equal to the source",
     1: "the result differed from the source, and was removed",
     2: "it could not be converted",
 }
@@ -49,7 +49,7 @@ ROOT = Closing(
     ),
     {
         0: "all is well",
-        1: "something needs attention: damage, a difference, an answer of no",
+        1: "something needs attention, such as damage or a difference",
         2: "it could not be done, or the command line is wrong",
         130: "interrupted by Ctrl-C",
     },
@@ -184,7 +184,10 @@ CLOSINGS: Mapping[str, Closing] = {
                 "Merge the shards of an index",
                 "ckpttool merge model.safetensors.index.json whole.safetensors",
             ),
-            Example("Merge the files of all ranks", "ckpttool merge rank*.pt whole.pth"),
+            Example(
+                "Merge the files of all ranks",
+                "ckpttool merge model_world_size_2_rank_*.pt whole.pth",
+            ),
         ),
         {
             **_CONVERTED,
@@ -210,7 +213,7 @@ CLOSINGS: Mapping[str, Closing] = {
             ),
         ),
         {
-            0: "it is done, or there was nothing to do",
+            0: "all was done, or there was nothing to do",
             1: "something was damaged, left alone, declined, or would be removed (--check)",
             2: "a directory can't be read, or more than --max-delete would be removed",
         },
@@ -227,7 +230,7 @@ CLOSINGS: Mapping[str, Closing] = {
         {
             0: "all names fit the template",
             1: "something kept its name, was declined, or would be renamed (--check)",
-            2: "nothing was renamed",
+            2: "nothing could be renamed",
         },
         f"{_REFERENCE}/rename.md",
     ),
@@ -248,7 +251,7 @@ CLOSINGS: Mapping[str, Closing] = {
             Example("Write a ckpttool.toml to start from", "ckpttool init"),
             Example("Write one for the runs alone", "ckpttool init runs"),
         ),
-        {0: "it was written", 2: "there is a configuration, or it can't be written"},
+        {0: "the file was written", 2: "a configuration exists already, or can't be written"},
         f"{_REFERENCE}/config.md",
     ),
     "config": Closing(
@@ -257,7 +260,7 @@ CLOSINGS: Mapping[str, Closing] = {
             Example("Show the one that applies in a directory", "ckpttool config runs"),
             Example("Print the JSON schema of ckpttool.toml", "ckpttool config --schema"),
         ),
-        {0: "it is right, or there is none", 2: "it is wrong, or not trusted"},
+        {0: "the configuration is valid, or there is none", 2: "it is invalid, or not trusted"},
         f"{_REFERENCE}/config.md",
     ),
     "pin": Closing(

@@ -112,6 +112,16 @@ Config = Annotated[
         panel=RULE_PANEL,
     ),
 ]
+Rules = Annotated[
+    Given,
+    OptionsOf(
+        Policy,
+        help={
+            "keep_best": "Keep the N best by --best.",
+            "older_than": "Remove only checkpoints saved more than TIME (30d) ago.",
+        },
+    ),
+]
 _MOST_PROBLEMS = 10
 """More than that push the list itself off the screen."""
 
@@ -138,7 +148,7 @@ def list_(
         ),
     ],
     jobs: Jobs = None,
-    rules: Annotated[Given, OptionsOf(Policy, help={"keep_best": "Keep the N best by --best."})],
+    rules: Rules,
     config: Config = None,
 ) -> int:
     """List the checkpoints in directory trees, series by series, the oldest first.

@@ -14,7 +14,7 @@ Predict = Annotated[
     bool,
     typer_option(
         "--predict",
-        help="Load and run it with its framework, in a process of its own.",
+        help="Load and run each checkpoint with its framework, in a process of its own.",
         panel=PREDICTION_PANEL,
     ),
 ]

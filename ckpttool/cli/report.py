@@ -9,6 +9,7 @@ from ckpttool.cli.list import (
     Best,
     BestMode,
     Config,
+    Rules,
     Verify,
     list_options,
     read_listing,
@@ -20,7 +21,6 @@ from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
 from ckpttool.cli.prune import Directory
 from ckpttool.core.options import OUTPUT_PANEL
-from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 
 Output = Annotated[
@@ -47,7 +47,7 @@ def report(
         Given, OptionsOf(Scope, ("recursive", "metrics", "group_by", "series", "exclude", "max_depth"))
     ],
     jobs: Jobs = None,
-    rules: Annotated[Given, OptionsOf(Policy, help={"keep_best": "Keep the N best by --best."})],
+    rules: Rules,
     config: Config = None,
 ) -> int:
     """Write one HTML page: curves of all runs, sizes, verdicts, and tables to sort and filter.

@@ -30,7 +30,7 @@ def undo(
 ) -> int:
     """Undo the last prune --trash or rename: restore old names and pointers.
 
-    Nothing is replaced: if something is in the way of a checkpoint, undo names it and leaves that one.
+    Nothing is replaced: if a path is taken, undo names it and leaves that checkpoint where it is.
     """
     from ckpttool.runs.undo import undo as take_back
 
