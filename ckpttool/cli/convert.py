@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, Quiet, path_argument
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.ops.conversion import ConvertOptions
@@ -19,12 +16,12 @@ if TYPE_CHECKING:
     from ckpttool.ops.conversion_plan import ConversionPlan
 
 
-Target = Annotated[Path, typer.Argument(metavar="DST", readable=False, help="The path to write.")]
+Target = Annotated[PathText, path_argument("DST", "The path to write.")]
 Options = Annotated[Given, OptionsOf(ConvertOptions)]
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="The checkpoint to convert.")],
+    source: Annotated[PathText, path_argument("SRC", "The checkpoint to convert.")],
     target: Target,
     *,
     given: Options,
@@ -54,10 +51,7 @@ def convert(
 
 def merge(
     sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SRC...", readable=False, help="The parts: files, directories, an index or a prefix."
-        ),
+        list[PathText], path_argument("SRC...", "The parts: files, directories, an index or a prefix.")
     ],
     target: Target,
     *,

@@ -10,18 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
-from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection, typer_option
+from ckpttool.cli.options import Jobs, Json, PathText, Quiet, TensorSelection, path_argument, typer_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import single_checkpoint
 from ckpttool.cli.progress import progress
 from ckpttool.cli.render.terminal import printable
 from ckpttool.cli.reports import check_plot, write_report
 from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, OUTPUT_PANEL
+from ckpttool.io import fs
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
@@ -55,13 +53,8 @@ class DiffOutput(NamedTuple):
 
 
 Paths = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="A B [C...]",
-        readable=False,
-        show_default=False,
-        help="Two checkpoints, or more; or one directory with a series.",
-    ),
+    list[PathText],
+    path_argument("A B [C...]", "Two checkpoints, or more; or one directory with a series."),
 ]
 _comparison = partial(typer_option, panel=COMPARISON_PANEL)
 _output = partial(typer_option, panel=OUTPUT_PANEL)
@@ -278,7 +271,7 @@ def _paths_in_series(directory: str) -> list[str]:
     from ckpttool.formats.discovery import unit_at
     from ckpttool.runs.surveying.survey import survey_directory
 
-    if not os.path.isdir(directory):
+    if not fs.isdir(directory):
         raise UsageError("diff compares two checkpoints, or more")
     if unit_at(directory) is not None:
         raise UsageError(f"{directory} is one checkpoint; name a second one, or the directory of a series")

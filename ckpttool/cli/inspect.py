@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ckpttool.cli.options import Json, Quiet, typer_option
+from ckpttool.cli.options import Json, PathText, Quiet, path_argument, typer_option
 from ckpttool.cli.output import has_colour, say, width
 from ckpttool.cli.progress import progress
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.io import fs
 
 if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection
 
 Paths = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="PATH...", readable=False, show_default=False, help="Files, directories or indexes."
-    ),
+    list[PathText],
+    path_argument("PATH...", "Files, directories or indexes."),
 ]
 All = Annotated[
     bool, typer_option("--all", help="Show all tensors, not just the first 40.", panel=OUTPUT_PANEL)
@@ -44,11 +39,7 @@ Stats = Annotated[
 Field = Annotated[
     str | None,
     typer_option(
-        "--field",
-        metavar="KEY",
-        help="Print one value, such as training.epoch.",
-        panel=OUTPUT_PANEL,
-        complete="field",
+        "--field", metavar="KEY", help="Print one value, such as training.epoch.", panel=OUTPUT_PANEL
     ),
 ]
 
@@ -121,7 +112,7 @@ def _print(inspections: list[Inspection], field: str | None, json: bool, all_ten
 
 def _newest_in(path: str) -> str:
     """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
-    if not os.path.isdir(path):
+    if not fs.isdir(path):
         return path
     from ckpttool.cli.paths import say_journals
     from ckpttool.runs.surveying.newest import newest_in
@@ -156,14 +147,6 @@ def _field(inspection: Inspection, key: str) -> str:
             hint = did_you_mean(key, _keys_in(document)) if key else ""
             raise UsageError(f"no field {key!r}; {hint or '--json shows all fields'}")
     return printable(value) if isinstance(value, str) else dumps(value)
-
-
-def fields_of(path: str) -> list[str]:
-    """Return the dotted keys of the values that ``--field`` prints of a checkpoint."""
-    from ckpttool.cli.render.json import inspect_document
-
-    (document,) = inspect_document([_inspect(path, None, False)])["checkpoints"]
-    return [*_keys_in(document)]
 
 
 def _keys_in(document: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ckpttool.cli.options import (
+    HERE,
     Depth,
     Directory,
     Given,
@@ -45,7 +45,6 @@ Best = Annotated[
     typer_option(
         "--best",
         metavar="METRIC",
-        complete="metric",
         help="Print the checkpoint with the best METRIC instead.",
         panel=SELECTION_PANEL,
     ),
@@ -88,7 +87,7 @@ Wait = Annotated[
 
 
 def latest(
-    directory: Directory = Path(),
+    directory: Directory = HERE,
     *,
     best: Best = None,
     mode: BestMode = None,

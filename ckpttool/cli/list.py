@@ -6,12 +6,21 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
-from ckpttool.cli.options import Depth, Given, Jobs, Json, Mode, Null, OptionsOf, Quiet, typer_option
+from ckpttool.cli.options import (
+    Depth,
+    Given,
+    Jobs,
+    Json,
+    Mode,
+    Null,
+    OptionsOf,
+    PathText,
+    Quiet,
+    path_argument,
+    typer_option,
+)
 from ckpttool.cli.output import (
     COULD_NOT,
     has_colour,
@@ -36,20 +45,14 @@ if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem
 
 Directories = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[DIR...]",
-        readable=False,
-        help="Directories of checkpoints. [default: paths in ckpttool.toml, or .]",
-        show_default=False,
-    ),
+    list[PathText] | None,
+    path_argument("[DIR...]", "Directories of checkpoints. [default: paths in ckpttool.toml, or .]"),
 ]
 Sort = Annotated[
     str | None,
     typer_option(
         "--sort",
         metavar="KEY",
-        complete="sort key",
         help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
         panel=OUTPUT_PANEL,
     ),
@@ -60,7 +63,6 @@ Best = Annotated[
     typer_option(
         *("--best", "--metric"),
         metavar="METRIC",
-        complete="metric",
         help="Mark the best of each series by this metric.",
         panel=OUTPUT_PANEL,
     ),
@@ -185,7 +187,7 @@ def list_(
 
 
 def list_options(
-    directories: Sequence[Path],
+    directories: Sequence[str],
     given: Mapping[str, Any],
     metric: str | None,
     mode: Mode | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from ckpttool.core.options import (
     options_of,
     value_types,
 )
+from ckpttool.io.fs import is_remote
 
 ColourChoice = Annotated[
     Colour | None,
@@ -56,22 +58,24 @@ class Mode(str, enum.Enum):
     MAX = "max"
 
 
-def typer_option(
-    *flags: str, help: str, panel: str | None = None, complete: str | None = None, **more: Any
-) -> Any:
+class PathText(str):
+    """A path on the command line, or the URL of something in a store."""
+
+    def __new__(cls, path: str) -> PathText:
+        return str.__new__(cls, path if is_remote(path) else Path(path))
+
+
+HERE = PathText(os.curdir)
+
+
+def path_argument(metavar: str, help: str) -> Any:
+    """Return an argument of paths as Typer has it, which shells complete."""
+    return typer.Argument(metavar=metavar, help=help, readable=False, show_default=False, path_type=PathText)
+
+
+def typer_option(*flags: str, help: str, panel: str | None = None, **more: Any) -> Any:
     """Return an option as Typer has it; its default stands in the help only if it says so itself."""
-    more = {"show_default": False, "autocompletion": completes(complete), **more}
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
-
-
-def completes(kind: str | None) -> Any:
-    """Return what completes values of a kind, by the method of ``Command``."""
-
-    def values(ctx: typer.Context, incomplete: str) -> Any:
-        command: Any = ctx.command
-        return command.complete_values(kind, ctx, incomplete)
-
-    return None if kind is None else values
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **{"show_default": False, **more})
 
 
 Json = Annotated[bool, typer_option("--json", help="Print a JSON document.", panel=OUTPUT_PANEL)]
@@ -89,12 +93,7 @@ Quiet = Annotated[
     bool, typer_option("--quiet", "-q", help="Print only errors; see the exit status.", panel=OUTPUT_PANEL)
 ]
 Verbose = Annotated[bool, typer_option("--verbose", "-v", help="Print more details.", panel=OUTPUT_PANEL)]
-Directory = Annotated[
-    Path,
-    typer.Argument(
-        metavar="[DIR]", readable=False, help="Directory of checkpoints. [default: .]", show_default=False
-    ),
-]
+Directory = Annotated[PathText, path_argument("[DIR]", "Directory of checkpoints. [default: .]")]
 Yes = Annotated[bool, typer_option("--yes", "-y", help="Don't ask for confirmation.", panel=EXECUTION_PANEL)]
 Null = Annotated[
     bool, typer_option("--null", "-0", help="End each path with NUL, for xargs -0.", panel=OUTPUT_PANEL)
@@ -205,7 +204,6 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
         metavar=option.metavar,
         min=option.minimum,
         max=option.maximum,
-        complete=option.complete,
         show_default="[default:" not in help,
     )
     return inspect.Parameter(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ckpttool.cli.output import say, say_error, say_warning
 from ckpttool.cli.render.terminal import printable
+from ckpttool.io import fs
 
 _HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers it"
 _MOST_CANDIDATES = 10
@@ -15,7 +16,7 @@ _MOST_CANDIDATES = 10
 
 def single_checkpoint(path: str) -> str:
     """Return the checkpoint that a path stands for; a directory of several is an error that names them."""
-    if not os.path.isdir(path):
+    if not fs.isdir(path):
         return path
     from ckpttool.core.errors import NotACheckpoint
     from ckpttool.formats.discovery import discover, unit_at
@@ -32,7 +33,7 @@ def single_checkpoint(path: str) -> str:
 
 def directory_name(directory: str) -> str:
     """Return a directory as a message names it."""
-    if os.path.normpath(directory) == os.curdir:
+    if fs.normpath(directory) == os.curdir:
         return "the current directory"
     return printable(directory)
 

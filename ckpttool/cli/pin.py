@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ckpttool.cli.options import Json, Null, Quiet, typer_option
+from ckpttool.cli.options import HERE, Json, Null, PathText, Quiet, path_argument, typer_option
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.cli.render.terminal import printable
@@ -21,13 +18,8 @@ if TYPE_CHECKING:
     from ckpttool.runs.pointers.pins import Pinning
 
 Paths = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[PATH...]",
-        readable=False,
-        help="Checkpoints: a file, directory, prefix, index or shard, or a link to one.",
-        show_default=False,
-    ),
+    list[PathText] | None,
+    path_argument("[PATH...]", "Checkpoints: a file, directory, prefix, index or shard, or a link to one."),
 ]
 List = Annotated[
     bool,
@@ -46,7 +38,7 @@ def pin(
     from ckpttool.runs.pointers.pins import pin as carry_out
 
     if list_:
-        return _list(paths or [Path()], json=json, null=null, quiet=quiet)
+        return _list(paths or [HERE], json=json, null=null, quiet=quiet)
     if null:
         raise UsageError("-0 goes with --list")
     done = carry_out(_require_paths(paths))
@@ -63,7 +55,7 @@ def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
     return 0
 
 
-def _require_paths(paths: Sequence[Path] | None) -> Sequence[Path]:
+def _require_paths(paths: Sequence[str] | None) -> Sequence[str]:
     if not paths:
         raise UsageError("name a PATH")
     return paths
@@ -83,7 +75,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
             print(f"{printable(path)} {was}")
 
 
-def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
+def _list(paths: Sequence[str], *, json: bool, null: bool, quiet: bool) -> int:
     from ckpttool.runs.pointers.pin_lists import absence_message, pin_fault
     from ckpttool.runs.pointers.pins import pins_below
     from ckpttool.transaction.paths import shown

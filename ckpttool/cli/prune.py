@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, Quiet, Verbose, Yes, typer_option
+from ckpttool.cli.options import (
+    Given,
+    Jobs,
+    Json,
+    OptionsOf,
+    PathText,
+    Quiet,
+    Verbose,
+    Yes,
+    path_argument,
+    typer_option,
+)
 from ckpttool.cli.paths import say_inferred_mode
 from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.rules import Policy
 
 Directory = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[DIR]",
-        readable=False,
-        help="Directory of checkpoints. [default: paths in ckpttool.toml, or .]",
-        show_default=False,
-    ),
+    PathText | None,
+    path_argument("[DIR]", "Directory of checkpoints. [default: paths in ckpttool.toml, or .]"),
 ]
 Config = Annotated[
     str | None,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from ckpttool.cli.consent import Consent
-from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, Yes, typer_option
+from ckpttool.cli.options import HERE, Directory, Given, Json, OptionsOf, Quiet, Yes, typer_option
 from ckpttool.cli.output import (
     COULD_NOT,
     grouped_messages,
@@ -56,7 +55,7 @@ Check = Annotated[
 
 
 def rename(
-    directory: Directory = Path(),
+    directory: Directory = HERE,
     template: TemplateText = None,
     config: Config = None,
     *,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
-from ckpttool.cli.options import Directory, Given, Json, OptionsOf, Quiet, typer_option
+from ckpttool.cli.options import HERE, Directory, Given, Json, OptionsOf, Quiet, typer_option
 from ckpttool.cli.output import has_colour, print_json, say, say_error, say_warning, terminal_width
 from ckpttool.cli.paths import directory_name
 from ckpttool.core.options import EXECUTION_PANEL
@@ -21,7 +20,7 @@ DryRun = Annotated[
 
 
 def undo(
-    directory: Directory = Path(),
+    directory: Directory = HERE,
     *,
     scope: Annotated[Given, OptionsOf(Scope, ("recursive",))],
     dry_run: DryRun = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from ckpttool.cli.predict_options import flag_of
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.io import fs
 from ckpttool.ops.verdict import OPTIONAL, Verification
 from ckpttool.ops.verify import unreadable
 
@@ -114,7 +114,7 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
         again = (
             target
             for path in paths
-            if os.path.isdir(path)
+            if fs.isdir(path)
             for target in _find_targets(path, options, outcome, [], lines)
         )
         targets = [target for target in again if target.path not in known]
@@ -257,7 +257,7 @@ def _require_any(path: str, errors: Sequence[CheckpointError]) -> None:
     from ckpttool.formats.interface import Probe
 
     for error in errors:
-        if os.path.normpath(error.path) == os.path.normpath(path):
+        if fs.normpath(error.path) == fs.normpath(path):
             raise error
     if not errors:
         with Probe(path) as probe:
@@ -269,7 +269,7 @@ def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     from ckpttool.cli.paths import say_journals
     from ckpttool.transaction.pending_journals import unaffected_units
 
-    inside = unaffected_units((), [path] if os.path.isdir(path) else ()).journals
+    inside = unaffected_units((), [path] if fs.isdir(path) else ()).journals
     if [unit.path for unit in units] == [path]:  # the user asks for this one, whatever becomes of it
         unaffected = unaffected_units(units)
         say_journals(inside if unaffected.whole else (*unaffected.journals, *inside))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
-
-import typer
 
 from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
-from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, typer_option
+from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, path_argument, typer_option
 from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
 from ckpttool.core.options import CHECK_PANEL, OUTPUT_PANEL, SELECTION_PANEL
 from ckpttool.predict.request import PredictionRequest
@@ -26,13 +23,8 @@ if TYPE_CHECKING:
 
 
 Paths = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[PATH...]",
-        readable=False,
-        show_default=False,
-        help="Files, or directories of checkpoints. [default: paths in ckpttool.toml]",
-    ),
+    list[PathText] | None,
+    path_argument("[PATH...]", "Files, or directories of checkpoints. [default: paths in ckpttool.toml]"),
 ]
 Quick = Annotated[
     bool, typer_option("--quick", help="Check only structure and safety; read no values.", panel=CHECK_PANEL)
@@ -42,7 +34,6 @@ Only = Annotated[
     typer_option(
         "--only",
         metavar="NAME,...",
-        complete="check",
         help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
         panel=CHECK_PANEL,
     ),

@@ -144,6 +144,6 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointErr
         if os.path.islink(path):
             return NotFound(path, f"a link to {os.readlink(path)}, which does not exist")
         return NotFound(path, "no such file or directory")
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) and error.strerror == os.strerror(error.errno or 0):
         return AccessDenied(path, "permission denied")
     return AccessDenied(path, (error.strerror or str(error)).lower())

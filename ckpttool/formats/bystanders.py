@@ -16,8 +16,9 @@ from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.core.report import Finding, warning
 from ckpttool.formats.interface import Probe, scan
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
+from ckpttool.io import fs
 from ckpttool.io.pickle_detection import has_torch_magic, is_pickle
-from ckpttool.io.source import Source
+from ckpttool.io.source import open_source
 
 MAX_FILES = 20_000
 """The most files of a directory that are looked at, those in its directories included."""
@@ -38,7 +39,7 @@ _PROGRAM_SUFFIX, _PIR = ".pdmodel", b'"base_code"'
 
 def add_bystanders(checkpoint: Checkpoint, root: str) -> None:
     """Let a checkpoint say what loading the other files in its directory, ``root``, could run."""
-    own = frozenset(os.path.abspath(file.path) for file in checkpoint.files)
+    own = frozenset(fs.abspath(file.path) for file in checkpoint.files)
     bystanders = _Bystanders(root, checkpoint.judged, own)
     findings = tuple(bystanders.findings())
     checkpoint.judged |= bystanders.judged
@@ -64,8 +65,8 @@ class _Bystanders:
         # Files may lie in the directory, or beside what the files that were read are links to. The second is
         # how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
         read = known | {path for path in own if os.path.basename(path) in _PROGRAMS}
-        blobs = {os.path.dirname(os.path.realpath(path)) for path in read if os.path.islink(path)}
-        bases = (os.path.realpath(root), *sorted(blobs))
+        blobs = {os.path.dirname(fs.realpath(path)) for path in read if fs.islink(path)}
+        bases = (fs.realpath(root), *sorted(blobs))
         self._bases = tuple(path.rstrip(os.sep) + os.sep for path in bases)
 
     def findings(self) -> Iterator[Finding]:
@@ -75,7 +76,7 @@ class _Bystanders:
             if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
                 yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
                 return
-            if os.path.abspath(entry.path) in self._known:
+            if fs.abspath(entry.path) in self._known:
                 continue
             try:
                 yield from (add_part_name(finding, where) for finding in self._judge(entry))
@@ -85,12 +86,12 @@ class _Bystanders:
             yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
 
     def _judge(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
-        path = os.path.abspath(entry.path)
-        if entry.is_symlink() and not os.path.realpath(path).startswith(self._bases):
+        path = fs.abspath(entry.path)
+        if entry.is_symlink() and not fs.realpath(path).startswith(self._bases):
             if _has_checkpoint_name(entry.name) or entry.is_dir():
                 yield warning("not-scanned", "a link that leads out of the checkpoint; it was not followed")
             return
-        is_read = path in self._own and os.path.dirname(path) == os.path.abspath(self._root)
+        is_read = path in self._own and os.path.dirname(path) == fs.abspath(self._root)
         if entry.is_file() and _is_loadable(entry, is_read=is_read):
             self.judged.add(path)
             yield from _safety_of(entry)
@@ -132,7 +133,7 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
     if not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX)):
         return True
     try:
-        with Source(entry.path) as source:
+        with open_source(entry.path) as source:
             head = source.read(0, min(_HEAD_BYTES, source.size))
         if head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT):
             return True
@@ -140,7 +141,7 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
             return True
         if not may_begin_pickle(head):
             return False
-        with Source(entry.path) as source:
+        with open_source(entry.path) as source:
             return has_torch_magic(head) or is_pickle(source, 0, source.size)
     except CheckpointError as failure:
         return not isinstance(failure, NotFound)

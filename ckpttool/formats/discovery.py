@@ -16,6 +16,7 @@ from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.foreign import SUFFIXES, Foreign, recognise_foreign
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
+from ckpttool.io import fs
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
@@ -80,12 +81,12 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
         walk.enters_root
         and unit is not None
         and isinstance(unit.format, SetFormat)
-        and os.path.isdir(unit.path)
+        and fs.isdir(unit.path)
         and bool(sets_in(unit.path, scan(unit.path)))
     )
     if unit is not None and not is_set_in_root:
         yield unit
-    elif os.path.isdir(path):
+    elif fs.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
         yield from _in_tree(path, replace(walk, exclude=globs), frozenset(names_indexed_above(path)))
 
@@ -195,7 +196,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
 
 def _report(error: CheckpointError, walk: Walk) -> None:
     """Tell the walk what could not be looked at, unless it has gone: a trainer may be at work."""
-    if not isinstance(error, NotFound) or os.path.lexists(error.path):
+    if not isinstance(error, NotFound) or fs.lexists(error.path):
         walk.on_error(error)
 
 
@@ -208,8 +209,8 @@ def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:
     """Tell whether an entry is a file of its own: no link into the tree, no device, no pipe."""
     if not entry.is_symlink():
         return entry.is_file(follow_symlinks=False)
-    target, tree = os.path.realpath(entry.path), os.path.realpath(root)
-    return os.path.isfile(target) and os.path.commonpath([tree, target]) != tree
+    target, tree = fs.realpath(entry.path), fs.realpath(root)
+    return fs.isfile(target) and os.path.commonpath([tree, target]) != tree
 
 
 def _with_sidecars(unit: Unit) -> Unit:
@@ -220,7 +221,7 @@ def _with_sidecars(unit: Unit) -> Unit:
         for ending in SIDECARS:
             if name + ending not in unit.members:
                 with suppress(OSError):
-                    if stat.S_ISREG(os.lstat(os.path.join(directory, name + ending)).st_mode):
+                    if stat.S_ISREG(fs.lstat(os.path.join(directory, name + ending)).st_mode):
                         sidecars.append(name + ending)
     return replace(unit, members=(*unit.members, *sidecars)) if sidecars else unit
 
@@ -236,7 +237,7 @@ def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Uni
         for unit in format.units(directory, entries):
             if unit.path not in units and not taken.issuperset(unit.members):
                 units[unit.path] = unit
-    for path in [path for path in units if os.path.islink(path) and _leads_to_another(path, units)]:
+    for path in [path for path in units if fs.islink(path) and _leads_to_another(path, units)]:
         del units[path]
     count = Counter(name for unit in units.values() for name in unit.members)
     anchors = {os.path.basename(unit.path) for unit in units.values()}
@@ -255,15 +256,15 @@ def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Uni
 def _leads_to_another(link: str, units: Collection[str]) -> bool:
     """Tell whether a link leads to another set in its directory."""
     directory, name = os.path.split(link)
-    target_directory, target = os.path.split(os.path.realpath(link))
-    is_beside = target != name and target_directory == os.path.realpath(directory)
+    target_directory, target = os.path.split(fs.realpath(link))
+    is_beside = target != name and target_directory == fs.realpath(directory)
     return is_beside and os.path.join(directory, target) in units
 
 
 def names_indexed_above(directory: str) -> dict[str, str]:
     """Return the paths in a directory that indexes in the directories above it name, with those indexes."""
     indexes: dict[str, str] = {}
-    real = above = os.path.realpath(directory)
+    real = above = fs.realpath(directory)
     for _ in range(_LEVELS_ABOVE):
         previous, above = above, os.path.dirname(above)
         if above == previous:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Probe
-from ckpttool.io.source import Source
+from ckpttool.io import fs
+from ckpttool.io.source import open_source
 
 
 class Foreign(NamedTuple):
@@ -66,9 +67,9 @@ def _is_orbax(probe: Probe) -> bool:
 
 def _holds_orbax(path: str) -> bool:
     try:
-        names = set(os.listdir(path))
-        inner = [item for name in sorted(names)[:8] if os.path.isdir(item := os.path.join(path, name))]
-        return not _ORBAX.isdisjoint(names) or any(not _ORBAX.isdisjoint(os.listdir(item)) for item in inner)
+        names = set(fs.listdir(path))
+        inner = [item for name in sorted(names)[:8] if fs.isdir(item := os.path.join(path, name))]
+        return not _ORBAX.isdisjoint(names) or any(not _ORBAX.isdisjoint(fs.listdir(item)) for item in inner)
     except OSError:
         return False
 
@@ -78,7 +79,7 @@ def _is_paddle_distributed(probe: Probe) -> bool:
     names = [name for name in probe.entries if name.endswith(".distcp") and not name.startswith("__")]
     for name in names[:1]:
         try:
-            with Source(probe.entries[name].path) as source:
+            with open_source(probe.entries[name].path) as source:
                 return source.read(0, min(1, source.size)) == b"\x80"
         except CheckpointError:
             return False

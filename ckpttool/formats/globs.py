@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 
+from ckpttool.io import fs
+
 MATCHED_NOTHING = "matched nothing"
 """What the warning about a glob ends with; of several directories it is only true where it is of all."""
 
@@ -88,12 +90,12 @@ def _forms(glob: str, root: str) -> Iterator[_Form]:
         return
     is_wild = glob.startswith("/")
     # A path from the root on, and the same without symlinks in the directories that it names.
-    paths = [os.path.abspath(glob)]
+    paths = [fs.abspath(glob)]
     if "\0" not in paths[0] and not _WILD.search(os.path.dirname(paths[0])):
-        paths.append(os.path.join(os.path.realpath(os.path.dirname(paths[0])), os.path.basename(paths[0])))
-    roots = [os.path.abspath(root)]
+        paths.append(os.path.join(fs.realpath(os.path.dirname(paths[0])), os.path.basename(paths[0])))
+    roots = [fs.abspath(root)]
     if "\0" not in root:
-        roots.append(os.path.realpath(root))
+        roots.append(fs.realpath(root))
     names_of_roots = {tuple(_split(path)) for path in roots}
     for path in dict.fromkeys(paths):
         names = _split(path)

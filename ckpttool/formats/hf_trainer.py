@@ -26,8 +26,9 @@ from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP
 from ckpttool.formats.torch.rank_set import fsdp_units
+from ckpttool.io import fs
 from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.source import Source
+from ckpttool.io.source import open_source
 
 _CONFIGS = ("config.json", "adapter_config.json")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
@@ -142,7 +143,7 @@ def _is_accelerate(entries: Entries) -> bool:
 
 
 def _own_name(path: str) -> str:
-    return os.path.basename(os.path.abspath(path))
+    return os.path.basename(fs.abspath(path))
 
 
 def _stem(name: str) -> str:
@@ -152,7 +153,7 @@ def _stem(name: str) -> str:
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
     """Return the object in a JSON file; ``what`` it is goes into errors and their codes."""
     path = os.path.join(directory, name)
-    with Source(path) as source:
+    with open_source(path) as source:
         if source.size > MAX_HEADER:
             raise LimitExceeded(path, f"{source.size:,} bytes of JSON", expected=f"at most {MAX_HEADER:,}")
         parsed = parse_json(path, source.read(0, source.size), what, constants=True, surrogates=True)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
-from ckpttool.io.directories import walk
-from ckpttool.io.source import Source
+from ckpttool.io import fs
+from ckpttool.io.source import Source, open_source
 from ckpttool.io.sstable import begins_with_empty_key
 from ckpttool.io.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
@@ -56,7 +56,7 @@ class Probe:
         self.path = os.fspath(path)
         self._file = _file_to_open(self.path)
         try:
-            self.is_directory = stat.S_ISDIR(os.stat(self._file).st_mode)
+            self.is_directory = stat.S_ISDIR(fs.stat(self._file).st_mode)
         except OSError as error:
             raise from_os_error(error, self.path) from error
         except ValueError as error:
@@ -74,7 +74,7 @@ class Probe:
         Raises:
             NotFound, AccessDenied: It can't be opened.
         """
-        return Source(self._file)
+        return open_source(self._file)
 
     @cached_property
     def head(self) -> bytes:
@@ -177,8 +177,8 @@ def _file_to_open(path: str) -> str:
     """Return the file that a path stands for: of a TensorFlow prefix, or of a shard behind it, the index."""
     shard = _TENSORFLOW_SHARD.search(path)
     index = f"{path[: shard.start()] if shard else path}.index"
-    exists = os.path.lexists(path)
-    if (shard or not exists) and os.path.isfile(index):
+    exists = fs.lexists(path)
+    if (shard or not exists) and fs.isfile(index):
         return index
     if exists:
         return path
@@ -190,7 +190,7 @@ def _first_old_shard(path: str) -> str | None:
     directory, name = os.path.split(path)
     shard = re.compile(re.escape(_ALL_SHARDS.sub("", name)) + r"-\d{5}-of-\d{5}", re.DOTALL)
     try:
-        first = min(filter(shard.fullmatch, os.listdir(directory or os.curdir)), default=None)
+        first = min(filter(shard.fullmatch, fs.listdir(directory or os.curdir)), default=None)
     except (OSError, ValueError):
         return None
     return None if first is None else os.path.join(directory, first)
@@ -200,7 +200,7 @@ def ranked_paths(prefix: str) -> list[str]:
     """Return the files of the ranks that a path stands for, in the order of their numbers."""
     directory, stem = os.path.split(prefix)
     try:
-        names = os.listdir(directory or os.curdir)
+        names = fs.listdir(directory or os.curdir)
     except (OSError, ValueError):
         return []
     ranks = (name for name in names if (match := RANKED.fullmatch(name)) and match["stem"] == stem)
@@ -213,8 +213,7 @@ def scan(path: str) -> dict[str, os.DirEntry[str]]:
     Whoever asks of a link that can't be followed what it leads to gets a ``CheckpointError``.
     """
     try:
-        with os.scandir(path) as entries:
-            known = [_checked(entry) for entry in entries]
+        known = [_checked(entry) for entry in fs.entries(path)]
     except OSError as error:
         raise from_os_error(error, path) from error
     return {entry.name: entry for entry in sorted(known, key=lambda entry: natural(entry.name))}
@@ -253,7 +252,7 @@ class _BlockedLink:
     is_dir = is_file
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        return fs.stat(self.path, follow_symlinks=follow_symlinks)
 
 
 def group_names(
@@ -264,7 +263,7 @@ def group_names(
     Each of many sets in one directory is compared with all that lies beside it.
     """
     try:
-        status = os.stat(directory)
+        status = fs.stat(directory)
         state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
         groups: dict[_Key, list[str]] = _grouped(directory, group, state)
     except OSError as failure:
@@ -274,7 +273,7 @@ def group_names(
 
 @lru_cache(maxsize=4)
 def _grouped(directory: str, group: Callable[[Iterable[str]], Any], state: tuple[int, ...]) -> Any:
-    return group(sorted(os.listdir(directory), key=natural))
+    return group(sorted(fs.listdir(directory), key=natural))
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -315,8 +314,8 @@ class Unit:
         directory = os.path.dirname(self.path.rstrip(os.sep))
         for name in self.members:
             path = os.path.join(directory, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                for parent, _, names in walk(path):
+            if fs.isdir(path) and not fs.islink(path):
+                for parent, _, names in fs.walk(path):
                     yield from (os.path.join(parent, file) for file in sorted(names))
             else:
                 yield path
@@ -324,7 +323,7 @@ class Unit:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all its files; what has vanished counts none."""
-        return sum(os.path.getsize(path) for path in self.files() if os.path.exists(path))
+        return sum(fs.getsize(path) for path in self.files() if fs.exists(path))
 
 
 class Format(ABC):

@@ -16,6 +16,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import Finding, error
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.readings import add_readings, further_readings
+from ckpttool.io import fs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,7 +93,7 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
         add_readings(checkpoint, probe, format)
         return checkpoint
     root = probe.path if probe.is_directory else checkpoint.path
-    if os.path.isdir(root):
+    if fs.isdir(root):
         from ckpttool.formats.bystanders import add_bystanders
 
         add_bystanders(checkpoint, root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from ckpttool.core.tensor import Span
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.interface import Format, Probe, SetFormat
 from ckpttool.formats.opening import Opening, open_with
+from ckpttool.io import fs
 
 
 class OpenedParts(Opening):
@@ -30,7 +30,7 @@ class OpenedParts(Opening):
         try:
             part = self.opened.enter_context(open())
         except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
-            self.judged.add(os.path.abspath(failure.path))
+            self.judged.add(fs.abspath(failure.path))
             place = "" if failure.where is None else f"{failure.where}: "
             self.fault(f"{self._kind}-damaged", f"{place}{failure.reason}", name)
             self.safety += (add_part_name(finding, name) for finding in getattr(failure, "safety", ()))
@@ -54,7 +54,7 @@ class OpenedParts(Opening):
 
 def open_file(path: str) -> Checkpoint:
     """Return the checkpoint that one regular file holds by itself, whatever its name says."""
-    if not os.path.isfile(path):
+    if not fs.isfile(path):
         raise DamagedCheckpoint(path, "not a regular file")
 
     def choose(probe: Probe) -> Format:
@@ -71,6 +71,6 @@ def open_file(path: str) -> Checkpoint:
 def file_entry(path: str) -> FileEntry:
     """Return a file with its size in bytes."""
     try:
-        return FileEntry(path, os.stat(path).st_size)
+        return FileEntry(path, fs.stat(path).st_size)
     except OSError as failure:
         raise from_os_error(failure, path) from failure

@@ -19,6 +19,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint, Unsupported
 from ckpttool.core.report import Finding, Severity, error, has_errors, warning
 from ckpttool.formats.interface import Format, Probe, SetFormat
+from ckpttool.io import fs
 from ckpttool.io.source import Source
 
 _PICKLED = frozenset({"PytorchLegacy", "PlainPickle", "PaddlePickle"})
@@ -65,7 +66,7 @@ CONTENTS = {
 
 def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
     """Let a checkpoint in one file say what other readings of it could run, and whether its name lies."""
-    checkpoint.judged |= {os.path.abspath(probe.path)}
+    checkpoint.judged |= {fs.abspath(probe.path)}
     findings = () if has_errors(checkpoint.safety) else checkpoint.findings
     further = tuple(further_readings(probe, format, findings))
     if further:

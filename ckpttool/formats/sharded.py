@@ -38,7 +38,7 @@ from ckpttool.formats.shard_index import (
     schemes_of,
 )
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar
-from ckpttool.io.directories import walk
+from ckpttool.io import fs
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _MOST_EXTRA = 100
@@ -62,7 +62,7 @@ class Sharded(SetFormat):
         return open_set(self.name, probe, index)
 
     def open_unit(self, unit: Unit) -> Checkpoint | None:
-        if os.path.lexists(unit.path):
+        if fs.lexists(unit.path):
             return None
         finding = error("index-missing", "there is no index", os.path.basename(unit.path))
         index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (finding,))
@@ -117,7 +117,7 @@ def _weights_in(directory: str, entries: Entries) -> Iterator[str]:
         if entry.is_file() and name.lower().endswith(_WEIGHTS) and not _COMPANION.match(name):
             yield name
         elif entry.is_dir(follow_symlinks=False) and not name.startswith("."):
-            for parent, _, names in walk(entry.path):
+            for parent, _, names in fs.walk(entry.path):
                 below = os.path.relpath(parent, directory).replace(os.sep, "/")
                 yield from (f"{below}/{inner}" for inner in names if inner.lower().endswith(_WEIGHTS))
 
@@ -162,13 +162,13 @@ def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
         if isinstance(entry, str):
             del metadata[ENTRY]
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
-        name = os.path.basename(os.path.normpath(asked.path))
+        name = os.path.basename(fs.normpath(asked.path))
         checkpoint = Checkpoint(
             path=asked.path,
             format=format,
             variant="sharded",
             tensors=tensors,
-            files=tuple(file_entry(path) for path in paths if os.path.isfile(path)),
+            files=tuple(file_entry(path) for path in paths if fs.isfile(path)),
             spans=shards.spans,
             metadata=lambda: metadata,
             training=lambda: training_state(metadata, {}, name),
@@ -195,7 +195,7 @@ def _add_shards(shards: OpenedParts, index: ShardIndex, format: str) -> None:
             expected[name].add(tensor)
     for name in index.files:
         path = os.path.join(os.path.dirname(index.path), name)
-        if not os.path.exists(path):
+        if not fs.exists(path):
             shards.fault("shard-missing", "there is no such file", name)
         elif index.weight_map is not None and not _is_inside(path, index.path):
             shards.fault("shard-path", "a link that leads out of the checkpoint; it was not opened", name)
@@ -226,9 +226,9 @@ def _is_inside(path: str, index_path: str) -> bool:
 
     The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
     """
-    beside = os.path.realpath(os.path.dirname(index_path) or os.curdir)
-    bases = (beside, os.path.dirname(os.path.realpath(index_path)))
-    return any(os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep) for base in bases)
+    beside = fs.realpath(os.path.dirname(index_path) or os.curdir)
+    bases = (beside, os.path.dirname(fs.realpath(index_path)))
+    return any(fs.realpath(path).startswith(base.rstrip(os.sep) + os.sep) for base in bases)
 
 
 def _compare(shards: OpenedParts, name: str, part: Checkpoint, expected: set[str]) -> None:
@@ -258,7 +258,7 @@ def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> 
     if not is_directory:
         return
     try:
-        names = os.listdir(directory)
+        names = fs.listdir(directory)
     except OSError as failure:
         raise from_os_error(failure, directory) from failure
     for name in sorted(names, key=natural):

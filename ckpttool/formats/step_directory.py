@@ -30,7 +30,7 @@ from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry
-from ckpttool.io.directories import walk
+from ckpttool.io import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 _DATA = frozenset({"numpy", "hdf5", "pickle"})
@@ -73,7 +73,7 @@ class StepDirectory(Format):
             common: dict[str, Any] = {
                 "path": directory,
                 "variant": RANKS if any(len(numbers) > 1 for numbers in ranks.values()) else "directory",
-                "files": tuple(file_entry(path) for path in _files(directory) if os.path.isfile(path)),
+                "files": tuple(file_entry(path) for path in _files(directory) if fs.isfile(path)),
                 "spans": parts.spans,
                 "training": lambda: _training(parts, _own_name(directory)),
                 "findings": tuple(parts.findings),
@@ -104,7 +104,7 @@ class StepDirectory(Format):
 
 def is_step_directory(path: str) -> bool:
     """Tell whether a directory is called as one that holds one save: by its step, and nothing else."""
-    return STEP_DIRECTORY.fullmatch(_own_name(path)) is not None and os.path.isdir(path)
+    return STEP_DIRECTORY.fullmatch(_own_name(path)) is not None and fs.isdir(path)
 
 
 def is_run(path: str) -> bool:
@@ -191,11 +191,11 @@ def _numbers(fields: NameFields) -> set[object]:
 
 
 def _own_name(path: str) -> str:
-    return os.path.basename(os.path.abspath(path))
+    return os.path.basename(fs.abspath(path))
 
 
 def _files(directory: str) -> Iterator[str]:
-    for parent, _, names in walk(directory):
+    for parent, _, names in fs.walk(directory):
         yield from (os.path.join(parent, name) for name in sorted(names))
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -271,37 +271,6 @@ def _is_new(made: OpenDirectory) -> bool:
     finally:
         os.close(descriptor)
         made.unlink(_PROBE)
-
-
-def walk(
-    top: str, on_error: Callable[[OSError], object] = lambda error: None
-) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each directory with the names of the directories and of the other entries in it, from above.
-
-    Links to directories are listed among these, and not followed. What is taken from the list of directories
-    is not entered. It is what ``os.walk`` yields, which recurses before Python 3.12.
-    """
-    pending = [top]
-    while pending:
-        directory = pending.pop()
-        subdirectories: list[str] = []
-        others: list[str] = []
-        links: set[str] = set()
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    try:
-                        is_directory = entry.is_dir()
-                    except OSError:  # as os.walk has it: what can't be told is none
-                        is_directory = False
-                    (subdirectories if is_directory else others).append(entry.name)
-                    if entry.is_symlink():
-                        links.add(entry.name)
-        except OSError as error:
-            on_error(error)
-            continue
-        yield directory, subdirectories, others
-        pending += [os.path.join(directory, name) for name in reversed(subdirectories) if name not in links]
 
 
 def link_or_rename(

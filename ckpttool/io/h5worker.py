@@ -17,10 +17,15 @@ from ckpttool.core.errors import MissingPackage
 if TYPE_CHECKING:
     import subprocess
 
+    from ckpttool.core.readable import Readable
+
 SILENCE = 8.0
 """Seconds without an answer after which the child is taken to hang; an object takes microseconds."""
 
-_FRAME = struct.Struct("<cI")
+FETCH_SECONDS = 600.0
+"""The same while bytes are fetched for it, which has limits of its own."""
+
+_FRAME, _RANGE = struct.Struct("<cI"), struct.Struct("<QI")
 _CHILD = Path(__file__).with_name("h5child") / "__main__.py"
 # No plug-in may be loaded, and no thread pool started.
 _ENVIRONMENT = {
@@ -51,8 +56,13 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
-    def ask(self, path: str, request: dict[str, Any], inline: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames that answer a request; hold ``lock`` until the last."""
+    def ask(
+        self, path: str, request: dict[str, Any], inline: bytes = b"", source: Readable | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the frames that answer a request; hold ``lock`` until the last.
+
+        ``source`` is where the child has the bytes from that it asks for: those of a file in a store.
+        """
         process = self._live_process(path)
         assert process.stdin is not None and process.stdout is not None  # both are pipes
         alarm = _Alarm(process)
@@ -65,7 +75,13 @@ class Worker:
                 alarm.reset()
                 if kind == b"E":
                     return
-                yield kind, payload
+                if kind == b"R" and source is not None:
+                    alarm.reset(FETCH_SECONDS)
+                    process.stdin.write(source.read(*_RANGE.unpack(payload)))
+                    process.stdin.flush()
+                    alarm.reset()
+                else:
+                    yield kind, payload
         except (EOFError, OSError) as failure:
             hangs = alarm.has_rung
             process.kill()
@@ -126,8 +142,8 @@ class _Alarm:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def reset(self) -> None:
-        self._deadline = time.monotonic() + SILENCE
+    def reset(self, seconds: float = SILENCE) -> None:
+        self._deadline = time.monotonic() + seconds
 
     def stop(self) -> None:
         self._done.set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.gather import copy
 from ckpttool.core.readable import swap_bytes
+from ckpttool.io import fs
 from ckpttool.io.h5worker import WORKER, Crashed
+from ckpttool.io.source import open_source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,13 +74,14 @@ class Location:
         death = self.death or (_hung.get(self._identity()) if _hung else None)
         if death is not None:
             raise DamagedCheckpoint(self.path, death, where=self.where, code="hdf5-crashed")
-        path = os.path.abspath(self.path)
-        request = {"op": op, "number": self.number, "path": path, "offset": self.offset}
+        is_remote = fs.is_remote(self.path)
+        request = {"op": op, "number": self.number, "path": fs.abspath(self.path), "offset": self.offset}
+        source = open_source(self.path) if is_remote and self.inline is None else None
         with WORKER.lock:
             loads = WORKER.ready(self.path) != self.loaded_in and self.inline is not None
-            request |= {"size": self.size, "inline": loads, **more}
+            request |= {"size": self.size, "inline": loads, "relayed": source is not None, **more}
             try:
-                frames = list(WORKER.ask(self.path, request, self.inline or b"" if loads else b""))
+                frames = list(WORKER.ask(self.path, request, self.inline or b"" if loads else b"", source))
             except Crashed as failure:
                 self.death = f"libhdf5 crashed while reading it ({failure})"
                 if failure.hangs:
@@ -96,7 +98,7 @@ class Location:
     def _identity(self) -> Identity:
         """Return what tells these bytes from others, even when somebody opens them anew."""
         try:
-            status = os.stat(self.path)
+            status = fs.stat(self.path)
         except OSError:
             return self.number, 0, 0, 0, 0
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, self.offset

@@ -7,13 +7,16 @@ process, and counts every touched page as memory.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import threading
+from collections.abc import Iterable
 from typing import BinaryIO, ClassVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.core.readable import Readable
+from ckpttool.io.fs import is_remote
 
 MAX_OPEN = 64
 """The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
@@ -111,6 +114,9 @@ class Source(Readable):
         """Return where in the file the first byte lies that is read with the offset 0."""
         return 0
 
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say which ranges, each from an offset to another, will be read soon: a store takes them at once."""
+
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         """Have the kernel copy bytes of this file from ``offset`` to the offset ``to`` of another."""
         copy = getattr(os, "copy_file_range", None)
@@ -181,9 +187,21 @@ class Part(Source):
     def begin(self) -> int:
         return self._whole.begin + self.base
 
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._whole.prefetch((self.base + begin, self.base + min(end, self.size)) for begin, end in ranges)
+
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         self.check(offset, nbytes)
         self._whole.copy_to(descriptor, self.base + offset, to, nbytes)
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a file, or an object if the path is the URL of one."""
+    if is_remote(name := os.fspath(path)):
+        from ckpttool.io.remote_source import RemoteSource
+
+        return RemoteSource(name)
+    return Source(name)
 
 
 class NotRegular(OSError):
@@ -210,5 +228,9 @@ def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = 
 
 def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
     """Return a regular file, opened to be read as bytes; raises what ``regular_descriptor`` does."""
+    if is_remote(os.fspath(path)):
+        from ckpttool.io.remote_source import RemoteFile, RemoteSource
+
+        return io.BufferedReader(RemoteFile(RemoteSource(os.fspath(path))))
     # Python's own opening would say of a directory that it is one.
     return open(regular_descriptor(os.fspath(path)), "rb", buffering=buffering)

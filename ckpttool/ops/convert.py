@@ -13,6 +13,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError,
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
+from ckpttool.io import fs
 from ckpttool.io.scan import Scanned, scan
 from ckpttool.io.sink import Written
 from ckpttool.io.work import Advance, default_jobs, no_advance
@@ -113,7 +114,7 @@ def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
     marks = {}
     for entry in checkpoint.files:
         try:
-            status = os.stat(entry.path)
+            status = fs.stat(entry.path)
         except OSError as error:
             raise from_os_error(error, entry.path) from error
         marks[entry.path] = status.st_ino, status.st_size, status.st_mtime_ns

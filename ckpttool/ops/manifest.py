@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error, warning
+from ckpttool.io import fs
 from ckpttool.io.manifest import Manifest, read_manifest
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.digests import Digest, Digests, changed_tensors, digests_of_files, read_digests
@@ -35,9 +36,9 @@ def base_of(checkpoint: Checkpoint) -> str:
     """
     bare = checkpoint.path.rstrip(os.sep) or checkpoint.path
     if os.path.basename(bare) in ("", os.curdir, os.pardir):
-        bare = os.path.abspath(bare)
+        bare = fs.abspath(bare)
     name = os.path.basename(bare)
-    is_serial = checkpoint.format == "fluid" and os.path.isdir(bare) and _FLUID_SERIAL.fullmatch(name)
+    is_serial = checkpoint.format == "fluid" and fs.isdir(bare) and _FLUID_SERIAL.fullmatch(name)
     return os.path.join(bare, f".{name}") if is_serial else bare
 
 
@@ -45,23 +46,23 @@ def manifests_of(checkpoint: Checkpoint) -> list[Manifest]:
     """Return the manifests that speak of a checkpoint: its own, those of its files, the directory's."""
     paths = (base_of(checkpoint), *(entry.path for entry in checkpoint.files))
     found = {
-        os.path.abspath(path + SUFFIX): read_manifest(path + SUFFIX, of=path)
+        fs.abspath(path + SUFFIX): read_manifest(path + SUFFIX, of=path)
         for path in paths
-        if os.path.isfile(path + SUFFIX)
+        if fs.isfile(path + SUFFIX)
     }
-    files = {os.path.abspath(entry.path) for entry in checkpoint.files}
+    files = {fs.abspath(entry.path) for entry in checkpoint.files}
     for directory in dict.fromkeys(map(os.path.dirname, paths)):
         for path in (os.path.join(directory, name) for name in SHARED):
-            if os.path.isfile(path):
-                shared = read_manifest(path).about(os.path.abspath(checkpoint.path), files)
+            if fs.isfile(path):
+                shared = read_manifest(path).about(fs.abspath(checkpoint.path), files)
                 if not files.isdisjoint(shared.digests):
-                    found.setdefault(os.path.abspath(path), shared)
+                    found.setdefault(fs.abspath(path), shared)
     return list(found.values())
 
 
 def has_digests(checkpoint: Checkpoint) -> bool:
     """Tell whether digests of the tensors lie beside a checkpoint."""
-    return os.path.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
+    return fs.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
 
 
 def compare_manifests(
@@ -76,16 +77,16 @@ def compare_manifests(
         except CheckpointError as failure:
             findings.append(error("manifest-malformed", failure.reason, os.path.basename(path)))
     stated = _stated_digests(manifests)
-    own_files = {os.path.abspath(entry.path) for entry in checkpoint.files}
+    own_files = {fs.abspath(entry.path) for entry in checkpoint.files}
     outside: list[str] = []
     missing: list[str] = []
     present: list[str] = []
     for path, one in stated.items():
-        directory = os.path.join(os.path.realpath(path[: len(path) - len(one.name)]), "")
-        if path not in own_files and not os.path.realpath(path).startswith(directory):
+        directory = os.path.join(fs.realpath(path[: len(path) - len(one.name)]), "")
+        if path not in own_files and not fs.realpath(path).startswith(directory):
             outside.append(path)
         else:
-            (present if os.path.lexists(path) else missing).append(path)
+            (present if fs.lexists(path) else missing).append(path)
     found = digests_of_files(present, jobs, advance=advance)
     changed = list(_changed_files(stated, found, written))
     leads_out = "a link that leads out of the manifest's directory; it was not opened"
@@ -99,11 +100,11 @@ def compare_manifests(
     if not manifests:
         return findings, counted(len(written.tensors), "tensor") if written else "digests that can't be read"
     # Manifests list neither themselves nor each other.
-    listed = {os.path.abspath(base_of(checkpoint)) + DIGESTS_SUFFIX}
+    listed = {fs.abspath(base_of(checkpoint)) + DIGESTS_SUFFIX}
     for manifest in manifests:
-        listed |= {os.path.abspath(manifest.path), *manifest.digests}
+        listed |= {fs.abspath(manifest.path), *manifest.digests}
     for entry in checkpoint.files:
-        if os.path.abspath(entry.path) not in listed:
+        if fs.abspath(entry.path) not in listed:
             findings.append(
                 warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))
             )
@@ -120,7 +121,7 @@ class _StatedDigests(NamedTuple):
 def _stated_digests(manifests: Iterable[Manifest]) -> dict[str, _StatedDigests]:
     stated: dict[str, _StatedDigests] = {}
     for manifest in manifests:
-        directory = os.path.dirname(os.path.abspath(manifest.path))
+        directory = os.path.dirname(fs.abspath(manifest.path))
         for path, digests in manifest.digests.items():
             name, others = stated.get(path, (os.path.relpath(path, directory), frozenset[str]()))
             stated[path] = _StatedDigests(name, others | digests)
@@ -137,7 +138,7 @@ def _changed_files(
             yield error(digest.code, digest.reason, name)
         elif digests != {digest}:
             other = min(digests - {digest})
-            was, nbytes = written.files.get(name) if written else None, os.path.getsize(path)
+            was, nbytes = written.files.get(name) if written else None, fs.getsize(path)
             size = f"; it has {nbytes:,} bytes instead of {was:,}" if was not in (None, nbytes) else ""
             message = f"SHA-256 is {digest[:16]}… instead of {other[:16]}…{size}"
             yield error("manifest-mismatch", message, name)

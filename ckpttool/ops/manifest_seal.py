@@ -12,9 +12,10 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
+from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.manifest import Line, dumps_manifest, read_manifest
-from ckpttool.io.source import Source
+from ckpttool.io.source import open_source
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
@@ -78,7 +79,7 @@ def _moment(unit: Unit) -> Moment:
     parts = Unit(unit.path, unit.parts, unit.format)
     for path in parts.files():
         try:
-            status = os.stat(path)
+            status = fs.stat(path)
         except OSError:  # a link that leads nowhere; whether that matters the verification says
             found.append((path, 0, 0, 0))
         else:
@@ -99,12 +100,12 @@ def _write_manifest(
     checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int, advance: Advance
 ) -> SealResult:
     manifest, digests = base_of(checkpoint) + SUFFIX, base_of(checkpoint) + DIGESTS_SUFFIX
-    directory = os.path.abspath(os.path.dirname(manifest))
+    directory = fs.abspath(os.path.dirname(manifest))
     files = {}
     for entry in checkpoint.files:
         if entry.path in (manifest, digests):
             continue
-        name = os.path.relpath(os.path.abspath(entry.path), directory).replace(os.sep, "/")
+        name = os.path.relpath(fs.abspath(entry.path), directory).replace(os.sep, "/")
         if name.split("/")[0] == os.pardir:
             raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
         files[name] = entry.path
@@ -116,8 +117,8 @@ def _write_manifest(
     of_tensors = digests_of_tensors(tensors, jobs, advance)
     for digest in of_tensors.values():
         _require_digest(digest)
-    sizes = {os.path.abspath(entry.path): entry.nbytes for entry in checkpoint.files}
-    nbytes = {name: sizes[os.path.abspath(path)] for name, path in files.items()}
+    sizes = {fs.abspath(entry.path): entry.nbytes for entry in checkpoint.files}
+    nbytes = {name: sizes[fs.abspath(path)] for name, path in files.items()}
     text = dumps_digests(nbytes, tensors, of_tensors)
     # The manifest is written last: it never lies there without what explains it.
     documents = (_Document(digests, text, _text_difference(digests, text)), listed)
@@ -144,7 +145,7 @@ def _require_digest(digest: Digest | None) -> str:
 
 def _listing_difference(path: str, lines: list[Line]) -> str | None:
     """Return how a manifest that is there differs from what would be written; its spelling doesn't count."""
-    if not os.path.lexists(path):
+    if not fs.lexists(path):
         return None
     there = read_manifest(path)
     if there.malformed:
@@ -156,10 +157,10 @@ def _listing_difference(path: str, lines: list[Line]) -> str | None:
 
 
 def _text_difference(path: str, text: bytes) -> str | None:
-    if not os.path.lexists(path):
+    if not fs.lexists(path):
         return None
     try:
-        with Source(path) as source:
+        with open_source(path) as source:
             is_same = source.size == len(text) and source.read(0, source.size) == text
     except CheckpointError as failure:
         return f"can't be read: {failure.reason}"

@@ -21,6 +21,7 @@ from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.ranks import VARIANT
+from ckpttool.io import fs
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
@@ -83,7 +84,7 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
     lookup tables of Paddle Fluid come together from the shards of all parameter servers.
     """
     sources = tuple(os.fspath(path) for path in paths)
-    places = [os.path.realpath(path) for path in sources]
+    places = [fs.realpath(path) for path in sources]
     for at, path in enumerate(sources):
         if places[at] in places[:at]:
             raise UsageError(f"{path} is given twice")
@@ -111,14 +112,14 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
 
 def _open_sources(sources: Sequence[str]) -> Checkpoint:
     """Return what sources make together, with its own faults."""
-    if all(os.path.isdir(path) for path in sources):
+    if all(fs.isdir(path) for path in sources):
         if len(sources) == 1:
             return open_checkpoint(sources[0])
         require_one_serial(sources)
         if all(map(_is_whole, sources)):
             return _open_several(sources)
         return open_spread(sources) or _open_several(sources)
-    if any(os.path.isdir(path) for path in sources):
+    if any(fs.isdir(path) for path in sources):
         return _open_several(sources)
     if (path := enclosing_checkpoint(sources)) is not None:
         return open_checkpoint(path)

@@ -6,12 +6,12 @@ told what to load only when nothing that was found forbids it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ckpttool.core.report import has_errors
+from ckpttool.io import fs
 from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.run import Answer, PredictionChild, StageResult
 
@@ -68,7 +68,7 @@ def _stamps(checkpoint: Checkpoint) -> Mapping[str, object]:
     stamps: dict[str, object] = {}
     for entry in checkpoint.files:
         try:
-            status = os.stat(entry.path)
+            status = fs.stat(entry.path)
         except OSError:
             stamps[entry.path] = None
         else:

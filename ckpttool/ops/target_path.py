@@ -18,6 +18,7 @@ from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import WRITABLE, format_of
+from ckpttool.io import fs
 from ckpttool.ops.conversion import ConvertOptions
 from ckpttool.ops.manifest import SHARED, base_of
 from ckpttool.transaction.staged_output import clear_beside, is_area_name
@@ -84,13 +85,13 @@ def check_target(
         beside = _writable_names(parent)
     for path in also:
         _check_outside(target, path)
-    place = os.path.realpath(target)
+    place = fs.realpath(target)
     for source in opened:
-        files = {os.path.realpath(entry.path) for entry in source.files}
-        read = files | {os.path.realpath(source.path)}
+        files = {fs.realpath(entry.path) for entry in source.files}
+        read = files | {fs.realpath(source.path)}
         # By another name, too: a hard link, or another spelling.
-        is_link = os.path.lexists(target) and any(
-            os.path.exists(one) and os.path.exists(target) and os.path.samefile(one, target) for one in read
+        is_link = fs.lexists(target) and any(
+            fs.exists(one) and fs.exists(target) and os.path.samefile(one, target) for one in read
         )
         if place in files or is_link:
             raise UsageError(f"{target} is the source itself")
@@ -109,13 +110,13 @@ def check_target(
     for one in existing:
         check_replaceable(os.path.join(parent, one))
     manifests = {one + ending for one in (name, *existing) for ending in SIDECARS} & beside - {*existing}
-    return [*existing, *sorted(one for one in manifests if os.path.isfile(os.path.join(parent, one)))]
+    return [*existing, *sorted(one for one in manifests if fs.isfile(os.path.join(parent, one)))]
 
 
 def _writable_names(parent: str) -> frozenset[str]:
     """Return the names in a directory that can be written to."""
     try:
-        names = os.listdir(parent)
+        names = fs.listdir(parent)
     except FileNotFoundError as error:
         raise NotFound(
             parent, "no such directory", expected=f"mkdir -p {quote(parent)} creates it"
@@ -129,10 +130,10 @@ def _writable_names(parent: str) -> frozenset[str]:
 
 def _check_outside(target: str, source: str) -> None:
     """Require that a target is not a path that is read, and does not lie in it."""
-    place, whole = os.path.realpath(target), os.path.realpath(source)
+    place, whole = fs.realpath(target), fs.realpath(source)
     if place == whole:
         raise UsageError(f"{target} is the source itself")
-    if os.path.isdir(whole) and place.startswith(whole + os.sep):
+    if fs.isdir(whole) and place.startswith(whole + os.sep):
         raise UsageError(f"{target} is inside the source, {source}")
 
 
@@ -159,7 +160,7 @@ def target_error(error: OSError, target: str) -> CheckpointError:
 def check_replaceable(path: str) -> None:
     """Require that a path may be replaced: a file, a link, or a directory of one checkpoint alone."""
     try:
-        mode = os.lstat(path).st_mode
+        mode = fs.lstat(path).st_mode
     except OSError as error:
         raise from_os_error(error, path) from error
     if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
@@ -195,8 +196,8 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
         raise UsageError(
             f"{checkpoint.path} is a directory of {kind}, where anything may lie: it is not replaced"
         )
-    own = {os.path.realpath(entry.path) for entry in checkpoint.files}
-    own.add(os.path.realpath(base_of(checkpoint)))
+    own = {fs.realpath(entry.path) for entry in checkpoint.files}
+    own.add(fs.realpath(base_of(checkpoint)))
 
     def is_own(path: str) -> bool:
         about = next((path.removesuffix(ending) for ending in SIDECARS if path.endswith(ending)), path)
@@ -204,6 +205,6 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
             return True
         inside = os.path.relpath(about, checkpoint.path)
         is_strange = traits.members is not None and traits.members.fullmatch(inside) is None
-        return os.path.realpath(about) in own and not is_strange
+        return fs.realpath(about) in own and not is_strange
 
     return is_own

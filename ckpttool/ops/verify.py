@@ -17,6 +17,7 @@ from ckpttool.core.report import counted, error, has_errors
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
+from ckpttool.io import fs
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.verdict import (
     CHECKS,
@@ -113,7 +114,7 @@ def _unopened_verification(
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else NOT_ASKED_FOR)
         for name in CHECKS
-        if name != OPTIONAL or asks_for_manifest(only) or os.path.isfile(path + _MANIFEST)
+        if name != OPTIONAL or asks_for_manifest(only) or fs.isfile(path + _MANIFEST)
     ]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     checks += [Check(name, Status.SKIPPED, reason) for name in PREDICTION if predicts]

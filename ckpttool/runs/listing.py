@@ -11,6 +11,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.formats.interface import SIDECARS, natural_path
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.runs.members.order import Group
@@ -29,7 +30,7 @@ SortKey = Callable[[Entry], Any]
 """Tells what comes first, the least; None where nobody knows."""
 
 
-ORDERS: Mapping[str, SortKey] = {
+_ORDERS: Mapping[str, SortKey] = {
     "epoch": lambda entry: entry.epoch,
     "step": lambda entry: entry.step,
     "age": lambda entry: -entry.modified_ns,
@@ -334,7 +335,7 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
 
 def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
     """Yield the series of a directory without what lies in another one, too, that came before."""
-    real = {directory: os.path.realpath(directory) for directory in {e.directory for e in survey.entries}}
+    real = {directory: fs.realpath(directory) for directory in {e.directory for e in survey.entries}}
     paths = {entry.path: os.path.join(real[entry.directory], entry.name) for entry in survey.entries}
     for group in survey.groups:
         entries = tuple(entry for entry in group.entries if paths[entry.path] not in seen)
@@ -387,9 +388,9 @@ def _sort_rows(
 
 def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
     """Return what checkpoints are sorted by, or None for the order in which they come."""
-    if sort is None or sort in ORDERS:
-        return None if sort is None else ORDERS[sort]
-    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(ORDERS)}; ")
+    if sort is None or sort in _ORDERS:
+        return None if sort is None else _ORDERS[sort]
+    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
     return lambda entry: entry.metric(sort)
 
 

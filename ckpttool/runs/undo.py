@@ -13,7 +13,7 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
-from ckpttool.io.directories import walk
+from ckpttool.io import fs
 from ckpttool.runs.pointers.notes import is_note, note_words, read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.runs.pointers.readers import READERS, names_in
@@ -252,7 +252,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         levels: How many levels to descend; None is all.
     """
     seen: set[str] = set()
-    for directory, names, _ in walk(root):
+    for directory, names, _ in fs.walk(root):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
                 for place in [directory] if name == TRASH else directories_of_trash(directory, name):

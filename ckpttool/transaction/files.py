@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ckpttool.io import fs
+
 MAX_LEVELS = 100
 """How deep directories may lie in a checkpoint: each is open while those in it are looked at."""
 
@@ -117,7 +119,7 @@ def _walk(
         if isinstance(directory, int):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         else:
-            status = os.lstat(os.path.join(directory, name))
+            status = fs.lstat(os.path.join(directory, name))
         yield name, status
         if stat.S_ISDIR(status.st_mode):
             for inner, below in _below(directory, name, levels - 1):
@@ -127,7 +129,7 @@ def _walk(
 def _below(directory: str | int, name: str, levels: int) -> Iterator[tuple[str, os.stat_result]]:
     if not isinstance(directory, int):
         path = os.path.join(directory, name)
-        yield from _walk(path, sorted(os.listdir(path)), levels)
+        yield from _walk(path, sorted(fs.listdir(path)), levels)
         return
     with opened(name, directory) as descriptor:
         yield from _walk(descriptor, sorted(os.listdir(descriptor)), levels)

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ckpttool.core.errors import UsageError, from_os_error
+from ckpttool.io import fs
 
 
 def shown(path: str) -> str:
@@ -22,8 +23,8 @@ def bare(path: str) -> str:
 def require_directory(path: str | os.PathLike[str]) -> str:
     """Return the path of a directory, without a slash at its end."""
     try:
-        with os.scandir(path):
-            return bare(os.fspath(path))
+        fs.entries(os.fspath(path))
+        return bare(os.fspath(path))
     except NotADirectoryError as error:
         raise UsageError(f"{path} is a file (name the directory that it is in)") from error
     except OSError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
+from ckpttool.io import fs
 from ckpttool.transaction.journal import JOURNAL, Moves, read_journal, stages
 from ckpttool.transaction.state_dir import (
     StateDir,
@@ -25,6 +26,8 @@ from ckpttool.transaction.state_dir import (
 
 def pending_journals(directory: str) -> list[str]:
     """Return the paths of the journals of a directory that the next command has to settle."""
+    if fs.is_remote(directory):
+        return []
     try:
         paths = stages(StateDir(directory))
         if may_keep_state_beside(directory):
@@ -34,7 +37,7 @@ def pending_journals(directory: str) -> list[str]:
     pending: list[str] = []
     for path in (os.path.join(stage, JOURNAL) for stage in paths):
         try:
-            os.lstat(path)
+            fs.lstat(path)
         except PermissionError:
             pass  # in another user's stage, where nobody else can tell: it may be there
         except OSError:
@@ -47,7 +50,7 @@ def owner_of_journal(path: str) -> str | None:
     """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
     stage = os.path.dirname(path)
     try:
-        user, owner = os.lstat(stage).st_uid, os.stat(state_dir_of_stage(stage).directory).st_uid
+        user, owner = fs.lstat(stage).st_uid, fs.stat(state_dir_of_stage(stage).directory).st_uid
     except OSError:  # it has just gone
         return None
     is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
@@ -69,7 +72,7 @@ def incomplete_names(directory: str) -> frozenset[str]:
             continue
         for number, removal in enumerate(journal.removals if journal is not None else ()):
             with suppress(OSError):  # not begun, or gone altogether
-                if not removal.is_single and os.listdir(os.path.join(os.path.dirname(path), str(number))):
+                if not removal.is_single and fs.listdir(os.path.join(os.path.dirname(path), str(number))):
                     names.update(removal.members)
     return frozenset(names)
 
@@ -97,13 +100,13 @@ def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> 
 def current_unit(unit: Unit) -> Unit | None:
     """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way."""
     directory = _directory(unit)
-    if not any(os.path.lexists(os.path.join(directory, name)) for name in unit.members):
+    if not any(fs.lexists(os.path.join(directory, name)) for name in unit.members):
         return None
     if not unaffected_units([unit]).whole:
         return None
-    path = os.path.normpath(unit.path)
+    path = fs.normpath(unit.path)
     units = discover(directory, Walk(recursive=False))
-    return next((one for one in units if os.path.normpath(one.path) == path), unit)
+    return next((one for one in units if fs.normpath(one.path) == path), unit)
 
 
 def _directory(unit: Unit) -> str:

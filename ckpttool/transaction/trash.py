@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ckpttool.core.errors import CheckpointError, from_os_error
-from ckpttool.io.directories import walk
+from ckpttool.io import fs
 from ckpttool.transaction.copies import moves_of_copy
 from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
 from ckpttool.transaction.history import (
@@ -245,7 +245,7 @@ def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
         listed.update(file.path for file in move.contents.files)
         listed.update(move.contents.directories)
         listed.update(os.path.dirname(old) for old, _ in move.members)
-    for directory, names, files in walk(place):
+    for directory, names, files in fs.walk(place):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
             holds_something = name in names and not os.path.islink(path) and os.listdir(path)

@@ -15,8 +15,9 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opened_hdf5
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.io import fs
 from ckpttool.io.h5worker import WORKER
-from ckpttool.io.source import Source
+from ckpttool.io.source import open_source
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5
@@ -91,12 +92,12 @@ def _layers(
 def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
     """Yield what the configuration beside weights could run: Keras loads such a directory as a model."""
     path = os.path.join(os.path.dirname(probe.path), _CONFIG)
-    if probe.name != _IN_DIRECTORY or not os.path.lexists(path):
+    if probe.name != _IN_DIRECTORY or not fs.lexists(path):
         return
     from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 
     try:
-        with Source(path) as source:
+        with open_source(path) as source:
             if source.size > MAX_CONFIG:
                 raise LimitExceeded(path, f"{source.size:,} bytes", expected=f"at most {MAX_CONFIG:,}")
             yield from judge(read_config(path, source.read(0, source.size)), _CONFIG)

@@ -23,6 +23,7 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
+from ckpttool.io import fs
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
 SHARD = re.compile(r"(?P<stem>.+)_(?P<part>\d{5})\.weights\.h5")
@@ -81,7 +82,7 @@ class KerasSharded(SetFormat):
         return open_set(probe.path, read_index(os.path.join(probe.path, name) if name else probe.path))
 
     def open_unit(self, unit: Unit) -> Checkpoint | None:
-        if os.path.lexists(unit.path):
+        if fs.lexists(unit.path):
             return None
         missing = error("index-missing", "there is no index", os.path.basename(unit.path))
         return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,)))
@@ -156,13 +157,13 @@ def open_set(path: str, index: KerasIndex) -> Checkpoint:
             shards.findings.append(warning("shard-total-size", message, os.path.basename(index.path)))
         metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
-        name = os.path.basename(os.path.normpath(path))
+        name = os.path.basename(fs.normpath(path))
         return Checkpoint(
             path=path,
             format=KerasSharded.name,
             variant="sharded",
             tensors=tensors,
-            files=tuple(file_entry(one) for one in paths if os.path.isfile(one)),
+            files=tuple(file_entry(one) for one in paths if fs.isfile(one)),
             spans=shards.spans,
             metadata=lambda: metadata,
             training=lambda: training_of(metadata, tensors, name),
@@ -184,11 +185,11 @@ def _group(tensor: Tensor) -> str:
 
 def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> None:
     """Open a shard, and compare it with what the index maps to it."""
-    directory = os.path.realpath(os.path.dirname(index.path) or os.curdir)
-    if not os.path.exists(path):
+    directory = fs.realpath(os.path.dirname(index.path) or os.curdir)
+    if not fs.exists(path):
         shards.fault("shard-missing", "there is no such file", name)
         return
-    if not os.path.realpath(path).startswith(directory.rstrip(os.sep) + os.sep):
+    if not fs.realpath(path).startswith(directory.rstrip(os.sep) + os.sep):
         shards.fault("shard-path", "a link that leads out of the checkpoint; it was not opened", name)
         return
     part = shards.add(name, partial(open_file, path))

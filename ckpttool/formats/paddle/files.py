@@ -23,9 +23,10 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
+from ckpttool.io import fs
 from ckpttool.io.lodtensor import read_file, starts_like_stream
 from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.source import Source
+from ckpttool.io.source import open_source
 
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
 INFORMATION = ".pdiparams.info"
@@ -90,10 +91,10 @@ def _begins_program(head: bytes) -> bool:
 
 
 def _is_program(entry: os.DirEntry[str]) -> bool:
-    if not os.path.isfile(entry.path):
+    if not fs.isfile(entry.path):
         return False
     try:
-        with Source(entry.path) as source:
+        with open_source(entry.path) as source:
             return _begins_program(source.read(0, min(HEAD_BYTES, source.size)))
     except CheckpointError:
         return False
@@ -125,7 +126,7 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program
     if not parts.is_inside(entry):
         return
     if program is None:
-        with Source(entry.path) as source:
+        with open_source(entry.path) as source:
             try:
                 rows = read_file(source).rows
             except DamagedCheckpoint:

@@ -46,7 +46,8 @@ from ckpttool.formats.paddle.fluid_serial import (
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
-from ckpttool.io.source import Source
+from ckpttool.io import fs
+from ckpttool.io.source import open_source
 
 _RATE = "learning_rate_0"
 
@@ -79,13 +80,13 @@ def kind_of(path: str, entries: Entries) -> str | None:
 
     The directories of a serial are none of these: they belong to what is around them.
     """
-    name = os.path.basename(os.path.abspath(path))
+    name = os.path.basename(fs.abspath(path))
     if name == MODEL or name in TABLES:
         return None
     model = entries.get(MODEL)
-    if model is not None and os.path.isfile(model.path):
+    if model is not None and fs.isfile(model.path):
         try:
-            with Source(model.path) as source:
+            with open_source(model.path) as source:
                 head = source.read(0, min(64, source.size))
         except CheckpointError:
             return None
@@ -93,7 +94,7 @@ def kind_of(path: str, entries: Entries) -> str | None:
     if is_serial(entries, name):
         return "checkpoint"
     files = [entry for key, entry in entries.items() if key != MARKER and not key.startswith(".")]
-    if not files or not all(os.path.isfile(entry.path) for entry in files):
+    if not files or not all(fs.isfile(entry.path) for entry in files):
         return None
     # They are variables if one of them surely is, and none of them surely isn't.
     has_stream = False
@@ -120,20 +121,20 @@ def is_serial(entries: Entries, name: str) -> bool:
     trainers = [entry.path for key, entry in inner.items() if TRAINER.fullmatch(key)]
     if SERIAL.fullmatch(name):
         return bool(trainers)
-    return any(os.path.isfile(os.path.join(path, counter)) for path in trainers for counter in COUNTERS)
+    return any(fs.isfile(os.path.join(path, counter)) for path in trainers for counter in COUNTERS)
 
 
 def has_marker(entries: Entries) -> bool:
     """Return whether a serial's variables were all written, as Paddle's loader asks it."""
     model = entries.get(MODEL)
-    if model is not None and os.path.isdir(model.path):
-        return os.path.isfile(os.path.join(model.path, MARKER))
-    return MARKER in entries and os.path.isfile(entries[MARKER].path)
+    if model is not None and fs.isdir(model.path):
+        return fs.isfile(os.path.join(model.path, MARKER))
+    return MARKER in entries and fs.isfile(entries[MARKER].path)
 
 
 def _add_serial(parts: FluidParts, entries: Entries) -> None:
     """Read all of one serial."""
-    name = os.path.basename(os.path.abspath(parts.root))
+    name = os.path.basename(fs.abspath(parts.root))
     is_named = is_serial(entries, name)
     model = entries.get(MODEL)
     if model is not None:
@@ -188,7 +189,7 @@ def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: 
 
 def _manifest_names(root: str) -> frozenset[str]:
     """Return the names that the manifests of a serial have, which lie hidden inside it."""
-    name = os.path.basename(os.path.abspath(root))
+    name = os.path.basename(fs.abspath(root))
     return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
@@ -203,7 +204,7 @@ def add_directory_of_variables(parts: FluidParts, model: os.DirEntry[str]) -> No
 
 def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Producer) -> Checkpoint:
     tensors = tuple(parts.tensors)
-    match = SERIAL.fullmatch(os.path.basename(os.path.abspath(probe.path)))
+    match = SERIAL.fullmatch(os.path.basename(fs.abspath(probe.path)))
     serial = int(match[1]) if match and kind == "checkpoint" else None
 
     @cache

@@ -17,9 +17,10 @@ from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.formats.interface import scan
 from ckpttool.formats.opening import Opening
+from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
-from ckpttool.io.source import Source
+from ckpttool.io.source import Source, open_source
 
 MODEL = "__model__"
 MARKER = "_SUCCESS"
@@ -82,8 +83,8 @@ class FluidParts(Opening):
         """Return whether an entry lies in the checkpoint; note an error where a link leads out of it."""
         if not entry.is_symlink():
             return True
-        root = os.path.realpath(self.root) + os.sep
-        if os.path.realpath(entry.path).startswith(root):
+        root = fs.realpath(self.root) + os.sep
+        if fs.realpath(entry.path).startswith(root):
             return True
         message = "a link that leads out of the checkpoint; it was not opened"
         self.fault("link-outside", message, self.name_of(entry.path))
@@ -100,7 +101,7 @@ class FluidParts(Opening):
 
     def source(self, entry: os.DirEntry[str]) -> Source:
         """Return a file of the checkpoint."""
-        source = Source(entry.path)
+        source = open_source(entry.path)
         self.opened.callback(source.close)
         self.files.append(FileEntry(entry.path, source.size))
         return source
@@ -110,7 +111,7 @@ class FluidParts(Opening):
         if not self.is_inside(entry):
             return None
         name = self.name_of(entry.path)
-        if not os.path.isfile(entry.path):
+        if not fs.isfile(entry.path):
             self.fault("not-a-file", "a directory where a variable's file should be", name)
             return None
         source = self.source(entry)
@@ -212,7 +213,7 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
     if entry.is_symlink():
         return None
     try:
-        with Source(entry.path) as source:
+        with open_source(entry.path) as source:
             if source.read(0, min(4, source.size)).strip(b"\0"):
                 return False
             return starts_like_stream(source) or None

@@ -27,6 +27,7 @@ from ckpttool.formats.paddle.fluid_parts import (
     FluidParts,
     files_by_variable,
 )
+from ckpttool.io import fs
 from ckpttool.io.lodtensor import Stream, integers
 from ckpttool.io.source import Source
 
@@ -43,7 +44,7 @@ _NUMBER = re.compile(r"\s*([-+]?[0-9]{1,18})\s*")
 
 def only_serial(path: str) -> str | None:
     """Return the one serial in a directory that holds nothing else, None for any other directory."""
-    if not os.path.isdir(path):
+    if not fs.isdir(path):
         return None
     entries = [entry for name, entry in _entries_in(path).items() if not name.startswith(".")]
     is_one = len(entries) == 1 and SERIAL.fullmatch(entries[0].name)
@@ -60,7 +61,7 @@ def add_trainer(parts: FluidParts, number: str, entries: Entries, *, is_marked: 
         if name == MARKER or name.startswith(".") or not parts.is_inside(entry):
             continue
         where = parts.name_of(entry.path)
-        if not os.path.isfile(entry.path):
+        if not fs.isfile(entry.path):
             parts.findings.append(warning("not-part", "a directory among a trainer's arguments", where))
         else:
             source = parts.source(entry)
@@ -175,10 +176,10 @@ def _check_rows(parts: FluidParts, shards: list[_TableShard]) -> None:
 
 def siblings_have_marker(path: str) -> bool:
     """Return whether another serial beside one has the marker."""
-    own = os.path.realpath(path)
+    own = fs.realpath(path)
     for name, entry in _entries_in(os.path.dirname(own)).items():
         is_other = SERIAL.fullmatch(name) and entry.is_dir(follow_symlinks=False) and entry.path != own
-        if is_other and any(os.path.isfile(os.path.join(entry.path, *at, MARKER)) for at in ((), (MODEL,))):
+        if is_other and any(fs.isfile(os.path.join(entry.path, *at, MARKER)) for at in ((), (MODEL,))):
             return True
     return False
 
@@ -190,7 +191,7 @@ def check_neighbour(parts: FluidParts, entries: Entries, *, is_marked: bool) -> 
     was killed leaves some out, and nothing in the serial tells. Nor does anything tell of a file that was
     lost later.
     """
-    for name, neighbour in _neighbours(os.path.realpath(parts.root)):
+    for name, neighbour in _neighbours(fs.realpath(parts.root)):
         names = _variable_names(neighbour) if (MODEL in neighbour) == (MODEL in entries) else set()
         if not names:
             continue
@@ -259,7 +260,7 @@ def _table_shards(entries: Entries) -> set[str]:
 
 def _entries_in(path: str) -> Entries:
     """Return the entries of a directory, none if it can't be read or is a link."""
-    if os.path.islink(path):
+    if fs.islink(path):
         return {}
     try:
         return scan(path)

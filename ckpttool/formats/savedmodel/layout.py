@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.formats.sidecar import ENTRY
+from ckpttool.io import fs
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
 VARIABLES = "variables"
@@ -25,7 +26,7 @@ def is_rest(directory: str, names: Collection[str]) -> bool:
     """
     beside = set(names) - {VARIABLES}
     index = os.path.join(directory, VARIABLES, f"{VARIABLES}.index")
-    return VARIABLES in names and bool(beside) and beside <= _BESIDE and os.path.isfile(index)
+    return VARIABLES in names and bool(beside) and beside <= _BESIDE and fs.isfile(index)
 
 
 def is_inside(path: str, directory: str) -> bool:
@@ -34,9 +35,9 @@ def is_inside(path: str, directory: str) -> bool:
     The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
     """
     models = (os.path.join(directory, name) for name in (BINARY, TEXT))
-    bases = [directory, *(os.path.dirname(os.path.realpath(model)) for model in models)]
-    roots = (os.path.realpath(base).rstrip(os.sep) + os.sep for base in bases)
-    return os.path.realpath(path).startswith(tuple(roots))
+    bases = [directory, *(os.path.dirname(fs.realpath(model)) for model in models)]
+    roots = (fs.realpath(base).rstrip(os.sep) + os.sep for base in bases)
+    return fs.realpath(path).startswith(tuple(roots))
 
 
 def require_inside(path: str, directory: str) -> None:

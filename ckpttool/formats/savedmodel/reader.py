@@ -41,8 +41,8 @@ from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
-from ckpttool.io.directories import walk
-from ckpttool.io.source import Source
+from ckpttool.io import fs
+from ckpttool.io.source import open_source
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""
@@ -72,10 +72,10 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         found = "a model in chunks, which only TensorFlow reads"
         raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
     path = os.path.join(directory, file)
-    with Source(path) as source:
+    with open_source(path) as source:
         model = read_model(text_message(source) if file == TEXT else message_in(source))
     if not model.graphs:
-        found = f"{os.path.getsize(path):,} bytes without a meta graph"
+        found = f"{fs.getsize(path):,} bytes without a meta graph"
         raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
     graph = _graph_with_objects(model)
     fingerprint, findings = read_fingerprint(directory)
@@ -118,10 +118,10 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         )
         # What a converter has put beside it, if anything.
         sidecar = os.path.join(directory, CONTENT)
-        if not os.path.isfile(sidecar) or not is_inside(sidecar, directory):
+        if not fs.isfile(sidecar) or not is_inside(sidecar, directory):
             return checkpoint
         try:
-            with Source(sidecar) as source:
+            with open_source(sidecar) as source:
                 data = source.read(0, source.size)
         except CheckpointError as failure:
             checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
@@ -170,15 +170,15 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
             yield name, f"<{file.nbytes:,} bytes of a file that was not read>"
             continue
         left -= file.nbytes
-        with Source(file.path) as source:
+        with open_source(file.path) as source:
             yield name, describe_content(source.size, crc32(source.read(0, source.size)))
 
 
 def _files(directory: str) -> Iterator[FileEntry]:
-    for parent, below, names in walk(directory):
+    for parent, below, names in fs.walk(directory):
         below.sort()
         paths = (os.path.join(parent, name) for name in sorted(names))
-        yield from (file_entry(path) for path in paths if os.path.isfile(path))
+        yield from (file_entry(path) for path in paths if fs.isfile(path))
 
 
 def _other_spans(directory: str) -> Iterator[Span]:
@@ -191,7 +191,7 @@ def _other_spans(directory: str) -> Iterator[Span]:
 
 
 def _read_into(path: str, offset: int, buffer: memoryview) -> None:
-    with Source(path) as source:
+    with open_source(path) as source:
         source.read_into(offset, buffer)
 
 
@@ -208,7 +208,7 @@ def _variables(
 ) -> tuple[Checkpoint | None, tuple[Tensor, ...]]:
     """Open the bundle of the variables, and compare it with the objects of the graph."""
     path = os.path.join(directory, INDEX)
-    if not os.path.lexists(path):
+    if not fs.lexists(path):
         if any(map(needs_variables, model.graphs)):
             parts.fault("variables-missing", "there is none, and the model has variables", INDEX)
         return None, ()
@@ -230,7 +230,7 @@ def _bundle(path: str, directory: str) -> Checkpoint:
 
     for entry in scan(os.path.dirname(path)).values():
         require_inside(entry.path, directory)
-    if not os.path.isfile(path):
+    if not fs.isfile(path):
         raise DamagedCheckpoint(path, "not a regular file", expected="the index of a tensor bundle")
     bundle = open_checkpoint(path)
     if bundle.format != _BUNDLE:
@@ -255,7 +255,7 @@ def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding
         path = os.path.join(directory, ASSETS, name)
         if why is not None:
             yield error("asset-path", f"{why}; it was not looked at", name[:200])
-        elif not os.path.isfile(path):
+        elif not fs.isfile(path):
             yield error("asset-missing", "there is no such file", f"{ASSETS}/{name}")
         elif not is_inside(path, directory):
             message = "a link that leads out of the SavedModel; it was not looked at"

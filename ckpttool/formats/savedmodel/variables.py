@@ -20,9 +20,10 @@ from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.formats.savedmodel.layout import require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.io import fs
 from ckpttool.io.farmhash import fingerprint64
 from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import Source
+from ckpttool.io.source import open_source
 
 if TYPE_CHECKING:
     from ckpttool.formats.keras.kinds import Orders
@@ -172,7 +173,7 @@ def layers_of_variables(
 
     described = {at: item.keras for at, item in enumerate(objects) if item.keras}
     path = os.path.join(directory, KERAS_METADATA)
-    if os.path.lexists(path):
+    if fs.lexists(path):
         described |= _read_descriptions(path, directory)
     layers = {
         at: layer for at, text in described.items() if (layer := _layer_of_text(path, text)) is not None
@@ -193,7 +194,7 @@ def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
     described = {}
     try:
         require_inside(path, directory)
-        with Source(path) as source:
+        with open_source(path) as source:
             for number, _, node in message_in(source).fields():
                 fields = {at: (value, part) for at, value, part in node.fields()} if number == 1 else {}
                 if 5 in fields:
@@ -232,12 +233,12 @@ def _unwrap_tuples(tree: Any) -> Any:
 def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]:
     """Return what a SavedModel's fingerprint says, if there is one, and what is wrong with it."""
     path = os.path.join(directory, FINGERPRINT)
-    if not os.path.lexists(path):
+    if not fs.lexists(path):
         return None, []
     fingerprint: dict[str, object] = {"uuid": None, "checkpoint_hash": None}
     try:
         require_inside(path, directory)
-        with Source(path) as source:
+        with open_source(path) as source:
             for number, value, part in message_in(source).fields():
                 if number == 5:
                     fingerprint["checkpoint_hash"] = f"{value or part.unsigned():016x}"
@@ -253,7 +254,7 @@ def fingerprint_findings(fingerprint: Fingerprint | None, index: str) -> Iterato
     stated = fingerprint["checkpoint_hash"] if fingerprint else None
     if stated is None:
         return
-    with Source(index) as source:
+    with open_source(index) as source:
         if source.size > _MAX_HASHED:
             message = f"the fingerprint of {source.size:,} bytes was not computed; up to {_MAX_HASHED:,} are"
             yield note("fingerprint-skipped", message, INDEX)

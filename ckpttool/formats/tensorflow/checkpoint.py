@@ -28,6 +28,7 @@ from ckpttool.formats.tensorflow.prefix import (
     prefix_of,
     stages,
 )
+from ckpttool.io import fs
 
 
 class TensorFlow(SetFormat):
@@ -48,7 +49,7 @@ class TensorFlow(SetFormat):
         stem = os.path.basename(path).removesuffix(INDEX)
         directory = os.path.dirname(path) or os.curdir
         try:
-            return any(name.startswith(f"{stem}.data-") for name in os.listdir(directory))
+            return any(name.startswith(f"{stem}.data-") for name in fs.listdir(directory))
         except OSError:
             return False
 
@@ -76,10 +77,10 @@ class TensorFlow(SetFormat):
             from ckpttool.formats.tensorflow.reader import open_stage
 
             return open_stage(unit.path)
-        is_first = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
+        is_first = fs.isfile(unit.path) or bool(_shards_beside(unit.path))
         if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
             return self._open_old(unit.path)
-        if not unit.members or (os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX)):
+        if not unit.members or (fs.isdir(unit.path) and not fs.lexists(unit.path + INDEX)):
             return None
         return self._open_prefix(prefix_of(unit.path) or unit.path)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
-from ckpttool.io.source import Source, open_regular
+from ckpttool.io import fs
+from ckpttool.io.source import Source, open_regular, open_source
 from ckpttool.io.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
 
 INDEX, META = ".index", ".meta"
@@ -39,7 +40,7 @@ def shard_name(prefix: str, shard: int, shards: int) -> str:
 def is_table(path: str) -> bool:
     """Return from its end whether a file is a table, and from its start whether it is one of TensorFlow's."""
     try:
-        with Source(path) as source:
+        with open_source(path) as source:
             return is_table_source(source)
     except CheckpointError:
         return False
@@ -96,7 +97,7 @@ def is_stage(path: str) -> bool:
     if STAGE.fullmatch(os.path.basename(path.rstrip(os.sep))) is None:
         return False
     try:
-        return any(name.startswith("part-") for name in os.listdir(path))
+        return any(name.startswith("part-") for name in fs.listdir(path))
     except OSError:
         return False
 
@@ -171,7 +172,7 @@ def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
 def is_old(path: str) -> bool:
     """Return whether a file is a checkpoint of the first version by its neighbours, however damaged."""
     directory, name = os.path.split(path)
-    if not any(map(os.path.lexists, (path + META, os.path.join(directory, NAME)))):
+    if not any(map(fs.lexists, (path + META, os.path.join(directory, NAME)))):
         return False
     try:
         entries = scan(directory or os.curdir)

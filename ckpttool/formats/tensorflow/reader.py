@@ -54,8 +54,9 @@ from ckpttool.formats.tensorflow.values import (
     require_tiling,
     sliced_values,
 )
+from ckpttool.io import fs
 from ckpttool.io.crc import crc32c
-from ckpttool.io.source import Source
+from ckpttool.io.source import Source, open_source
 from ckpttool.io.sstable import FOOTER_BYTES, Table
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -77,7 +78,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
     """
     with Bundle(prefix) as bundle:
         data_files = _data_files_of(prefix)
-        if not os.path.lexists(bundle.path):
+        if not fs.lexists(bundle.path):
             bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
             entries = {}
         else:
@@ -117,7 +118,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             format="tensorflow",
             variant=None,
             tensors=tuple(tensors),
-            files=tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path)),
+            files=tuple(file_entry(path) for path in dict.fromkeys(paths) if fs.isfile(path)),
             spans=bundle.spans,
             training=lambda: training_of(tensors, os.path.basename(path)),
             own_names=lambda: own_names(tensors, graph),
@@ -146,7 +147,7 @@ def _data_files_of(prefix: str) -> tuple[str, ...]:
     """Return the shards of a prefix, and what its writer has not renamed."""
     directory, name = os.path.split(prefix)
     parts = group_names(directory or os.curdir, parts_by_prefix).get(name, ())
-    return tuple(part for part in parts if os.path.isfile(os.path.join(directory, part)))
+    return tuple(part for part in parts if fs.isfile(os.path.join(directory, part)))
 
 
 def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:
@@ -203,7 +204,7 @@ class Bundle(Opening):
 
     def read_index(self) -> dict[bytes, BundleEntry]:
         """Return all entries by key; slices too."""
-        with Source(self.path) as source:
+        with open_source(self.path) as source:
             if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
                 raise NotDownloaded(
                     self.path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'"
@@ -230,7 +231,7 @@ class Bundle(Opening):
         for shard in range(self.header.shards):
             path = shard_name(self.prefix, shard, self.header.shards)
             try:
-                self.sources[shard] = self.opened.enter_context(Source(path))
+                self.sources[shard] = self.opened.enter_context(open_source(path))
             except NotFound:
                 missing.append(os.path.basename(path))
         for name in missing[:MOST_NAMED]:

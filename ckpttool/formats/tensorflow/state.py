@@ -6,10 +6,10 @@ Protocol Buffers documentation, "Text Format".
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
+from ckpttool.io import fs
 from ckpttool.io.source import open_regular
 
 NAME = "checkpoint"
@@ -52,7 +52,7 @@ def read_state(path: str) -> CheckpointState | None:
         OSError: It can't be read.
         ValueError: It begins like a state file, and is none.
     """
-    if not os.path.isfile(path):
+    if not fs.isfile(path):
         return None
     with open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)

@@ -40,8 +40,9 @@ from ckpttool.formats.tensorflow.object_graph import role_of_key
 from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, sliced_values
+from ckpttool.io import fs
 from ckpttool.io.protobuf import BYTES, VARINT, fields, varint
-from ckpttool.io.source import Source
+from ckpttool.io.source import Source, open_source
 from ckpttool.io.sstable import Table
 
 MAX_VARINTS = 1 << 26
@@ -206,7 +207,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
         files: The tables: one, or the shards that there are.
     """
     with ExitStack() as opened:
-        sources = [opened.enter_context(Source(file)) for file in files]
+        sources = [opened.enter_context(open_source(file)) for file in files]
         findings = tuple(_missing_shards(path, files))
         tables = {Table(source): source for source in sources}
         listed = _join_tables(list(tables))
@@ -226,7 +227,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
         # The graph lies beside, and is removed with the checkpoint.
         whole = OLD_SHARD.fullmatch(path)
         meta = (whole["prefix"] if whole else path) + META
-        metas = [file_entry(meta)] if os.path.isfile(meta) else []
+        metas = [file_entry(meta)] if fs.isfile(meta) else []
         return Checkpoint(
             path=path,
             format="tensorflow",

@@ -40,8 +40,9 @@ from ckpttool.formats.torch.dcp_metadata import (
     check_chunks,
     tree_of,
 )
+from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import Source
+from ckpttool.io.source import Source, open_source
 
 METADATA = ".metadata"
 EXTRA = "meta.pt"
@@ -69,7 +70,7 @@ class TorchDcp(Format):
             return True
         for entry in _metadata_files(probe.entries).values():
             try:
-                with Source(entry.path) as source:
+                with open_source(entry.path) as source:
                     if _MODULE in source.read(0, min(source.size, 4096)):
                         return True
             except CheckpointError:
@@ -170,7 +171,7 @@ class _DcpDirectory:
     def scanned_paths(self) -> frozenset[str]:
         """Return the paths of the files whose pickles were looked into."""
         sources = (*self.sources.values(), *(file.source for file in self._files.values()))
-        return frozenset((*self._parts.judged, *(os.path.abspath(source.path) for source in sources)))
+        return frozenset((*self._parts.judged, *(fs.abspath(source.path) for source in sources)))
 
     def spans(self, parts: OpenedParts) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
@@ -191,10 +192,10 @@ class _DcpDirectory:
             parts.safety.append(warning("not-scanned", message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
-            self.sources[name] = self._parts.opened.enter_context(Source(entry.path))
+            self.sources[name] = self._parts.opened.enter_context(open_source(entry.path))
         sidecar = self._probe.entries.get(ENTRY)
         if sidecar is not None and sidecar.is_file(follow_symlinks=False):
-            self.sources[ENTRY] = self._parts.opened.enter_context(Source(sidecar.path))
+            self.sources[ENTRY] = self._parts.opened.enter_context(open_source(sidecar.path))
         parts.findings += metadata.findings
         parts.safety += metadata.safety
         # Items that were compressed or encrypted when they were written are not read.
@@ -229,16 +230,14 @@ class _DcpDirectory:
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
         if why:
             self._parts.fault("part-path", f"{why}; it was not opened", name)
-        elif not os.path.exists(path):
+        elif not fs.exists(path):
             self._parts.fault("part-missing", "there is no such file", name)
-        elif not os.path.realpath(path).startswith(
-            os.path.realpath(os.path.dirname(path)).rstrip(os.sep) + os.sep
-        ):
+        elif not fs.realpath(path).startswith(fs.realpath(os.path.dirname(path)).rstrip(os.sep) + os.sep):
             self._parts.fault("part-path", "a link that leads out of the checkpoint; it was not opened", name)
-        elif not os.path.isfile(path):
+        elif not fs.isfile(path):
             self._parts.fault("part-damaged", "not a regular file", name)
         else:
-            file = self._files[name] = _DataFile(self._parts.opened.enter_context(Source(path)))
+            file = self._files[name] = _DataFile(self._parts.opened.enter_context(open_source(path)))
             return file
         self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
         return None
@@ -420,5 +419,5 @@ def _megatron_config(entries: Mapping[str, os.DirEntry[str]]) -> bytes:
     entry = entries.get(MEGATRON_CONFIG)
     if entry is None or not entry.is_file():
         return b""
-    with Source(entry.path) as source:
+    with open_source(entry.path) as source:
         return bytes(source.read(0, min(source.size, _MAX_CONFIG)))

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import RANKED, Probe, natural, ranked_paths
-from ckpttool.io.source import Source
+from ckpttool.io import fs
+from ckpttool.io.source import open_source
 
 METADATA = "metadata.pkl"
 FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")
@@ -86,7 +87,7 @@ def files_at(probe: Probe) -> list[RankFile]:
     """Return the files of ranks that a path stands for: a directory, or what their names begin with."""
     if probe.is_directory:
         return _files_of_one_save(probe.entries)
-    if os.path.lexists(probe.path):
+    if fs.lexists(probe.path):
         return []
     files = [file for path in ranked_paths(probe.path) if (file := parse_rank_file(path)) is not None]
     return sorted(files, key=_order)
@@ -111,7 +112,7 @@ def files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
 
 def has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
     try:
-        with Source(path) as source:
+        with open_source(path) as source:
             length = min(source.size, _SEARCHED)
             ends = source.read(0, length) + source.read(source.size - length, length)
     except CheckpointError:  # whoever opens it says why

@@ -29,6 +29,7 @@ from ckpttool.formats.parts import OpenedParts, file_entry, open_file
 from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
+from ckpttool.io import fs
 from ckpttool.io.pickle_nodes import Mapped, make_mapped
 
 VARIANT = "ranks"
@@ -105,7 +106,7 @@ def open_ranks(
         assembly.run()
         parts.findings += assembly.findings
         parts.complete &= assembly.is_whole
-        name = os.path.basename(os.path.abspath(path))
+        name = os.path.basename(fs.abspath(path))
         values = _metadata(groups) | ({"metadata": job_metadata} if job_metadata else {})
         paths = [file.path for file in files] + ([metadata] if metadata is not None else [])
         # The training state is the first rank's of each kind; where two say the same, the model's counts.

@@ -24,6 +24,7 @@ from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.rank_files import parse_rank_file
 from ckpttool.formats.torch.rank_set import RankFiles
+from ckpttool.io import fs
 from ckpttool.io.source import open_regular
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
@@ -47,8 +48,8 @@ def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
     prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}  # of the files of a TensorFlow checkpoint
     if len(prefixes) == 1 and prefixes != set(paths):
         return prefixes.pop()
-    places = {os.path.dirname(os.path.abspath(path)) for path in paths}
-    if len(places) != 1 or not all(map(os.path.isfile, paths)):
+    places = {os.path.dirname(fs.abspath(path)) for path in paths}
+    if len(places) != 1 or not all(map(fs.isfile, paths)):
         return None
     directory, names = os.path.dirname(paths[0]) or os.curdir, {os.path.basename(path) for path in paths}
     return (
@@ -78,7 +79,7 @@ def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
     if len(stems) != 1 or stem is None:
         return None
     path = os.path.join(directory, f"{stem}.weights.json")
-    if not os.path.isfile(path):
+    if not fs.isfile(path):
         raise DamagedCheckpoint(
             path, "it is missing: it says which shard holds which layer", code="index-missing"
         )
@@ -93,7 +94,7 @@ def _rank_file_prefix(paths: Sequence[str]) -> str | None:
     if len(stems) != 1 or (stem := next(iter(stems))) is None:
         return None
     prefix = os.path.join(os.path.dirname(paths[0]), stem)
-    if os.path.lexists(prefix):
+    if fs.lexists(prefix):
         return None
     names = {os.path.basename(path) for path in ranked_paths(prefix)}
     _require_all(prefix, names - {os.path.basename(path) for path in paths})
@@ -174,7 +175,7 @@ def require_one_serial(paths: Sequence[str]) -> None:
     """Require that directories which are named like serials, epochs or steps are named like one."""
     seen: dict[str, tuple[object, str]] = {}
     for path in paths:
-        name = os.path.basename(os.path.abspath(path))
+        name = os.path.basename(fs.abspath(path))
         serial, fields = SERIAL.fullmatch(name), parse_name(name)
         numbers = {"serial": int(serial[1]) if serial else None, "epoch": fields.epoch, "step": fields.step}
         for kind, number in numbers.items():
@@ -186,9 +187,7 @@ def require_one_serial(paths: Sequence[str]) -> None:
 
 def open_spread(paths: Sequence[str]) -> Checkpoint | None:
     """Return the checkpoint that lies in several directories together; None where they are no such parts."""
-    first = sorted(
-        paths, key=lambda path: not any(os.path.lexists(os.path.join(path, name)) for name in _FIRST)
-    )
+    first = sorted(paths, key=lambda path: not any(fs.lexists(os.path.join(path, name)) for name in _FIRST))
     kinds = set()
     for path in paths:
         with Probe(path) as probe:

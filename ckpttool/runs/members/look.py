@@ -23,6 +23,7 @@ from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import unit_of
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_probe, open_unit
+from ckpttool.io import fs
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.runs.members.entry import Entry, Number
 from ckpttool.runs.members.needs import needed_paths
@@ -170,9 +171,7 @@ def _linked_bytes(unit: Unit, files: Contents) -> int | None:
         return None
     directory = os.path.dirname(unit.path)
     paths = [os.path.join(directory, file.path) for file in files.files]
-    return sum(
-        os.path.getsize(path) for path in paths if os.path.exists(path) and not path.endswith(SIDECARS)
-    )
+    return sum(fs.getsize(path) for path in paths if fs.exists(path) and not path.endswith(SIDECARS))
 
 
 def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:

@@ -9,6 +9,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import names_indexed_above, sets_in
 from ckpttool.formats.interface import Unit, scan
+from ckpttool.io import fs
 from ckpttool.transaction.files import Contents
 
 _MOST_LINKS = 40
@@ -24,10 +25,10 @@ def needed_paths(
     lie among them.
     """
     directory = os.path.dirname(unit.path)
-    own = {file.path: os.path.normpath(os.path.join(directory, file.path)) for file in files.files}
+    own = {file.path: fs.normpath(os.path.join(directory, file.path)) for file in files.files}
     paths = set(own.values())
     read = () if checkpoint is None else (file.path for file in checkpoint.files)
-    foreign = (path for path in read if all or os.path.normpath(path) not in paths)
+    foreign = (path for path in read if all or fs.normpath(path) not in paths)
     links = (own[path] for path in sorted(files.symlinks))
     shared = (os.path.join(directory, name) for name in unit.shared)
     return tuple(dict.fromkeys((*shared, *foreign, *links)))
@@ -35,7 +36,7 @@ def needed_paths(
 
 def places_on_the_way(path: str) -> Iterator[str]:
     """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
-    waiting = [part for part in reversed(os.path.abspath(path).split(os.sep)) if part]
+    waiting = [part for part in reversed(fs.abspath(path).split(os.sep)) if part]
     reached, links = os.sep, 0
     while waiting:
         part = waiting.pop()
@@ -68,7 +69,7 @@ def all_places(paths: Iterable[str]) -> set[str]:
             *links, real[above] = places_on_the_way(above or os.curdir)
             places.update(links)
         place = os.path.join(real[above], name)
-        places.update(places_on_the_way(place) if os.path.islink(place) else (place,))
+        places.update(places_on_the_way(place) if fs.islink(place) else (place,))
     return places
 
 

@@ -16,6 +16,7 @@ from typing import BinaryIO, Literal
 from ckpttool.core.errors import NotFound, Unsupported, UsageError, from_os_error
 from ckpttool.core.report import counted
 from ckpttool.formats.traits import traits_of
+from ckpttool.io import fs
 from ckpttool.io.source import open_regular
 from ckpttool.io.tfrecord import is_record_head
 from ckpttool.runs.members.entry import Entry
@@ -52,7 +53,7 @@ class LogArgument:
     @staticmethod
     def parse(text: str) -> LogArgument:
         """Return what a name says; a file that is called so is meant as it is."""
-        match = None if os.path.lexists(text) else _AS_COUNTED.fullmatch(text)
+        match = None if fs.lexists(text) else _AS_COUNTED.fullmatch(text)
         if match is None:
             return LogArgument(text, text)
         count: Literal["step", "epoch"] = "step" if match["count"] == "step" else "epoch"
@@ -107,7 +108,7 @@ def add_log_metrics(
 def read_log(path: str, numbers: frozenset[Number]) -> Log:
     """Return what a log has of some steps and epochs."""
     log = Log(_short_path(path), numbers)
-    if not os.path.isdir(path):
+    if not fs.isdir(path):
         with _open_log(path) as file:
             _read_file(file, log)
         return log
@@ -152,7 +153,7 @@ def _locate_logs(
     given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
 ) -> dict[str, list[int]]:
     """Return the logs that a name stands for, each with the checkpoints that it is for."""
-    if os.path.isabs(given.name) or os.path.lexists(given.name):
+    if os.path.isabs(given.name) or fs.lexists(given.name):
         return {given.name: list(range(len(entries)))}
     directories = {entry.directory for entry in entries}
     paths = {directory: _log_beside(directory, given.name, root) for directory in directories}
@@ -175,14 +176,14 @@ def _locate_logs(
 def _log_beside(directory: str, name: str, root: str) -> str | None:
     for parent in (directory, os.path.join(directory, os.pardir), root):
         path = os.path.join(parent, name)
-        if os.path.lexists(path):
+        if fs.lexists(path):
             return _short_path(path)
     return None
 
 
 def _short_path(path: str) -> str:
     """Return a path without detours, where that is the same file."""
-    short = os.path.normpath(path)
+    short = fs.normpath(path)
     try:
         return short if os.path.samefile(short, path) else path
     except (OSError, ValueError):

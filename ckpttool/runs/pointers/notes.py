@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.io import fs
 from ckpttool.io.source import open_regular
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
@@ -127,7 +128,7 @@ class Mentions:
     def _entries_meant(
         self, parts: Sequence[str], known: str, directory: str, is_absolute: bool
     ) -> Sequence[Entry]:
-        bases = list(_upwards(os.path.abspath(directory)))
+        bases = list(_upwards(fs.abspath(directory)))
         for base in [os.sep] if is_absolute else bases:
             if entries := self._entries_at(base, parts):
                 return entries
@@ -153,7 +154,7 @@ class Mentions:
     def _real_path(self, path: str) -> str:
         if path not in self._real:
             try:
-                self._real[path] = os.path.realpath(path)
+                self._real[path] = fs.realpath(path)
             except ValueError:  # a NUL in it
                 self._real[path] = path
         return self._real[path]
@@ -162,7 +163,7 @@ class Mentions:
 def _upwards(directory: str) -> Iterator[str]:
     while True:
         yield directory
-        above = os.path.dirname(directory)
+        above = fs.dirname(directory)
         if above == directory:
             return
         directory = above
@@ -170,7 +171,7 @@ def _upwards(directory: str) -> Iterator[str]:
 
 def _path_prefix(entry: Entry) -> str:
     """Return what the real paths of all in a checkpoint begin with."""
-    return os.path.join(os.path.realpath(entry.directory), entry.name, "")
+    return os.path.join(fs.realpath(entry.directory), entry.name, "")
 
 
 def _stem(name: str) -> str | None:

@@ -12,6 +12,7 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoin
 from ckpttool.core.naming import parse_name
 from ckpttool.core.suggest import closest
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import NotRegular, open_regular
 from ckpttool.io.toml import change_strings, parse_toml
@@ -46,7 +47,7 @@ class Pin:
     @property
     def is_there(self) -> bool:
         """Tell whether what it means is there."""
-        return os.path.exists(self.path) or os.path.exists(f"{self.path}{INDEX}")
+        return fs.exists(self.path) or fs.exists(f"{self.path}{INDEX}")
 
 
 def pins_in(file: str, text: str) -> Iterator[Pin]:
@@ -57,7 +58,7 @@ def pins_in(file: str, text: str) -> Iterator[Pin]:
     except ValueError as error:
         raise _unreadable(file, error) from error
     for name in names:
-        yield Pin(file, name, shown(os.path.normpath(os.path.join(directory, name))))
+        yield Pin(file, name, shown(fs.normpath(os.path.join(directory, name))))
 
 
 def pinned_names(text: str) -> list[str]:
@@ -113,7 +114,7 @@ def _list_text(file: str) -> str:
         with open_regular(file) as opened:
             content = opened.read(MAX_STATE + 1)
     except FileNotFoundError as error:
-        if os.path.islink(file):
+        if fs.islink(file):
             raise from_os_error(error, file) from error
         return ""
     except NotRegular as error:
@@ -139,7 +140,7 @@ def write_list(file: str, text: str) -> None:
     """Write a list of pins; one that says nothing any more goes."""
     try:
         _require_trusted_link(file)
-        target = os.path.realpath(file)
+        target = fs.realpath(file)
         if "".join(text.split()) == f"{KEY}=[]":
             os.unlink(target)
         else:
@@ -150,10 +151,10 @@ def write_list(file: str, text: str) -> None:
 
 def _require_trusted_link(file: str) -> None:
     """Require of a link that this user made it, or whoever could write himself what it leads to."""
-    if not os.path.islink(file) or not hasattr(os, "geteuid"):
+    if not fs.islink(file) or not hasattr(os, "geteuid"):
         return
-    maker = os.lstat(file).st_uid
-    trusted = {os.geteuid(), *((os.stat(file).st_uid,) if os.path.exists(file) else ())}
+    maker = fs.lstat(file).st_uid
+    trusted = {os.geteuid(), *((fs.stat(file).st_uid,) if fs.exists(file) else ())}
     if maker not in trusted:
         reason = f"a symlink that another user made, {user_name(maker)}; no pin was changed"
         raise AccessDenied(shown(file), reason, expected="remove it, or name the pins where it leads")
@@ -168,7 +169,7 @@ def list_for(directory: str) -> str:
 
 def _lists_in(directory: str) -> Iterator[str]:
     paths = (os.path.join(directory, name) for name in PIN_LISTS)
-    return (path for path in paths if os.path.lexists(path))
+    return (path for path in paths if fs.lexists(path))
 
 
 def lists_for(directory: str) -> list[str]:
@@ -176,19 +177,19 @@ def lists_for(directory: str) -> list[str]:
 
     The search ends after the home directory, and where the file system ends.
     """
-    real = os.path.realpath(directory)
+    real = fs.realpath(directory)
     lists = [os.path.join(directory, os.path.basename(file)) for file in _lists_in(real)]
     for above in _directories_above(real):
         for file in _lists_in(above):
             # As one would write it beside the directory, if that leads there.
-            near = os.path.normpath(os.path.join(directory, os.path.relpath(above, real)))
-            is_near = os.path.realpath(near) == above
+            near = fs.normpath(os.path.join(directory, os.path.relpath(above, real)))
+            is_near = fs.realpath(near) == above
             lists.append(os.path.join(near, os.path.basename(file)) if is_near else file)
     return lists
 
 
 def _directories_above(directory: str) -> Iterator[str]:
-    home = os.path.realpath(os.path.expanduser("~"))
+    home = fs.realpath(os.path.expanduser("~"))
     parent = os.path.dirname(directory)
     while directory not in (home, parent) and _device(directory) in (_device(parent), None):
         yield parent
@@ -197,27 +198,27 @@ def _directories_above(directory: str) -> Iterator[str]:
 
 def _device(directory: str) -> int | None:
     try:
-        return os.stat(directory).st_dev
+        return fs.stat(directory).st_dev
     except OSError:  # it is not there, or may not be looked at
         return None
 
 
 def pins_above(directory: str) -> Iterator[Pin]:
     """Yield the pins of what lies in a directory or below that stand in lists above it."""
-    real = os.path.realpath(directory)
+    real = fs.realpath(directory)
     for file in lists_for(directory):
         above = os.path.dirname(file)
-        if os.path.realpath(above) == real:
+        if fs.realpath(above) == real:
             continue
         for pinned in pins_in(file, read_list(file)):
-            path = os.path.realpath(_pin_path(pinned))
+            path = fs.realpath(_pin_path(pinned))
             if is_within(path, real) and path != real:
                 shown_path = shown(os.path.join(directory, os.path.relpath(path, real)))
                 yield Pin(file, pinned.name, shown_path)
 
 
 def _pin_path(pinned: Pin) -> str:
-    return os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name))
+    return fs.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name))
 
 
 def pin_fault(pinned: Pin) -> str | None:
@@ -234,12 +235,12 @@ def pin_fault(pinned: Pin) -> str | None:
 def _name_fault(pinned: Pin) -> str | None:
     if not pinned.name.strip() or "\0" in pinned.name:
         return "which is no name"
-    directory = os.path.realpath(os.path.dirname(pinned.file))
+    directory = fs.realpath(os.path.dirname(pinned.file))
     path = _pin_path(pinned)
     above, name = os.path.split(path)
     # The name itself may be a symlink to elsewhere: it is what is pinned.
-    real = os.path.realpath(path) if name == os.pardir else os.path.join(os.path.realpath(above), name)
-    if not is_within(os.path.normpath(real), directory):
+    real = fs.realpath(path) if name == os.pardir else os.path.join(fs.realpath(above), name)
+    if not is_within(fs.normpath(real), directory):
         return "which is elsewhere: a list is about the checkpoints below it"
     return None
 
@@ -258,7 +259,7 @@ def follow_pins(
     files: dict[str, str] = {}
     for file in _lists_for_all(root, reach.directories):
         directory, name = os.path.split(file)
-        files.setdefault(os.path.join(os.path.realpath(directory), name), file)
+        files.setdefault(os.path.join(fs.realpath(directory), name), file)
     for file in files.values():
         try:
             names = pinned_names(_list_text(file))
@@ -290,22 +291,22 @@ def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex
         _leave_alone(pointed, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
         return
     beside, name = os.path.split(path)
-    entry = index.by_path.get(os.path.join(os.path.realpath(beside), name))
-    entry = entry or index.by_path.get(os.path.realpath(path))
-    if entry is None and os.path.exists(path):
+    entry = index.by_path.get(os.path.join(fs.realpath(beside), name))
+    entry = entry or index.by_path.get(fs.realpath(path))
+    if entry is None and fs.exists(path):
         entry = index.find(path)
     if entry is not None:
         pointed.protect(entry, KEY, pinned.file)
     elif not Pin(pinned.file, pinned.name, path).is_there:
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
-        if os.path.isdir(beside or os.curdir):
+        if fs.isdir(beside or os.curdir):
             _leave_alone(pointed, reach.beside(path), pinned.file, dangling)
         elif _WILD.search(pinned.name):
             _leave_alone(pointed, reach.like(path, directory), pinned.file, dangling)
         else:
             _protect_namesakes(pointed, pinned, index, dangling)
     else:
-        groups = reach.below(path if os.path.isdir(path) else beside)
+        groups = reach.below(path if fs.isdir(path) else beside)
         fault = pin_fault(pinned) if groups else None
         if fault is not None:
             _leave_alone(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
@@ -315,7 +316,7 @@ def _protect_namesakes(
     pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, dangling: str
 ) -> None:
     """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
-    directory, name = os.path.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
+    directory, name = fs.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for path in index.paths.get(name, ()):
         if is_within(path, directory):
             pointed.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)
@@ -333,11 +334,11 @@ class _Reach:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = groups
         self.directories = {entry.directory for group in groups for entry in group.entries}
-        self._real = {directory: os.path.realpath(directory) for directory in self.directories}
+        self._real = {directory: fs.realpath(directory) for directory in self.directories}
 
     def below(self, directory: str) -> list[Group]:
         """Return the series in a directory, and below it."""
-        real = os.path.realpath(directory)
+        real = fs.realpath(directory)
         return [
             group
             for group in self._groups
@@ -346,7 +347,7 @@ class _Reach:
 
     def beside(self, path: str) -> list[Group]:
         """Return the series beside a path: those that its name would belong to, or else all."""
-        real = os.path.realpath(os.path.dirname(path))
+        real = fs.realpath(os.path.dirname(path))
         beside = [group for group in self._groups if real in self._real_directories(group)]
         return _groups_of_name(beside, path) or beside
 

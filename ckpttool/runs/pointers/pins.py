@@ -20,7 +20,7 @@ from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.io.directories import walk
+from ckpttool.io import fs
 from ckpttool.io.toml import change_strings, quote
 from ckpttool.runs.pointers.pin_lists import (
     KEY,
@@ -146,7 +146,7 @@ def pins_below(
     """
     root = bare(os.fspath(directory))
     try:
-        os.scandir(root).close()
+        fs.entries(root)
     except OSError as error:
         raise from_os_error(error, root) from error
     pins: list[Pin] = []
@@ -161,12 +161,12 @@ def pins_below(
         on_error(from_os_error(error, shown(os.fspath(error.filename or root))))
 
     add(lambda: list(pins_above(root)))
-    for parent, names, _ in walk(root, tell):
+    for parent, names, _ in fs.walk(root, tell):
         inside = (name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         names[:] = sorted(inside, key=natural)
         for name in PIN_LISTS:
             file = os.path.join(parent, name)
-            if os.path.lexists(file):
+            if fs.lexists(file):
                 add(partial(_pins_in_list, file))
     return tuple(pins)
 
@@ -179,7 +179,7 @@ def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
     """Return a list of pins in which what has got another name is pinned under that."""
     new: dict[str, str | None] = {}
     for name in pinned_names(text):
-        path = os.path.normpath(name)
+        path = fs.normpath(name)
         if path not in renamed:
             path = path.removesuffix(INDEX)
         if path in renamed:
@@ -191,8 +191,8 @@ def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
     """Return what holds the locks of all directories that a list of pins is about."""
     directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
     with ExitStack() as stack:
-        for directory in sorted({os.path.realpath(one): one for one in directories}.values()):
-            if os.path.isdir(directory):
+        for directory in sorted({fs.realpath(one): one for one in directories}.values()):
+            if fs.isdir(directory):
                 _lock(stack, directory)
         return stack.pop_all()
 
@@ -234,15 +234,15 @@ def _lock(stack: ExitStack, directory: str) -> None:
 
 def _name_in(file: str, place: CheckpointPlace) -> str:
     """Return what is written of a checkpoint: its name, and in front of it what leads there from the file."""
-    start = os.path.realpath(os.path.dirname(file) or os.curdir)
-    relative = os.path.relpath(os.path.realpath(place.directory), start)
+    start = fs.realpath(os.path.dirname(file) or os.curdir)
+    relative = os.path.relpath(fs.realpath(place.directory), start)
     return place.name if relative == os.curdir else f"{relative}/{place.name}".replace(os.sep, "/")
 
 
 def _is_pin_of(place: CheckpointPlace, pinned: Pin) -> bool:
     """Tell whether a pin means a checkpoint, by whatever name of it."""
-    directory, name = os.path.split(os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
-    is_beside = os.path.realpath(directory) == os.path.realpath(place.directory)
+    directory, name = os.path.split(fs.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
+    is_beside = fs.realpath(directory) == fs.realpath(place.directory)
     return is_beside and (name in place.names or name.removesuffix(INDEX) == place.name)
 
 

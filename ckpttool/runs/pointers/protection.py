@@ -12,6 +12,7 @@ from itertools import chain
 from ckpttool.core.errors import from_os_error
 from ckpttool.core.naming import is_named_best, parse_name
 from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.runs.members.order import Group
@@ -130,7 +131,7 @@ def _follow_pointer(
         for group in candidates:
             pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
         return
-    inside = [pointer.holder] if os.path.isdir(pointer.holder) else []
+    inside = [pointer.holder] if fs.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
     paths = [os.path.join(pointer.directory, pointer.target), pointer.target]
     is_there = any(map(exists, paths))
@@ -246,8 +247,8 @@ def _follow_dangling(
 
 def _lies_in(link: str, entry: Entry) -> bool:
     """Tell whether a symlink is itself a part of the checkpoint that it leads to."""
-    directory = os.path.realpath(os.path.dirname(link))
-    members = [os.path.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
+    directory = fs.realpath(os.path.dirname(link))
+    members = [fs.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
     return any(directory == path or directory.startswith(path + os.sep) for path in members)
 
 
@@ -276,7 +277,7 @@ def _follow_needs(
                 pointed.protect(other, _part_of(entry.name))
         for name in entry.unit.shared:
             if os.sep in name:
-                deeper[os.path.realpath(os.path.join(entry.directory, name))].append(entry)
+                deeper[fs.realpath(os.path.join(entry.directory, name))].append(entry)
     for sharers in deeper.values():
         if len(sharers) == 1:
             pointed.protect(sharers[0], "has parts elsewhere")
@@ -292,10 +293,10 @@ def _part_of(name: str) -> Reason:
 
 def unseen_above(root: str) -> Iterator[str]:
     """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
-    above = os.path.dirname(os.path.realpath(root))
+    above = fs.dirname(fs.realpath(root))
     try:
-        with os.scandir(above):
-            return
+        fs.entries(above)
+        return
     except OSError as error:
         reason = from_os_error(error, above).reason
         yield f"{shown(root)}: texts above it that name a checkpoint can't be looked for: {reason}: {above}"

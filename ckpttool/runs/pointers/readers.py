@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.io import fs
 from ckpttool.io.source import open_regular
 from ckpttool.runs.members.order import Group
 
@@ -127,7 +129,7 @@ READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _tensorflow)
 def _text(path: str, limit: int) -> str | None:
     """Return a small text file's content, or None where it is none or can't be read."""
     try:
-        if not os.path.isfile(path) or os.path.getsize(path) > limit:
+        if not fs.isfile(path) or fs.getsize(path) > limit:
             return None
         with open_regular(path) as file:
             return file.read(limit).decode()
@@ -151,11 +153,14 @@ def _is_line(text: str) -> bool:
 
 
 def names_in(directory: str) -> Names:
-    """Return what lies in a directory, by name; nothing of one that can't be read."""
+    """Return what lies in a directory, by name; nothing of one that may not be read."""
     try:
-        with os.scandir(directory) as entries:
-            return {entry.name: entry for entry in entries}
-    except OSError:
+        return {entry.name: entry for entry in fs.entries(directory)}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        if fs.is_remote(directory):  # a store that is out of order has not said that nothing points anywhere
+            raise from_os_error(error, directory) from error
         return {}
 
 
@@ -165,7 +170,7 @@ def from_newest(group: Group, faults: Collection[str]) -> Iterator[Pointer]:
     if not sound:
         return
     newest = sound[-1]
-    if os.path.isdir(newest.unit.path):
+    if fs.isdir(newest.unit.path):
         for pointer in _trainer_state(newest.unit.path, names_in(newest.unit.path)):
             yield Pointer(pointer.reason, newest.unit.path, pointer.target)
     for best in newest.best_paths:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
 from ckpttool.transaction.journal import Move
@@ -27,7 +28,7 @@ class CheckpointIndex:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         directories = {entry.directory for entry in entries}
-        real = {directory: os.path.realpath(directory) for directory in directories}
+        real = {directory: fs.realpath(directory) for directory in directories}
         self.by_path: dict[str, Entry] = {}
         self.by_name: dict[tuple[str, str], Entry] = {}
         self.paths: dict[str, list[str]] = defaultdict(list)
@@ -40,7 +41,7 @@ class CheckpointIndex:
 
     def find(self, path: str) -> Entry | None:
         """Return the checkpoint at a path, or around it."""
-        return self.enclosing(os.path.realpath(path))
+        return self.enclosing(fs.realpath(path))
 
     def enclosing(self, path: str) -> Entry | None:
         """Return the checkpoint at a path in a directory without symlinks, or around it."""
@@ -68,7 +69,7 @@ def targets_in_run(target: str, directories: Sequence[str], index: CheckpointInd
         entries = [
             entry
             for entry in named
-            if entry is not None and (not below or os.path.lexists(os.path.join(entry.unit.path, *below)))
+            if entry is not None and (not below or fs.lexists(os.path.join(entry.unit.path, *below)))
         ]
         if entries:
             return entries
@@ -118,7 +119,7 @@ def targets_elsewhere(target: str, directories: Sequence[str], index: Checkpoint
     parts = path_parts(target)
     paths = index.paths.get(parts[-1], ()) if parts else ()
     if len(parts) == 1:
-        below = os.path.join(os.path.realpath(directories[0]), "")
+        below = os.path.join(fs.realpath(directories[0]), "")
         return [index.by_path[path] for path in paths if path.startswith(below)]
     common = {path: _common_tail(parts, path) for path in paths}
     most = max(common.values(), default=0)
@@ -137,7 +138,7 @@ def lies_nearby(target: str, directories: Sequence[str]) -> bool:
     count = _common_tail_of_run(parts, directories) + 1
     if count > len(parts):
         return False
-    above = os.path.realpath(directories[0])
+    above = fs.realpath(directories[0])
     for _ in range(count):
         above = os.path.dirname(above)
         if exists(os.path.join(above, *parts[-count:])):
@@ -147,9 +148,9 @@ def lies_nearby(target: str, directories: Sequence[str]) -> bool:
 
 def was_here(target: str, directories: Sequence[str]) -> bool:
     """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
-    real = list(map(os.path.realpath, directories))
+    real = list(map(fs.realpath, directories))
     above = os.path.dirname(target.rstrip("/"))
-    if os.path.realpath(above) in real:
+    if fs.realpath(above) in real:
         return True
     parts = path_parts(above)
     if not parts or os.path.isabs(target):
@@ -164,7 +165,7 @@ def path_parts(path: str) -> list[str]:
 
 def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str]) -> int:
     """Return how many of a path's last names are those of a place in its own run."""
-    return max(_common_tail(parts, os.path.join(os.path.realpath(one), parts[-1])) for one in directories)
+    return max(_common_tail(parts, os.path.join(fs.realpath(one), parts[-1])) for one in directories)
 
 
 def _common_tail(parts: Sequence[str], path: str) -> int:
@@ -176,7 +177,7 @@ def _common_tail(parts: Sequence[str], path: str) -> int:
 def exists(path: str) -> bool:
     """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
     try:
-        return os.path.exists(path) or os.path.exists(f"{path}{INDEX}")
+        return fs.exists(path) or fs.exists(f"{path}{INDEX}")
     except ValueError:  # a NUL in it
         return False
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckpttool.core.errors import UsageError
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pruning.planning import PrunePlan
@@ -55,7 +56,7 @@ def explain(planned: PrunePlan, path: str) -> Explanation:
         against=tuple(_against(planned, group_plan, entry, history)),
         place=tuple(_place(group_plan.policy, entry, history)),
         key=group.key,
-        asked=None if os.path.normpath(path) == os.path.normpath(entry.path) else path,
+        asked=None if fs.normpath(path) == fs.normpath(entry.path) else path,
     )
 
 
@@ -65,8 +66,8 @@ def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
     for group, group_plan in zip(planned.groups, planned.plan.groups, strict=True):
         for entry in (*(kept.entry for kept in group_plan.keep), *group_plan.remove):
             for name in {entry.name, *entry.unit.members}:
-                known[os.path.realpath(os.path.join(entry.directory, name))] = group, group_plan, entry
-    real = os.path.realpath(path)
+                known[fs.realpath(os.path.join(entry.directory, name))] = group, group_plan, entry
+    real = fs.realpath(path)
     while real not in known:
         above = os.path.dirname(real)
         if above == real:

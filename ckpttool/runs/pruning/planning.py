@@ -20,6 +20,7 @@ from ckpttool.core.naming import parse_name
 from ckpttool.core.report import counted
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all
 from ckpttool.runs.members.order import Group, order_entries
@@ -236,29 +237,29 @@ def _problems(survey: Survey, retention: RetentionPlan, faults: Mapping[str, str
             fault = entry.fault or faults.get(entry.path)
             # Its writer may have removed it meanwhile.
             names = (os.path.join(entry.directory, name) for name in entry.unit.members)
-            if fault and any(map(os.path.lexists, names)):
+            if fault and any(map(fs.lexists, names)):
                 yield Problem(entry.path, f"{fault}; it is kept")
 
 
 def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
     """Yield a warning of each directory called as those of a series, that is none as others lie in it."""
-    known = {os.path.normpath(entry.unit.path) for entry in survey.entries}
+    known = {fs.normpath(entry.unit.path) for entry in survey.entries}
     blanks = {
         name: parse_name(name).blank
         for name, found in sorted(names_in(survey.root).items() if known else ())
         if found.is_dir(follow_symlinks=False)
         and not name.startswith(OWN_PREFIX)
-        and os.path.normpath(found.path) not in known
+        and fs.normpath(found.path) not in known
     }
     # Few directories are called so, and only what may be theirs is asked whether it is one, too.
     alike = [entry for entry in survey.entries if entry.fields.blank in blanks.values()]
-    series = {entry.fields.blank for entry in alike if os.path.isdir(entry.unit.path)}
+    series = {entry.fields.blank for entry in alike if fs.isdir(entry.unit.path)}
     walk = Walk(recursive=False, exclude=Globs(scope.exclude, survey.root))
     for path in (os.path.join(survey.root, name) for name, blank in blanks.items() if blank in series):
         if is_excluded(path, walk):
             continue
         try:
-            count = sum(os.path.isdir(unit.path) for unit in discover(path, walk))
+            count = sum(fs.isdir(unit.path) for unit in discover(path, walk))
         except CheckpointError:  # the survey says so
             continue
         if count:

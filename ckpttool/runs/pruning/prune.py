@@ -13,6 +13,7 @@ from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.result import Result
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.io import fs
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress
@@ -116,7 +117,7 @@ def prune(
         owners = dict.fromkeys(
             state_dir_of_stage(os.path.dirname(journal)).directory for journal in survey.journals
         )
-        below = [path for path in owners if os.path.isdir(path) and not os.path.samefile(path, root)]
+        below = [path for path in owners if fs.isdir(path) and not os.path.samefile(path, root)]
         if below:  # what was interrupted there is part of what is planned with
             recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
             survey = survey_series(root, request, progress)
@@ -154,8 +155,8 @@ class _Locks:
 
     def not_held(self, directories: Iterable[str]) -> list[str]:
         """Return those of some directories that are not held."""
-        held = {os.path.realpath(directory) for directory in self._held}
-        return [directory for directory in directories if os.path.realpath(directory) not in held]
+        held = {fs.realpath(directory) for directory in self._held}
+        return [directory for directory in directories if fs.realpath(directory) not in held]
 
     def refusal(self, directory: str) -> AccessDenied | None:
         """Lock a directory; return why it can't be changed, which matters only if something is to go."""
@@ -250,7 +251,7 @@ def _removals(
     """
     removals: list[Removal] = []
     going = [entry.path for _, entries in parts for entry in entries]
-    real = os.path.realpath(directory)
+    real = fs.realpath(directory)
     needed = {**named_beside(directory, real, going), **needed}
     for group, entries in parts:
         survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]

@@ -13,6 +13,7 @@ from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.errors import AccessDenied, NotACheckpoint, NotFound, UsageError, from_os_error
 from ckpttool.core.report import counted
 from ckpttool.core.result import Result
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all
 from ckpttool.runs.members.order import newest_first, tiers
@@ -168,7 +169,7 @@ def latest(
             raise _unreadable_error(os.fspath(directory), look.unreadable)
         if look.latest.entry is None and look.unsafe:
             raise _none_safe_error(os.fspath(directory), look.unsafe)
-        if look.latest.entry is None and not missing_ok and not os.path.lexists(directory):
+        if look.latest.entry is None and not missing_ok and not fs.lexists(os.fspath(directory)):
             hint = "--missing-ok takes that for a run without a checkpoint yet"
             raise NotFound(os.fspath(directory), "no such directory", expected=hint)
         waited_for = tuple(save.path for save in watch.waited_for)
@@ -229,13 +230,13 @@ class _Search:
         try:
             return survey_directory(self.directory, self.query)
         except NotFound as error:
-            if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
+            if fs.lexists(os.fspath(self.directory)):  # a log isn't there, which tells nothing of checkpoints
                 raise
             # One that was never made is no error: but no link on the way may lead nowhere.
             path = bare(os.fspath(self.directory))
-            while path and not os.path.lexists(path):
+            while path and not fs.lexists(path):
                 path = os.path.dirname(path)
-            if path and not os.path.exists(path):
+            if path and not fs.exists(path):
                 raise from_os_error(FileNotFoundError(), path) from error
             return error
 

@@ -14,6 +14,7 @@ from ckpttool.formats import suffix_format
 from ckpttool.formats.discovery import OWN_PREFIX, unit_at
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.tensorflow.prefix import DATA, INDEX
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.look import look_at
 from ckpttool.runs.pointers.readers import names_in, temporary_for
@@ -78,7 +79,7 @@ def temporary_files(surveyed: Survey, exclude: Sequence[str]) -> Iterator[Tempor
                 continue
             path = os.path.join(directory, name)
             try:
-                inside, modified_ns = contents(directory, [name]), os.lstat(path).st_mtime_ns
+                inside, modified_ns = contents(directory, [name]), fs.lstat(path).st_mtime_ns
             except OSError:  # it has just gone
                 continue
             yield TemporaryFile(shown(path), fields, inside, max(modified_ns, inside.modified_ns))
@@ -141,7 +142,7 @@ class UnfinishedSave:
     @property
     def moments(self) -> float:
         """Return for how many seconds it must not change."""
-        return MOMENTS_BETWEEN if os.path.isdir(self.path) else MOMENTS
+        return MOMENTS_BETWEEN if fs.isdir(self.path) else MOMENTS
 
 
 Tell = Callable[[str], None]
@@ -256,7 +257,7 @@ def _names_around(unsettled: Iterable[UnfinishedSave]) -> frozenset[str]:
     paths: set[str] = set()
     for directory in {save.directory for save in unsettled}:
         try:
-            paths.update(os.path.join(directory, name) for name in os.listdir(directory))
+            paths.update(os.path.join(directory, name) for name in fs.listdir(directory))
         except OSError:  # it has gone
             continue
     return frozenset(path for path in paths if not os.path.basename(path).startswith(OWN_PREFIX))

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import UsageError
+from ckpttool.io import fs
 from ckpttool.runs.retention.rules import Policy
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ class Policies:
         return [rule for rule in self.rules if not any(matches(rule.glob, path) for path in paths)]
 
     def _paths(self, group: Group) -> list[str]:
-        base = os.path.realpath(self.directory)
+        base = fs.realpath(self.directory)
         names = dict.fromkeys((entry.directory, entry.fields.blank) for entry in group.entries)
-        real = {directory: os.path.realpath(directory) for directory, _ in names}
+        real = {directory: fs.realpath(directory) for directory, _ in names}
         paths = (os.path.relpath(os.path.join(real[directory], blank), base) for directory, blank in names)
         return [path.replace(os.sep, "/") for path in paths]
 

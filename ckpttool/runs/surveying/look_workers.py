@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WORTH_UNITS = 300
 """So many checkpoints are worth a child, which takes as long to start as these to look at."""
 _BATCH = 50
+_SHARED_BATCH = 4
+"""How many are handed over to others at once, who wait for a store or a network meanwhile."""
 
 Discovered = tuple[Unit, bool] | str
 """A unit, and whether other checkpoints lie inside it; or the path of a file that may be one."""
@@ -55,7 +57,7 @@ def look_at_all(
         advance: Called with the number of those looked at, from any thread.
     """
     if executor is not None:
-        parts = in_order(_look_at_part, _batches(found), 1, executor)
+        parts = in_order(_look_at_part, _batches(found, _SHARED_BATCH), 1, executor)
         return [result for part in parts for result in part]
     done: dict[int, list[LookResult | None]] = {}
     count = children = 0
@@ -71,9 +73,9 @@ def look_at_all(
     return [result for number in range(len(done)) for result in done[number]]
 
 
-def _batches(found: Iterable[Discovered]) -> Iterator[Sequence[Discovered]]:
+def _batches(found: Iterable[Discovered], size: int = _BATCH) -> Iterator[Sequence[Discovered]]:
     candidates = iter(found)
-    while batch := list(islice(candidates, _BATCH)):
+    while batch := list(islice(candidates, size)):
         yield batch
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from dataclasses import dataclass
 
 from ckpttool.core.errors import from_os_error
+from ckpttool.io import fs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ def newest_in(path: str) -> ChosenCheckpoint:
     What lies in the directory comes before what lies deeper.
     """
     try:
-        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+        is_directory = stat.S_ISDIR(fs.stat(path).st_mode)
     except OSError as error:
         raise from_os_error(error, path) from error
     except ValueError:  # a NUL in the path; whoever opens it says so

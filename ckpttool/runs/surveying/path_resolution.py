@@ -15,6 +15,7 @@ from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.traits import traits_of
+from ckpttool.io import fs
 from ckpttool.transaction.paths import bare, shown
 
 _MOST_LEVELS = 4
@@ -50,25 +51,25 @@ def resolve_checkpoint(path: str) -> CheckpointPlace:
     A file that belongs to a checkpoint of several means all of it.
     """
     path = bare(path)
-    if os.path.islink(path):
+    if fs.islink(path):
         path = _real(path)
-    elif not os.path.lexists(path) and os.path.islink(path + INDEX):
+    elif not fs.lexists(path) and fs.islink(path + INDEX):
         path = _real(path + INDEX)
     elif os.path.basename(path) in (os.curdir, os.pardir):
-        path = os.path.realpath(path)
+        path = fs.realpath(path)
     unit = _set_with(path) or unit_at(path)
     if unit is not None:
         unit = _enclosing_checkpoint(unit)
     else:
         unit = _enclosing_checkpoint(Unit(path, (os.path.basename(path),), None))
-        if unit.path == path or not os.path.lexists(path):
+        if unit.path == path or not fs.lexists(path):
             raise _no_checkpoint_error(path)
     directory = os.path.dirname(unit.path) or os.curdir
     return CheckpointPlace(directory, os.path.basename(unit.path), frozenset(unit.members))
 
 
 def _real(path: str) -> str:
-    real = os.path.realpath(path)
+    real = fs.realpath(path)
     return real if os.path.isabs(path) else os.path.relpath(real)
 
 
@@ -91,7 +92,7 @@ def _set_with(path: str) -> Unit | None:
 
 def _enclosing_checkpoint(unit: Unit) -> Unit:
     """Return the checkpoint that another is a part of, as a Trainer's directory is around its weights."""
-    directory = os.path.abspath(unit.path)
+    directory = fs.abspath(unit.path)
     for level in range(_MOST_LEVELS):
         directory = os.path.dirname(directory)
         try:
@@ -102,7 +103,7 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
             break  # what nobody may list is no checkpoint of his
         if enclosing is None or enclosing.format is None:
             continue
-        is_beside = level == 0 and not os.path.isdir(unit.path)
+        is_beside = level == 0 and not fs.isdir(unit.path)
         is_whole = (
             isinstance(enclosing.format, StepDirectory) or traits_of(enclosing.format.name).has_directories
         )
@@ -119,6 +120,6 @@ def _no_checkpoint_error(path: str) -> CheckpointError:
     if count:
         checkpoints = f"{count} or more checkpoints" if count == _ENOUGH else counted(count, "checkpoint")
         return NotACheckpoint(path, f"holds {checkpoints}, and is none itself", expected="name one of them")
-    if os.path.basename(path) == tf_state.NAME and os.path.isfile(path):
+    if os.path.basename(path) == tf_state.NAME and fs.isfile(path):
         return NotACheckpoint(path, "only names checkpoints", expected="name one of them")
     return NotACheckpoint(path, "no checkpoint, and no part of one")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
+from ckpttool.io import fs
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
@@ -25,7 +27,11 @@ from ckpttool.runs.surveying.look_workers import Discovered, LookResult, look_at
 from ckpttool.transaction.paths import bare
 from ckpttool.transaction.pending_journals import unaffected_units
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 NOTHING = "no checkpoint"
+_REQUESTS_AT_ONCE = 16
 
 _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
@@ -101,7 +107,7 @@ def survey_directory(
 
 def nothing_in(root: str, *, recursive: bool) -> str:
     """Return what to say of a directory without a checkpoint: that some lie deeper, where they do."""
-    if recursive or not os.path.isdir(root):
+    if recursive or not fs.isdir(root):
         return NOTHING
     walk = Walk(recursive=True, max_depth=_MAX_LOOK, on_error=lambda error: None)
     count = sum(1 for _ in islice(discover(root, walk), _ENOUGH))
@@ -129,7 +135,8 @@ class _SurveyWalk:
 
     def look(self, advance: Advance) -> list[tuple[Unit, Entry | None]]:
         """Return the checkpoints with their entries, in the order of the walk."""
-        looked = look_at_all(self._discover(), advance=advance)
+        with _threads_for(self._root) as executor:
+            looked = look_at_all(self._discover(), executor, advance=advance)
         result: list[tuple[Unit, Entry | None]] = []
         for position, (candidate, look) in enumerate(zip(self._discovered, looked, strict=True)):
             self._position = position
@@ -156,6 +163,18 @@ class _SurveyWalk:
             for inner in _flatten(_find_inside(unit, self._root, self._walk), self._walk):
                 (look,) = look_at_all((inner,))
                 yield from self._resolve(inner, look)
+
+
+@contextmanager
+def _threads_for(root: str) -> Iterator[Executor | None]:
+    """Yield threads that ask a store about many checkpoints at once; None for a directory of this machine."""
+    if not fs.is_remote(root):
+        yield None
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        yield threads
 
 
 class _Nested(NamedTuple):
@@ -199,7 +218,7 @@ def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
     if unit.format is not None and unit.format.takes_in:
         return []
     try:
-        if not stat.S_ISDIR(os.lstat(unit.path).st_mode):
+        if not stat.S_ISDIR(fs.lstat(unit.path).st_mode):
             return []
         entries = scan(unit.path).values()
     except (OSError, NotFound):  # an index that is missing, or a directory that has just gone
@@ -211,6 +230,6 @@ def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
                 if unit_at(entry.path) is not None:
                     nested.append(entry.path)
             except CheckpointError as error:
-                if not isinstance(error, NotFound) or os.path.lexists(entry.path):  # else it has just gone
+                if not isinstance(error, NotFound) or fs.lexists(entry.path):  # else it has just gone
                     walk.on_error(error)
     return nested

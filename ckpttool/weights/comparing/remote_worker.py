@@ -16,7 +16,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.io.children import Child, Lost
-from ckpttool.io.source import Source
+from ckpttool.io.source import Source, open_source
 from ckpttool.weights.comparing.elements import place_of
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 from ckpttool.weights.comparing.workers import (
@@ -112,7 +112,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
         path, identity = side["path"], tuple(side["identity"])
         source = sources.get((path, identity))
         if source is None:
-            source = sources[path, identity] = Source(path)
+            source = sources[path, identity] = open_source(path)
         if source.identity != identity:
             raise DamagedCheckpoint(path, "it was replaced while it was read")
         dtype = BY_NAME[side["dtype"]]

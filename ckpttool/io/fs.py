@@ -1,0 +1,136 @@
+"""Files and directories, asked about as in ``os`` and ``os.path``, where a path may also be a store's URL.
+
+What lies on this machine is answered by the system. What lies in a store is answered by ``stores``, which is
+imported only then: there are no links there, and a directory is what names of objects begin with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from ckpttool.core.errors import from_os_error
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether a path is the URL of something in a store."""
+    return "://" in path and _URL.match(path) is not None
+
+
+def stat(path: str, *, follow_symlinks: bool = True) -> os.stat_result:
+    """Return the status of a path; of an object, inode and device are made of its version and its store."""
+    if is_remote(path):
+        from ckpttool.io import stores
+
+        return stores.look_at(path).status
+    return os.stat(path, follow_symlinks=follow_symlinks)
+
+
+def lstat(path: str) -> os.stat_result:
+    return stat(path, follow_symlinks=False)
+
+
+def lexists(path: str) -> bool:
+    """Tell whether there is anything; of a store that doesn't answer, this raises a ``CheckpointError``."""
+    return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
+
+
+def exists(path: str) -> bool:
+    return _remote_kind(path) is not None if is_remote(path) else os.path.exists(path)
+
+
+def isfile(path: str) -> bool:
+    return _remote_kind(path) is False if is_remote(path) else os.path.isfile(path)
+
+
+def isdir(path: str) -> bool:
+    return _remote_kind(path) is True if is_remote(path) else os.path.isdir(path)
+
+
+def _remote_kind(path: str) -> bool | None:
+    """Tell whether a URL is that of a directory; None if there is nothing."""
+    from ckpttool.io import stores
+
+    try:
+        return stores.look_at(path).object is None
+    except FileNotFoundError:
+        return None
+    except OSError as error:  # "there is none" would be a verdict on a question that had no answer
+        raise from_os_error(error, path) from error
+
+
+def islink(path: str) -> bool:
+    return not is_remote(path) and os.path.islink(path)
+
+
+def getsize(path: str) -> int:
+    return stat(path).st_size
+
+
+def listdir(path: str) -> list[str]:
+    return [entry.name for entry in entries(path)] if is_remote(path) else os.listdir(path)
+
+
+def entries(path: str) -> list[os.DirEntry[str]]:
+    """Return what lies in a directory, in no order."""
+    if is_remote(path):
+        from ckpttool.io import stores
+
+        return stores.entries(path)
+    with os.scandir(path) as found:
+        return list(found)
+
+
+def dirname(path: str) -> str:
+    """Return the directory that a path lies in; that of a store itself, and of ``/``, is the same."""
+    above = os.path.dirname(path)
+    return path if is_remote(path) and not is_remote(above) else above
+
+
+def normpath(path: str) -> str:
+    """Return a path without ``.``, ``..`` and doubled slashes."""
+    if not is_remote(path):
+        return os.path.normpath(path)
+    scheme, _, rest = path.partition("://")
+    return f"{scheme}://{os.path.normpath(rest)}"
+
+
+def abspath(path: str) -> str:
+    return normpath(path) if is_remote(path) else os.path.abspath(path)
+
+
+def realpath(path: str) -> str:
+    return normpath(path) if is_remote(path) else os.path.realpath(path)
+
+
+def walk(
+    top: str, on_error: Callable[[OSError], object] = lambda error: None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each directory with the names of the directories and of the other entries in it, from above.
+
+    Links to directories are listed among these, and not followed. What is taken from the list of directories
+    is not entered. It is what ``os.walk`` yields, which recurses before Python 3.12.
+    """
+    pending = [top]
+    while pending:
+        directory = pending.pop()
+        subdirectories: list[str] = []
+        others: list[str] = []
+        links: set[str] = set()
+        try:
+            for entry in entries(directory):
+                try:
+                    is_directory = entry.is_dir()
+                except OSError:  # as os.walk has it: what can't be told is none
+                    is_directory = False
+                (subdirectories if is_directory else others).append(entry.name)
+                if entry.is_symlink():
+                    links.add(entry.name)
+        except OSError as error:
+            on_error(error)
+            continue
+        yield directory, subdirectories, others
+        pending += [os.path.join(directory, name) for name in reversed(subdirectories) if name not in links]
