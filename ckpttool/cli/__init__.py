@@ -43,8 +43,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
         from importlib.metadata import version
 
         print(f"ckpttool {version('ckpttool')}")
@@ -69,7 +69,8 @@ def _command() -> Callable[..., object]:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; whether stderr can be written has no say in it."""
-    with streams():
+    is_completing = os.environ.get("_CKPTTOOL_COMPLETE", "").startswith("complete_")
+    with streams(is_silent=is_completing):  # a shell would print it into what somebody types
         return _run(arguments)
 
 

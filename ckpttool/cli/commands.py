@@ -70,7 +70,7 @@ class Commands(TyperGroup):
         return {name: entry.summary for name, entry in COMMANDS.items()}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args[:2] == ["help", "--man"]:
+        if args[:2] == ["help", "--man"] and not ctx.resilient_parsing:
             self._write_manual(ctx, args[2:])
         elif args[:1] == ["help"]:
             args = [*args[1:2], "--help"]
@@ -106,6 +106,12 @@ class Commands(TyperGroup):
 
         write_closing(None, formatter)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        items = super().shell_complete(ctx, incomplete)
+        for item in items:
+            item.help = self.summaries.get(item.value, item.help)
+        return items
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _load_command(cmd_name) if cmd_name in COMMANDS else None
 
@@ -129,6 +135,11 @@ class Command(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # a shell that completes a line has no use for errors
+            self._require_sense(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _require_sense(self, ctx: Any, args: list[str]) -> None:
         given, _, order = self.make_parser(ctx).parse_args(args=[*args])
         for parameter in self.get_params(ctx):
             value = given.get(parameter.name or "") if parameter.param_type_name == "argument" else None
@@ -139,7 +150,20 @@ class Command(TyperCommand):
         for at, option in enumerate(rules):
             if option in rules[:at]:
                 raise UsageError(f"{option.opts[0]} was given twice (give it once)")
-        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from ckpttool.cli.completion import brief
+
+        items = super().shell_complete(ctx, incomplete)
+        for item in items:
+            item.help = brief(item.help or "")
+        return items
+
+    def complete_values(self, kind: str, ctx: Any, incomplete: str) -> list[tuple[str, str]]:
+        """Return what a shell completes for a value of a kind, and its meanings."""
+        from ckpttool.cli.completion import complete
+
+        return complete(kind, ctx, incomplete)
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with paged():  # of the help

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ckpttool.cli.options import completes
 from ckpttool.core.errors import UsageError
 from ckpttool.core.suggest import did_you_mean
 
@@ -14,7 +15,12 @@ from ckpttool.core.suggest import did_you_mean
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="[CODE]", show_default=False, help="A finding's code. [default: list all]"),
+        typer.Argument(
+            metavar="[CODE]",
+            show_default=False,
+            help="A finding's code. [default: list all]",
+            autocompletion=completes("finding"),
+        ),
     ] = None,
 ) -> int:
     """Explain a finding of verify: what it means, and what to do about it."""

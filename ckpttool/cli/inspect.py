@@ -39,7 +39,11 @@ Stats = Annotated[
 Field = Annotated[
     str | None,
     typer_option(
-        "--field", metavar="KEY", help="Print one value, such as training.epoch.", panel=OUTPUT_PANEL
+        "--field",
+        metavar="KEY",
+        help="Print one value, such as training.epoch.",
+        panel=OUTPUT_PANEL,
+        complete="field",
     ),
 ]
 
@@ -147,6 +151,14 @@ def _field(inspection: Inspection, key: str) -> str:
             hint = did_you_mean(key, _keys_in(document)) if key else ""
             raise UsageError(f"no field {key!r}; {hint or '--json shows all fields'}")
     return printable(value) if isinstance(value, str) else dumps(value)
+
+
+def fields_of(path: str) -> list[str]:
+    """Return the dotted keys of the values that ``--field`` prints of a checkpoint."""
+    from ckpttool.cli.render.json import inspect_document
+
+    (document,) = inspect_document([_inspect(path, None, False)])["checkpoints"]
+    return [*_keys_in(document)]
 
 
 def _keys_in(document: Mapping[str, Any], above: str = "") -> Iterator[str]:

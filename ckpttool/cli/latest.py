@@ -45,6 +45,7 @@ Best = Annotated[
     typer_option(
         "--best",
         metavar="METRIC",
+        complete="metric",
         help="Print the checkpoint with the best METRIC instead.",
         panel=SELECTION_PANEL,
     ),

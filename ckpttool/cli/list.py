@@ -53,6 +53,7 @@ Sort = Annotated[
     typer_option(
         "--sort",
         metavar="KEY",
+        complete="sort key",
         help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
         panel=OUTPUT_PANEL,
     ),
@@ -63,6 +64,7 @@ Best = Annotated[
     typer_option(
         *("--best", "--metric"),
         metavar="METRIC",
+        complete="metric",
         help="Mark the best of each series by this metric.",
         panel=OUTPUT_PANEL,
     ),

@@ -73,9 +73,22 @@ def path_argument(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help, readable=False, show_default=False, path_type=PathText)
 
 
-def typer_option(*flags: str, help: str, panel: str | None = None, **more: Any) -> Any:
+def typer_option(
+    *flags: str, help: str, panel: str | None = None, complete: str | None = None, **more: Any
+) -> Any:
     """Return an option as Typer has it; its default stands in the help only if it says so itself."""
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **{"show_default": False, **more})
+    more = {"show_default": False, "autocompletion": completes(complete), **more}
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
+
+
+def completes(kind: str | None) -> Any:
+    """Return what completes values of a kind, by the method of ``Command``."""
+
+    def values(ctx: typer.Context, incomplete: str) -> Any:
+        command: Any = ctx.command
+        return command.complete_values(kind, ctx, incomplete)
+
+    return None if kind is None else values
 
 
 Json = Annotated[bool, typer_option("--json", help="Print a JSON document.", panel=OUTPUT_PANEL)]
@@ -204,6 +217,7 @@ def _parameter(source: OptionsOf, name: str) -> inspect.Parameter:
         metavar=option.metavar,
         min=option.minimum,
         max=option.maximum,
+        complete=option.complete,
         show_default="[default:" not in help,
     )
     return inspect.Parameter(

@@ -132,10 +132,10 @@ class _Closed(io.TextIOBase):
 
 
 @contextmanager
-def streams() -> Iterator[None]:
-    """Let stderr be one that never fails, and stdout one that is there."""
+def streams(*, is_silent: bool = False) -> Iterator[None]:
+    """Let stderr be one that never fails, and loses everything if asked, and stdout one that is there."""
     out, err = sys.stdout, sys.stderr
-    said: Any = SafeStderr(err)
+    said: Any = SafeStderr(None if is_silent else err)
     answered: Any = CheckedStdout(_Closed() if out is None else out)
     sys.stdout, sys.stderr = answered, said
     try:

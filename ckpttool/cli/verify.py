@@ -34,6 +34,7 @@ Only = Annotated[
     typer_option(
         "--only",
         metavar="NAME,...",
+        complete="check",
         help="Run only these checks: structure, checksum, values, safety, manifest, load, predict.",
         panel=CHECK_PANEL,
     ),

@@ -35,6 +35,7 @@ class Option:
         minimum, maximum: Which numbers are taken.
         negation: Its name on the command line to say no, such as ``--no-recursive``.
         example: A value as a configuration has it, for an option without a default.
+        complete: The kind of values that a shell completes, of ``cli.completion``.
     """
 
     flags: tuple[str, ...]
@@ -47,6 +48,7 @@ class Option:
     maximum: int | None = None
     negation: str | None = None
     example: Any = None
+    complete: str | None = None
 
     @property
     def key(self) -> str:

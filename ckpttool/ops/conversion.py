@@ -39,6 +39,7 @@ class ConvertOptions:
     to: str | None = _conversion(
         "--to",
         metavar="FORMAT",
+        complete="format",
         help=f"Write this format: {_FORMATS}. [default: by DST's name]",
     )
     only: Literal["weights", "all"] = _conversion(

@@ -30,7 +30,7 @@ SortKey = Callable[[Entry], Any]
 """Tells what comes first, the least; None where nobody knows."""
 
 
-_ORDERS: Mapping[str, SortKey] = {
+ORDERS: Mapping[str, SortKey] = {
     "epoch": lambda entry: entry.epoch,
     "step": lambda entry: entry.step,
     "age": lambda entry: -entry.modified_ns,
@@ -388,9 +388,9 @@ def _sort_rows(
 
 def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
     """Return what checkpoints are sorted by, or None for the order in which they come."""
-    if sort is None or sort in _ORDERS:
-        return None if sort is None else _ORDERS[sort]
-    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
+    if sort is None or sort in ORDERS:
+        return None if sort is None else ORDERS[sort]
+    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(ORDERS)}; ")
     return lambda entry: entry.metric(sort)
 
 

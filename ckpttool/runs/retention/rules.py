@@ -352,6 +352,7 @@ class Policy:
         metavar="NAME",
         help="Compare by this metric for --keep-best, such as val_loss.",
         example="val_loss",
+        complete="metric",
     )
     mode: Mode | None = _rule(
         "--mode", help="Take the lowest or the highest value as the best. [default: by the name]"
