@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
+from tests.support.stores import Bucket, client_of, environment, new_bucket
 
 pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
@@ -49,6 +52,30 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Answer(status, *capsys.readouterr())
 
     return answer
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """Return the URL of a server that answers as Amazon S3 does."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Return an empty bucket, which ckpttool is led to by the environment."""
+    from ckpttool.io import stores
+
+    for name, value in environment(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    stores.forget()
+    return new_bucket(client_of(s3_endpoint))
 
 
 @pytest.fixture
