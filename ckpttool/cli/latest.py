@@ -73,7 +73,9 @@ AllowUnsafe = Annotated[
 MissingOk = Annotated[
     bool,
     typer_option(
-        "--missing-ok", help="If DIR doesn't exist, exit with 1, as if it were empty.", panel=EXECUTION_PANEL
+        "--missing-ok",
+        help="If there is no checkpoint yet, print nothing and exit with 0.",
+        panel=EXECUTION_PANEL,
     ),
 ]
 Wait = Annotated[
@@ -141,6 +143,10 @@ def latest(
     except BrokenPipeError:  # elsewhere that is 1, which means here that there is none
         discard(sys.stdout)
         return COULD_NOT
+    if found.entry is None and missing_ok and found.none_yet:
+        if not quiet:
+            _tell(f"{directory}: no checkpoint yet")
+        return 0
     if found.entry is None:
         say_error(found.reason or "")
     return int(found.entry is None)

@@ -270,7 +270,7 @@ def test_a_log_that_is_missing_says_nothing_of_checkpoints(run, series: Path, be
     answer = run("latest", series, *best, "--metrics", "lost.csv", "--json")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith("ckpttool: error: lost.csv: no such file or directory")
-    assert run("latest", series / "none", "--missing-ok", *best, "--metrics", "lost.csv").status == 1
+    assert run("latest", series / "none", "--missing-ok", *best, "--metrics", "lost.csv").status == 0
 
 
 @pytest.mark.parametrize("time", ["soon", "-1", "1.5", ""])
@@ -313,11 +313,24 @@ def test_a_path_that_is_one(run, series: Path, files: Path) -> None:
 def test_nothing_there(run, tmp_path: Path) -> None:
     assert run("latest", tmp_path) == (1, "", f"ckpttool: error: {tmp_path}: no checkpoint\n")
     missing = tmp_path / "missing"
-    told = f"ckpttool: error: {missing}: no such file or directory\n"
-    assert run("latest", missing, "--missing-ok") == (1, "", told)
+    for place in (tmp_path, missing):
+        assert run("latest", place, "--missing-ok") == (0, "", f"ckpttool: {place}: no checkpoint yet\n")
+        assert run("latest", place, "--missing-ok", "-q") == (0, "", "")
     hint = "--missing-ok takes that for a run without a checkpoint yet"
     told = f"ckpttool: error: {missing}: no such directory ({hint})\n"
     assert run("latest", missing) == run("latest", missing, "--json") == (2, "", told)
+
+
+def test_a_first_save_that_was_never_finished(run, series: Path) -> None:
+    first, *others = sorted(series.iterdir())
+    for path in others:
+        path.unlink()
+    first.write_bytes(first.read_bytes()[:900])
+    status, out, err = run("latest", series, "--missing-ok")
+    assert (status, out, err.splitlines()[-1]) == (0, "", "ckpttool: run: no checkpoint yet")
+    assert run("latest", series).status == 1
+    first.with_name("model_epoch_2.pth").write_bytes(b"PK\3\4" + bytes(40))
+    assert run("latest", series, "--missing-ok").status == 1
 
 
 def test_nothing_intact(run, series: Path) -> None:

@@ -42,6 +42,9 @@ NO_STEP = "its step is unknown"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
 """What is wrong with a checkpoint that its writer may still mend."""
 
+_UNFINISHED = frozenset({Code.INCOMPLETE, Code.BEING_WRITTEN})
+"""What is wrong with a save that was never finished."""
+
 _MAX_RIVALS = 3
 """More names than that nobody reads in one line."""
 
@@ -51,6 +54,7 @@ class Latest(Result):
     """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
 
     ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
+    ``none_yet`` tells that nothing is there but perhaps one unfinished save, as before a run's first job.
     """
 
     entry: Entry | None
@@ -61,6 +65,7 @@ class Latest(Result):
     waited: float = 0.0
     waited_for: tuple[str, ...] = ()
     best: str | None = None
+    none_yet: bool = False
 
     @property
     def summary(self) -> str:
@@ -243,7 +248,7 @@ class _Search:
     def look(self, surveyed: Survey | NotFound, *, reads: bool) -> _LookAnswer:
         """Return the answer, and what may become a better one."""
         if isinstance(surveyed, NotFound):
-            return _LookAnswer(Latest(None, f"{surveyed.path}: {surveyed.reason}"))
+            return _LookAnswer(Latest(None, f"{surveyed.path}: {surveyed.reason}", none_yet=True))
         query = self.query
         chosen, passed = self._choice(surveyed, reads=reads)
         known = {entry.path for entry, _ in passed}
@@ -257,8 +262,14 @@ class _Search:
             passed += unsound
             lacking = _newer_but_lacking(surveyed, chosen, query.before) if query.best is None else ()
             passed += [(entry, why) for entry, why in lacking if entry.path not in known]
+        saves = surveyed.entries
+        is_begun = [one.fault is not None and code_of(one.fault) in _UNFINISHED for one in saves] in (
+            [],
+            [True],
+        )
+        none_yet = is_begun and not surveyed.journals
         return _LookAnswer(
-            self._answer(surveyed, chosen, passed),
+            replace(self._answer(surveyed, chosen, passed), none_yet=none_yet),
             [save for save in unsettled if self._is_recent(save)],
             [save for save in unsettled if not self._is_recent(save)],
             _unreadable_paths(surveyed, passed),
