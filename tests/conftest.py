@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
-from tests.support.stores import Bucket, client_of, environment, new_bucket
+from tests.support.stores import Bucket, WebServer, client_of, environment, new_bucket, web_server
 
 pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
@@ -76,6 +76,16 @@ def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
         monkeypatch.setenv(name, value)
     stores.forget()
     return new_bucket(client_of(s3_endpoint))
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    """Return a server of files by ranges, of which nothing is remembered."""
+    from ckpttool.io import stores
+
+    stores.forget()
+    with web_server() as server:
+        yield server
 
 
 @pytest.fixture

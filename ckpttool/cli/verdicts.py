@@ -166,7 +166,9 @@ def _verify_each(
         try:
             has_gone |= not _verify(target, options, outcome, progress)
         except CheckpointError as error:
-            if target.is_named or (target.is_predicted and isinstance(error, MissingPackage)):
+            # That a store doesn't answer says nothing of what it holds.
+            is_no_verdict = target.is_named or fs.is_remote(target.path)
+            if is_no_verdict or (target.is_predicted and isinstance(error, MissingPackage)):
                 _fail(error, outcome)
             elif isinstance(target.unit, CheckpointError) or _unit_now(target.unit) is not None:
                 outcome.verifications.append(unreadable(error))

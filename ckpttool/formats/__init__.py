@@ -32,6 +32,7 @@ from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.traits import TRAITS, traits_of
+from ckpttool.io import fs
 
 _KINDS = {place: kinds.split() for row in TRAITS.values() for place, kinds in row.readers.items()}
 """Where each reader's class lies in this package, and the kinds of content that it may have."""
@@ -117,14 +118,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedCheckpoint: Its structure is wrong.
         CheckpointError: It can't be read.
     """
-    try:
-        return open_with(path, recognise)
-    except NotACheckpoint:
-        from ckpttool.formats.paddle.fluid_serial import only_serial
+    with fs.answers_below(os.path.dirname(os.fspath(path))):
+        try:
+            return open_with(path, recognise)
+        except NotACheckpoint:
+            from ckpttool.formats.paddle.fluid_serial import only_serial
 
-        if (serial := only_serial(os.fspath(path))) is None:
-            raise
-        return open_with(serial, recognise)
+            if (serial := only_serial(os.fspath(path))) is None:
+                raise
+            return open_with(serial, recognise)
 
 
 def recognise(probe: Probe) -> Format:

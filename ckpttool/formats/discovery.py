@@ -266,7 +266,7 @@ def names_indexed_above(directory: str) -> dict[str, str]:
     indexes: dict[str, str] = {}
     real = above = fs.realpath(directory)
     for _ in range(_LEVELS_ABOVE):
-        previous, above = above, os.path.dirname(above)
+        previous, above = above, fs.dirname(above)
         if above == previous:
             break
         try:

@@ -9,15 +9,26 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from ckpttool.core.errors import from_os_error
 
+HUB_KINDS = ("datasets", "spaces")
+"""What the path of a repository begins with in the Hugging Face Hub, unless it is a model's."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def is_remote(path: str) -> bool:
     """Tell whether a path is the URL of something in a store."""
     return "://" in path and _URL.match(path) is not None
+
+
+def store_root(url: str) -> str:
+    """Return the URL of the bucket, host or repository that a URL is in."""
+    scheme, _, rest = url.partition("://")
+    parts = rest.split("/")
+    count = 1 if scheme != "hf" else 3 if parts[0] in HUB_KINDS else 2
+    return f"{scheme}://{'/'.join(parts[:count])}"
 
 
 def stat(path: str, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -86,8 +97,19 @@ def entries(path: str) -> list[os.DirEntry[str]]:
 
 def dirname(path: str) -> str:
     """Return the directory that a path lies in; that of a store itself, and of ``/``, is the same."""
-    above = os.path.dirname(path)
-    return path if is_remote(path) and not is_remote(above) else above
+    if not is_remote(path):
+        return os.path.dirname(path)
+    root = store_root(path)
+    return root if len(path.rstrip("/")) <= len(root) else os.path.dirname(path)
+
+
+def answers_below(directory: str) -> AbstractContextManager[None]:
+    """Return a context that ends with an error if a store failed to answer of what is below a directory."""
+    if is_remote(directory):
+        from ckpttool.io import stores
+
+        return stores.answers_below(directory)
+    return nullcontext()
 
 
 def normpath(path: str) -> str:

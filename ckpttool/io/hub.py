@@ -16,11 +16,11 @@ from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ckpttool.core.errors import UsageError
+from ckpttool.io.fs import HUB_KINDS
 from ckpttool.io.stores import BucketStore, Listing, ObjectStatus, Replaced, Store
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_KINDS = ("datasets", "spaces")
 _MAX_ANSWER = 1 << 26
 _TIMEOUT_SECONDS = 30
 
@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS = 30
 def hub_store(rest: str) -> tuple[Store, str]:
     """Return the repository of what follows ``hf://``, and the path in it."""
     parts = rest.strip("/").split("/")
-    kind = parts.pop(0) if parts[0] in _KINDS else "models"
+    kind = parts.pop(0) if parts[0] in HUB_KINDS else "models"
     if len(parts) < 2:
         raise UsageError(f"hf://{rest}: expected hf://OWNER/NAME/PATH")
     owner, name, *path = parts

@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
+from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.io import stores
 from ckpttool.io.source import Source
 
@@ -27,7 +27,8 @@ MOST_APART = 1 << 16
 REQUESTS_AT_ONCE = 16
 MOST_PREFETCHED = 1 << 26
 
-_Key = tuple[int, int]
+_Object = tuple[str, str]
+"""A URL, and the version of what is there."""
 
 
 class _Windows:
@@ -35,46 +36,43 @@ class _Windows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_age: OrderedDict[_Key, bytes] = OrderedDict()
-        self._begins: dict[int, list[int]] = {}
+        self._by_age: OrderedDict[tuple[_Object, int], bytes] = OrderedDict()
+        self._begins: dict[_Object, list[int]] = {}
         self._nbytes = 0
 
-    def find(self, source: int, offset: int) -> tuple[int, bytes] | None:
+    def find(self, of: _Object, offset: int) -> tuple[int, bytes] | None:
         """Return where a window begins that holds a byte, and its bytes."""
         with self._lock:
-            for begin in self._begins.get(source, ()):
-                if begin <= offset < begin + len(data := self._by_age[source, begin]):
-                    self._by_age.move_to_end((source, begin))
+            for begin in self._begins.get(of, ()):
+                if begin <= offset < begin + len(data := self._by_age[of, begin]):
+                    self._by_age.move_to_end((of, begin))
                     return begin, data
         return None
 
-    def length_before(self, source: int, offset: int) -> int:
+    def length_before(self, of: _Object, offset: int) -> int:
         """Return how long the window is that ends at an offset; 0 where none does."""
         with self._lock:
             lengths = (
                 len(data)
-                for begin in self._begins.get(source, ())
-                if begin + len(data := self._by_age[source, begin]) == offset
+                for begin in self._begins.get(of, ())
+                if begin + len(data := self._by_age[of, begin]) == offset
             )
             return max(lengths, default=0)
 
-    def add(self, source: int, begin: int, data: bytes) -> None:
+    def add(self, of: _Object, begin: int, data: bytes) -> None:
         with self._lock:
-            if (known := self._by_age.pop((source, begin), None)) is not None:
+            if (known := self._by_age.pop((of, begin), None)) is not None:
                 self._nbytes -= len(known)
-                self._begins[source].remove(begin)
-            self._by_age[source, begin] = data
-            self._begins.setdefault(source, []).append(begin)
+                self._begins[of].remove(begin)
+            self._by_age[of, begin] = data
+            self._begins.setdefault(of, []).append(begin)
             self._nbytes += len(data)
             while self._nbytes > MAX_CACHED:
                 (owner, first), oldest = self._by_age.popitem(last=False)
                 self._begins[owner].remove(first)
+                if not self._begins[owner]:
+                    del self._begins[owner]
                 self._nbytes -= len(oldest)
-
-    def drop(self, source: int) -> None:
-        with self._lock:
-            for begin in self._begins.pop(source, ()):
-                self._nbytes -= len(self._by_age.pop((source, begin)))
 
 
 _windows = _Windows()
@@ -83,7 +81,7 @@ _windows = _Windows()
 class RemoteSource(Source):
     """An object in a store; all that is read is of the version that it had when it was opened."""
 
-    __slots__ = ("_name", "_object", "_store")
+    __slots__ = ("_key", "_name", "_object", "_store")
 
     def __init__(self, url: str) -> None:
         """Ask for the status of an object."""
@@ -97,13 +95,13 @@ class RemoteSource(Source):
             raise AccessDenied(url, "a directory in a store, not an object")
         self._store, self._name = stores.store_at(url)
         self._object = found
+        self._key = url, f"{found.version} {found.size} {found.modified_ns}"
         self.size = found.size
         self._identity = status.st_dev, status.st_ino
         self._is_closed = False
 
     def close(self) -> None:
         self._is_closed = True
-        _windows.drop(id(self))
 
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         if self._is_closed:
@@ -119,7 +117,7 @@ class RemoteSource(Source):
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Ask for ranges, each from an offset to another, before they are read; neighbours come together."""
         wanted = list(_joined(sorted(ranges), self.size))
-        missing = [one for one in wanted if _windows.find(id(self), one[0]) is None]
+        missing = [one for one in wanted if _windows.find(self._key, one[0]) is None]
         if len(missing) < 2 or sum(end - begin for begin, end in missing) > MOST_PREFETCHED:
             return
         from concurrent.futures import ThreadPoolExecutor
@@ -132,27 +130,26 @@ class RemoteSource(Source):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     def _window(self, offset: int, nbytes: int, where: str | None) -> tuple[int, bytes]:
-        known = _windows.find(id(self), offset)
+        known = _windows.find(self._key, offset)
         if known is not None:
             return known
-        before = _windows.length_before(id(self), offset)
+        before = _windows.length_before(self._key, offset)
         length = max(nbytes if nbytes <= LARGEST_WINDOW else LARGEST_WINDOW, FIRST_WINDOW, 2 * before)
         end = min(offset + min(length, LARGEST_WINDOW), self.size)
         return offset, self._fetch(offset, end, where)
 
     def _fetch(self, begin: int, end: int, where: str | None) -> bytes:
         try:
-            data = self._store.read(self._name, begin, end, self._object)
-        except stores.Replaced as error:
-            raise DamagedCheckpoint(self.path, error.strerror or "", where=where) from error
+            with stores.noted_failures(self.path):
+                data = self._store.read(self._name, begin, end, self._object)
+                if len(data) != end - begin:
+                    found = f"bytes {begin}..{end}: the store sent {len(data):,} bytes"
+                    raise OSError(errno.EIO, found, self.path)
         except OSError as error:
             failure = from_os_error(error, self.path)
             failure.where = where
             raise failure from error
-        if len(data) != end - begin:
-            found = f"the store sent {len(data):,} bytes of {begin}..{end}"
-            raise Truncated(self.path, found, expected=f"{end - begin:,}", where=where)
-        _windows.add(id(self), begin, data)
+        _windows.add(self._key, begin, data)
         return data
 
 

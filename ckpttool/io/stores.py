@@ -25,8 +25,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from ckpttool.core.errors import MissingPackage, UsageError
-from ckpttool.io.fs import normpath
+from ckpttool.core.errors import MissingPackage, UsageError, from_os_error
+from ckpttool.io.fs import normpath, store_root
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ObstoreStore
@@ -37,7 +37,7 @@ is read has the version that was seen."""
 MAX_REMEMBERED = 1_000_000
 _RETRIES = 5
 _RETRY_SECONDS = 60
-_TIMEOUT_SECONDS = 30
+_TIMEOUT_SECONDS, _CONNECT_SECONDS = 60, 10
 _OBSTORE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 _ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
@@ -133,14 +133,18 @@ _known: dict[str, tuple[float, Known | None]] = {}
 """When a store was asked what is at a URL, and what it said; None for nothing."""
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
 """When the directory at a URL was listed, and what lies in it."""
+_failures: list[tuple[str, OSError]] = []
+"""What the stores failed to answer, by URL."""
 _lock = threading.Lock()
 
 
 def forget() -> None:
-    """Ask the stores again from now on."""
+    """Ask the stores again from now on, where the environment says that they are."""
     with _lock:
         _known.clear()
         _listed.clear()
+        _failures.clear()
+    _store.cache_clear()
 
 
 def look_at(url: str) -> Known:
@@ -186,10 +190,40 @@ def entries(url: str) -> list[os.DirEntry[str]]:
     return cast("list[os.DirEntry[str]]", found)
 
 
+@contextmanager
+def noted_failures(url: str) -> Iterator[None]:
+    """Note that a store failed to answer a question about a URL."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        with _lock:
+            _failures.append((url, error))
+        raise
+
+
+@contextmanager
+def answers_below(directory: str) -> Iterator[None]:
+    """Raise at the end what a store failed to answer meanwhile of what is below a directory.
+
+    Readers take much of what can't be read for damage. That somebody else is out of order is none.
+    """
+    with _lock:
+        count = len(_failures)
+    try:
+        yield
+    finally:
+        with _lock:
+            failed = next((one for one in _failures[count:] if one[0].startswith(directory)), None)
+        if failed is not None:
+            raise from_os_error(failed[1], failed[0]) from failed[1]
+
+
 def _plain(url: str) -> str:
     """Return a URL in its one spelling."""
     plain = normpath(url) if "/." in url or "//" in url.partition("://")[2] else url.rstrip("/")
-    if _root_of(plain) != _root_of(url):
+    if store_root(plain) != store_root(url):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     return plain
 
@@ -211,16 +245,18 @@ def _ask(url: str) -> Known | None:
     store, name = store_at(url)
     if not name:
         return _directory(url)
-    try:
-        return _object(url, store.status(name))
-    except FileNotFoundError:
-        listing = store.listing(name)
-        return _directory(url) if listing.directories or listing.objects else None
+    with noted_failures(url):
+        try:
+            return _object(url, store.status(name))
+        except FileNotFoundError:
+            listing = store.listing(name)
+            return _directory(url) if listing.directories or listing.objects else None
 
 
 def _list(url: str) -> list[RemoteEntry]:
     store, name = store_at(url)
-    listing = store.listing(name)
+    with noted_failures(url):
+        listing = store.listing(name)
     if both := sorted(listing.directories & listing.objects.keys()):
         raise OSError(errno.ENOTSUP, f"{both[0]} is both an object and a directory", url)
     paths = {name: f"{url}/{name}" for name in (*listing.directories, *listing.objects)}
@@ -232,19 +268,14 @@ def _list(url: str) -> list[RemoteEntry]:
 def _object(url: str, found: ObjectStatus) -> Known:
     """Return an object with the status of a file, whose inode and device tell its version from others."""
     seconds = found.modified_ns / 1e9
-    row = (_FILE, _number(f"{url} {found.version}"), _number(_root_of(url)), 1, 0, 0, found.size)
+    row = (_FILE, _number(f"{url} {found.version}"), _number(store_root(url)), 1, 0, 0, found.size)
     times = {"st_mtime": seconds, "st_mtime_ns": found.modified_ns, "st_ctime_ns": found.modified_ns}
     return Known(os.stat_result((*row, int(seconds), int(seconds), int(seconds)), times), found)
 
 
 def _directory(url: str) -> Known:
-    row = (_DIRECTORY, _number(url), _number(_root_of(url)), 1, 0, 0, 0, 0, 0, 0)
+    row = (_DIRECTORY, _number(url), _number(store_root(url)), 1, 0, 0, 0, 0, 0, 0)
     return Known(os.stat_result(row, {"st_mtime": 0.0, "st_mtime_ns": 0, "st_ctime_ns": 0}), None)
-
-
-def _root_of(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 def _number(text: str) -> int:
@@ -356,6 +387,7 @@ def _obstore_store(root: str, headers: Mapping[str, str]) -> ObstoreStore:
         ) from error
     options: Any = {
         "timeout": timedelta(seconds=_TIMEOUT_SECONDS),
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
         "user_agent": "ckpttool",
         "default_headers": dict(headers),
     }
@@ -380,6 +412,7 @@ def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
     from obstore.exceptions import (
         BaseError,
         NotFoundError,
+        NotSupportedError,
         PermissionDeniedError,
         PreconditionError,
         UnauthenticatedError,
@@ -393,8 +426,11 @@ def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
     except PreconditionError as error:
         raise Replaced(url) from error
     except (PermissionDeniedError, UnauthenticatedError) as error:
-        reason = f"{place}the store refuses: {_answer(error)}"
+        reason = f"{place}{_answer(error)}"
         raise OSError(errno.EACCES, reason, url) from error
+    except NotSupportedError as error:
+        reason = f"{place}the server doesn't send parts of it (download it first)"
+        raise OSError(errno.ENOTSUP, reason, url) from error
     except (BaseError, ValueError) as error:
         raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
 
@@ -405,4 +441,6 @@ def _answer(error: Exception) -> str:
     if answer := _ANSWER.search(text):
         code = f" ({answer[2]})" if answer[2] else ""
         return f"the store answered {answer[1].strip()}{code}"
+    if "body error" in text:
+        return "the answer broke off"
     return " ".join(text.split())[:300] or type(error).__name__

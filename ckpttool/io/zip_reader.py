@@ -42,7 +42,7 @@ _MAX_COMMENT = 0xFFFF
 _SATURATED16 = 0xFFFF
 _ENCRYPTED, _PATCHED, _UTF8 = 0x0001, 0x0020, 0x0800
 _DESCRIPTOR_MAGIC = b"PK\x07\x08"
-_HAS_DESCRIPTOR = 0x0008
+_HAS_DESCRIPTOR, _LONGEST_DESCRIPTOR = 0x0008, 24
 _PADDING_EXTRA = 0x4246
 _HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
 _SMALL, _READ_AHEAD = 1 << 12, 1 << 16
@@ -104,6 +104,7 @@ class Archive:
     def members(self) -> tuple[Member, ...]:
         """Return all records in the order of the file, having compared every local header."""
         in_file_order = sorted(self._listed, key=lambda member: member.header)
+        self.source.prefetch(_header_ranges(in_file_order, self._directory.offset))
         return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
 
     @cached_property
@@ -303,6 +304,15 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
     return located
 
 
+def _header_ranges(members: Sequence[Member], end: int) -> Iterator[tuple[int, int]]:
+    """Yield where the headers and descriptors of records lie, and where their content begins."""
+    boundaries = [*(member.header for member in members), end][1:]
+    for member, boundary in zip(members, boundaries, strict=True):
+        length = _LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA
+        yield member.header, min(member.header + length, boundary)
+        yield max(boundary - _LONGEST_DESCRIPTOR, member.header), boundary
+
+
 class _HeaderReader:
     """Reads the headers of a zip's records; those of small neighbours all at once.
 
@@ -356,7 +366,7 @@ def _locate_member(source: _HeaderReader, member: Member, boundary: int, finding
     for contradiction in _header_differences(member, fields, data, name_len, length):
         findings.append(error("zip-headers-disagree", contradiction, member.name))
     tail = payload + member.stored
-    if boundary - tail > 24:
+    if boundary - tail > _LONGEST_DESCRIPTOR:
         findings.append(
             error("zip-gap", f"{boundary - tail:,} undeclared bytes follow the record", member.name)
         )

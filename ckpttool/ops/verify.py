@@ -66,6 +66,20 @@ def verify(
         CheckpointError: It can't be read at all.
     """
     unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
+    with fs.answers_below(os.path.dirname(name)):
+        return _verify(unit, name, only, strict, jobs, advance, prediction, ignores)
+
+
+def _verify(
+    unit: Unit | None,
+    name: str,
+    only: Collection[str],
+    strict: bool,
+    jobs: int | None,
+    advance: Advance | None,
+    prediction: PredictionRequest | None,
+    ignores: Sequence[Ignore],
+) -> Verification:
     format = unit.format if unit else None
     try:
         if format is None:

@@ -1,11 +1,17 @@
-"""A bucket on a server of this machine that answers as Amazon S3 does."""
+"""Servers of this machine: one that answers as Amazon S3 does, and one of files, which can misbehave."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _NUMBERS = count(1)
 
@@ -76,3 +82,105 @@ def client_of(endpoint: str) -> Any:
         aws_access_key_id="x",
         aws_secret_access_key="y",
     )
+
+
+class Asked(NamedTuple):
+    """A request that a server got."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+
+
+@dataclass
+class Answer:
+    """What a server is about to answer; ``sent`` is what really goes out of ``body``."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    sent: bytes | None = None
+
+
+@dataclass
+class WebServer:
+    """A server of files by ranges.
+
+    Attributes:
+        files: What it has, by path: bytes, or a file to read from.
+        misbehave: Changes an answer before it goes out; told which request it is, from 1.
+        requests: All that it was asked.
+        nbytes: How many bytes it has sent.
+    """
+
+    url: str = ""
+    files: dict[str, bytes | Path] = field(default_factory=dict)
+    misbehave: Callable[[int, Asked, Answer], None] = lambda number, asked, answer: None
+    requests: list[Asked] = field(default_factory=list)
+    nbytes: int = 0
+
+    def answer(self, asked: Asked) -> Answer:
+        """Return what is answered to a request."""
+        content = self.files.get(asked.path)
+        if content is None:
+            return Answer(404, {}, b"")
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        begin, end, status = 0, size, 200
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", asked.headers.get("range", "")):
+            begin, end, status = int(wanted[1]), min(int(wanted[2]) + 1, size), 206
+        head = content[:64] if isinstance(content, bytes) else str(content).encode()
+        headers = {"ETag": f'"{sha256(head).hexdigest()[:16]}-{size}"'}
+        headers["Last-Modified"] = "Wed, 21 Oct 2015 07:28:00 GMT"
+        if asked.headers.get("if-match", headers["ETag"]) != headers["ETag"]:
+            return Answer(412, {}, b"")
+        if status == 206:
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+        if asked.method == "HEAD":
+            return Answer(status, {**headers, "Content-Length": str(end - begin)}, b"")
+        if isinstance(content, bytes):
+            return Answer(status, headers, content[begin:end])
+        with content.open("rb") as file:
+            file.seek(begin)
+            return Answer(status, headers, file.read(end - begin))
+
+
+@contextmanager
+def web_server() -> Iterator[WebServer]:
+    """Run a server of files."""
+    served = WebServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()})
+            served.requests.append(asked)
+            answer = served.answer(asked)
+            served.misbehave(len(served.requests), asked, answer)
+            self.send_response(answer.status)
+            for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            body = answer.body if answer.sent is None else answer.sent
+            served.nbytes += len(body)
+            self.close_connection = answer.sent is not None
+            try:
+                self.wfile.write(body)
+            except OSError:  # whoever asked has seen enough
+                self.close_connection = True
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Keep silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

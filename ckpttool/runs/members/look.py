@@ -70,7 +70,7 @@ def _entry_from(
     unit: Unit, files: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
 ) -> Entry | None:
     try:
-        with opened() as checkpoint:
+        with fs.answers_below(os.path.dirname(unit.path)), opened() as checkpoint:
             return _sound_entry(unit, files, checkpoint, holds_others)
     except NotFound:
         return None

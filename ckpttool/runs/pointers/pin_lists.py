@@ -190,10 +190,10 @@ def lists_for(directory: str) -> list[str]:
 
 def _directories_above(directory: str) -> Iterator[str]:
     home = fs.realpath(os.path.expanduser("~"))
-    parent = os.path.dirname(directory)
+    parent = fs.dirname(directory)
     while directory not in (home, parent) and _device(directory) in (_device(parent), None):
         yield parent
-        directory, parent = parent, os.path.dirname(parent)
+        directory, parent = parent, fs.dirname(parent)
 
 
 def _device(directory: str) -> int | None:

@@ -46,7 +46,7 @@ class CheckpointIndex:
     def enclosing(self, path: str) -> Entry | None:
         """Return the checkpoint at a path in a directory without symlinks, or around it."""
         while path not in self.by_path:
-            above = os.path.dirname(path)
+            above = fs.dirname(path)
             if above == path:
                 return None
             path = above
@@ -140,7 +140,7 @@ def lies_nearby(target: str, directories: Sequence[str]) -> bool:
         return False
     above = fs.realpath(directories[0])
     for _ in range(count):
-        above = os.path.dirname(above)
+        above = fs.dirname(above)
         if exists(os.path.join(above, *parts[-count:])):
             return True
     return False

@@ -69,7 +69,7 @@ def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
                 known[fs.realpath(os.path.join(entry.directory, name))] = group, group_plan, entry
     real = fs.realpath(path)
     while real not in known:
-        above = os.path.dirname(real)
+        above = fs.dirname(real)
         if above == real:
             raise UsageError(f"{path} is none of the checkpoints that were looked at")
         real = above

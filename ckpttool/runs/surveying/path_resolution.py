@@ -94,9 +94,9 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
     """Return the checkpoint that another is a part of, as a Trainer's directory is around its weights."""
     directory = fs.abspath(unit.path)
     for level in range(_MOST_LEVELS):
-        directory = os.path.dirname(directory)
+        directory = fs.dirname(directory)
         try:
-            enclosing = unit_at(directory) if os.path.dirname(directory) != directory else None
+            enclosing = unit_at(directory) if fs.dirname(directory) != directory else None
         except AccessDenied:
             if level == 0:
                 raise

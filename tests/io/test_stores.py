@@ -1,0 +1,343 @@
+"""Checkpoints in stores: answers as from the disk, few requests, and no verdict without an answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpttool import CheckpointError, NotFound, UsageError, latest, list_checkpoints, open_checkpoint, verify
+from ckpttool.io import stores
+from ckpttool.testing import described
+from tests.support.commands import Run
+from tests.support.stores import Answer, Asked, Bucket, WebServer
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
+TRUTHS = sorted(FILES.glob("*/*.expected.json"))
+FIXTURES = [path for truth in TRUTHS if (path := Path(str(truth).removesuffix(".expected.json"))).exists()]
+MB = 1_000_000
+
+
+# The contract -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_fixture_is_the_same_in_a_store(s3: Bucket, path: Path, tmp_path: Path) -> None:
+    """Tensors, values and verdicts are those of the file, damaged or not."""
+    place = tmp_path / "here"
+    place.mkdir()
+    copy = place / path.name
+    damaged = tmp_path / "damaged" / path.name
+    for target in (copy, damaged):
+        target.parent.mkdir(exist_ok=True)
+        for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
+            own = target / file.relative_to(path) if path.is_dir() else target
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.write_bytes(file.read_bytes())
+    flip_a_bit(damaged)
+    for one in (copy, damaged):
+        s3.upload(one, f"{one.parent.name}/{one.name}")
+        there = verdict_on(s3.url(f"{one.parent.name}/{one.name}")).replace(s3.url(one.parent.name), "PLACE")
+        assert there == verdict_on(str(one)).replace(str(one.parent), "PLACE")
+    if not verdict_on(str(copy)).startswith("{"):
+        return  # it is a part of something else
+    with open_checkpoint(s3.url(f"here/{path.name}")) as checkpoint, open_checkpoint(str(copy)) as local:
+        assert described(checkpoint) == described(local)
+        assert [tensor.extent and tensor.extent.offset for tensor in checkpoint.tensors] == [
+            tensor.extent and tensor.extent.offset for tensor in local.tensors
+        ]
+        contents = [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in local.tensors if tensor.values]
+        assert contents == [
+            hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in checkpoint.tensors if tensor.values
+        ]
+
+
+def verdict_on(path: str) -> str:
+    """Return the document about what is at a path, or why there is none."""
+    try:
+        return json.dumps(verify(path).to_dict())
+    except CheckpointError as failure:
+        return str(failure)
+
+
+def flip_a_bit(path: Path) -> None:
+    """Flip a bit of the largest file, at a place that the name decides."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    largest = max(files, key=lambda file: (file.stat().st_size, file.name))
+    data = bytearray(largest.read_bytes())
+    if data:
+        data[random.Random(path.name).randrange(len(data))] ^= 4
+        largest.write_bytes(data)
+
+
+def test_commands_take_urls(s3: Bucket, run: Run, tmp_path: Path) -> None:
+    s3.upload(FILES / "series", "run")
+    run_url = s3.url("run")
+    assert run("latest", run_url) == (0, f"{run_url}/model_epoch_10.pth\n", "")
+    assert run("verify", run_url).out.splitlines()[-1] == "10 checkpoints: 10 valid"
+    assert run("inspect", run_url, "--field", "training.epoch").out == "10\n"
+    assert [line.split("\t")[0] for line in run("list", run_url).out.splitlines()] == [
+        f"{run_url}/model_epoch_{number}.pth" for number in range(1, 11)
+    ]
+    assert run("list", s3.url(), "-q").status == 0
+    local = tmp_path / "ten.safetensors"
+    assert run("convert", f"{run_url}/model_epoch_10.pth", local).status == 0
+    assert run("diff", f"{run_url}/model_epoch_10.pth", FILES / "series" / "model_epoch_10.pth").status == 0
+    assert run("diff", run_url, "--json").status == 1
+
+
+def test_nothing_there(s3: Bucket, run: Run) -> None:
+    s3.put("a/b.txt", b"text")
+    for url in (s3.url("none"), s3.url("a/none.pth"), "s3://no-such-bucket/x"):
+        assert run("inspect", url).status == 2
+        with pytest.raises(CheckpointError):
+            open_checkpoint(url)
+    assert run("latest", s3.url("none")).status == 2
+    assert run("latest", s3.url("none"), "--missing-ok") == (
+        0,
+        "",
+        f"ckpttool: {s3.url('none')}: no checkpoint yet\n",
+    )
+
+
+def test_an_object_and_a_directory_of_one_name(s3: Bucket) -> None:
+    s3.put("run/x", b"1")
+    s3.put("run/x/y", b"2")
+    with pytest.raises(CheckpointError, match="x is both an object and a directory"):
+        list_checkpoints(s3.url("run"))
+
+
+# Requests ---------------------------------------------------------------------------------------------
+
+
+def large_safetensors(path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [1 << 26], "data_offsets": [0, 1 << 28]}
+    header: dict[str, Any] = {"w0": entry}
+    for number in range(1, 4):
+        header[f"w{number}"] = {**entry, "data_offsets": [number << 28, (number + 1) << 28]}
+    text = json.dumps(header).encode()
+    text = text.ljust(1032)  # a length whose first byte begins no pickle
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + (1 << 30))
+
+
+def large_npz(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(4):
+            with archive.open(f"w{number}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.zeros(1 << 20, np.float32))
+
+
+def large_torch(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({f"w{number}": torch.zeros(1 << 20) for number in range(4)}, path)
+
+
+@pytest.mark.parametrize(
+    "write, name",
+    [(large_safetensors, "m.safetensors"), (large_npz, "m.npz"), (large_torch, "m.pth")],
+    ids=["safetensors", "npz", "pytorch"],
+)
+def test_structure_takes_few_requests(
+    web: WebServer, tmp_path: Path, write: Callable[[Path], None], name: str
+) -> None:
+    write(tmp_path / name)
+    web.files[f"/{name}"] = tmp_path / name
+    with open_checkpoint(f"{web.url}/{name}") as checkpoint:
+        assert len(checkpoint.tensors) == 4
+    assert len(web.requests) < 10
+    assert web.nbytes < MB
+
+
+def test_a_directory_is_listed_once(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.upload(FILES / "series", "run")
+    asked: list[str] = []
+    statuses: list[str] = []
+    status = stores.BucketStore.status
+    listing = stores.BucketStore.listing
+
+    def counting(self: stores.BucketStore, prefix: str) -> stores.Listing:
+        asked.append(prefix)
+        return listing(self, prefix)
+
+    def asking(self: stores.BucketStore, name: str) -> stores.ObjectStatus:
+        statuses.append(name)
+        return status(self, name)
+
+    monkeypatch.setattr(stores.BucketStore, "listing", counting)
+    monkeypatch.setattr(
+        stores.BucketStore, "status", lambda self, name: statuses.append(name) or status(self, name)
+    )
+    assert len(list_checkpoints(s3.url("run") + "/").checkpoints) == 10
+    assert asked.count("run") <= 2  # whether it is a directory, and what lies in it
+    assert {name for name in statuses if name != "run"} == set()
+
+
+# Servers that misbehave -------------------------------------------------------------------------------
+
+
+def ignore_ranges(number: int, asked: Asked, answer: Answer) -> None:
+    if answer.status == 206:
+        answer.status = 200
+        answer.headers.pop("Content-Range")
+
+
+def lie_about_length(number: int, asked: Asked, answer: Answer) -> None:
+    if answer.status == 206:
+        answer.headers["Content-Range"] += "0"
+
+
+def break_off(number: int, asked: Asked, answer: Answer) -> None:
+    if asked.method == "GET":
+        answer.sent = answer.body[: len(answer.body) // 2]
+
+
+def change(number: int, asked: Asked, answer: Answer) -> None:
+    if asked.method == "GET" and number > 2:
+        answer.headers["ETag"] = '"another"'
+
+
+def refuse(status: int, first: int) -> Callable[[int, Asked, Answer], None]:
+    def misbehave(number: int, asked: Asked, answer: Answer) -> None:
+        if asked.method == "GET" and number >= first:
+            answer.status, answer.body, answer.headers = status, b"", {}
+
+    return misbehave
+
+
+@pytest.mark.parametrize(
+    "misbehave, message",
+    [
+        (ignore_ranges, r"bytes 0\.\.\d+: the server doesn't send parts of it"),
+        (lie_about_length, "it was replaced while it was read"),
+        (break_off, r"bytes 0\.\.\d+: the answer broke off"),
+        (change, "it was replaced while it was read"),
+        (refuse(403, 1), r"bytes 0\.\.\d+: the store answered 403 Forbidden"),
+        (refuse(404, 1), "no such file or directory"),
+        (refuse(416, 1), "the store answered 416"),
+        (refuse(500, 1), "the store answered 500"),
+        (refuse(503, 1), "the store answered 503 Service Unavailable"),
+        (refuse(403, 3), r"bytes \d+\.\.\d+: the store answered 403 Forbidden"),
+        (refuse(503, 3), r"bytes \d+\.\.\d+: the store answered 503 Service Unavailable"),
+    ],
+)
+def test_no_verdict_without_an_answer(
+    web: WebServer, run: Run, tmp_path: Path, misbehave: Callable[[int, Asked, Answer], None], message: str
+) -> None:
+    """What is read first tells what it is; whatever fails later is an error, too, and no damage."""
+    large_npz(tmp_path / "m.npz")
+    web.files["/m.npz"] = (tmp_path / "m.npz").read_bytes()
+    web.misbehave = misbehave
+    url = f"{web.url}/m.npz"
+    with pytest.raises(CheckpointError, match=f"(?i){message}") as caught:
+        verify(url)
+    assert str(caught.value).startswith(url)
+    stores.forget()
+    web.requests.clear()
+    status, out, err = run("verify", url)
+    assert (status, "INVALID" in out) == (2, False)
+    assert url in err
+    assert len(web.requests) < 200
+
+
+def test_what_is_below_a_directory_that_does_not_answer(
+    s3: Bucket, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.upload(FILES / "series", "run")
+    read = stores.BucketStore.read_range
+
+    def failing(self: stores.BucketStore, name: str, *rest: Any) -> Any:
+        if name.endswith("_3.pth"):
+            raise OSError(5, "the store answered 503")
+        return read(self, name, *rest)
+
+    monkeypatch.setattr(stores.BucketStore, "read_range", failing)
+    status, out, err = run("verify", s3.url("run"))
+    assert (status, "INVALID" in out) == (2, False)
+    assert f"{s3.url('run/model_epoch_3.pth')}: the store answered 503" in err
+
+
+# Addresses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:secret@example.invalid/m.pth",
+        "s3://secret@bucket/m.pth",
+        "https://example.invalid/m.pth?token=secret",
+        "https://example.invalid/m.pth#secret",
+    ],
+)
+def test_secrets_in_an_address_are_refused_and_not_shown(run: Run, url: str) -> None:
+    status, out, err = run("inspect", url)
+    assert (status, out) == (2, "")
+    assert "secret" not in err
+    with pytest.raises(UsageError):
+        open_checkpoint(url)
+
+
+def test_a_token_goes_to_no_other_host(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub redirects to where its files are; with the user's token only as long as it is the hub."""
+    from tests.support.stores import web_server
+
+    monkeypatch.setenv("HF_ENDPOINT", web.url)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    data = (FILES / "safetensors" / "dtypes.safetensors").read_bytes()
+    commit = "a" * 40
+    answers = {
+        "/api/models/me/m/revision/main": {"sha": commit},
+        f"/api/models/me/m/tree/{commit}": [
+            {"type": "file", "path": "m.safetensors", "size": len(data), "oid": "1" * 40}
+        ],
+    }
+    for path, answer in answers.items():
+        web.files[path] = json.dumps(answer).encode()
+    stored = f"/me/m/resolve/{commit}/m.safetensors"
+    with web_server() as other:
+        other.files["/blob"] = data
+        web.files[stored] = data
+
+        def redirect(number: int, asked: Asked, answer: Answer) -> None:
+            if asked.path == stored:
+                answer.status, answer.body = 302, b""
+                answer.headers = {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/blob"}
+
+        web.misbehave = redirect
+        with (
+            open_checkpoint("hf://me/m/m.safetensors") as checkpoint,
+            open_checkpoint(str(FILES / "safetensors" / "dtypes.safetensors")) as local,
+        ):
+            assert described(checkpoint) == described(local)
+        assert latest("hf://me/m").path == "hf://me/m/m.safetensors"
+        assert other.requests
+        assert all("authorization" not in asked.headers for asked in other.requests)
+    assert all(asked.headers["authorization"] == "Bearer secret" for asked in web.requests)
+
+
+def test_other_protocols_by_fsspec(run: Run) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    files = fsspec.filesystem("memory")
+    for path in (FILES / "series").iterdir():
+        files.pipe_file(f"/run/{path.name}", path.read_bytes())
+    try:
+        assert run("latest", "memory://run") == (0, "memory://run/model_epoch_10.pth\n", "")
+        assert verify("memory://run/model_epoch_1.pth").is_valid
+        with pytest.raises(NotFound):
+            open_checkpoint("memory://run/none.pth")
+    finally:
+        files.rm("/run", recursive=True)
+
+
+def test_an_unknown_protocol(run: Run) -> None:
+    status, _, err = run("inspect", "nonsense://x/y.pth")
+    assert status == 2
+    assert err.startswith("ckpttool: error: nonsense://x")
