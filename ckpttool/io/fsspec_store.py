@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from ckpttool.core.errors import MissingPackage, UsageError
+from ckpttool.core.errors import CheckpointError, MissingPackage, UsageError
+from ckpttool.io.atomic import OWN_PREFIX
 from ckpttool.io.stores import Listing, ObjectStatus, Replaced, Store
 
 
@@ -58,6 +59,29 @@ class FsspecStore(Store):
             raise Replaced(url)
         return data
 
+    def write(
+        self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
+    ) -> ObjectStatus:
+        """Make a file beside, and give it its name in the end: few of these file systems know conditions."""
+        url, directory = f"{self.root}/{name}", os.path.dirname(self._path(name))
+        temporary = os.path.join(directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
+        with _as_os_errors(url):
+            self._files.makedirs(directory, exist_ok=True)
+            try:
+                with self._files.open(temporary, "wb") as file:
+                    for block in blocks:
+                        file.write(block)
+                self.require_replaceable(name, replaces)
+                self._files.mv(temporary, self._path(name))
+            except BaseException:
+                with suppress(OSError):
+                    self._files.rm_file(temporary)
+                raise
+        found = self.status(name)
+        if found.size != size:
+            raise Replaced(url)
+        return found
+
     def _info(self, name: str) -> Mapping[str, Any]:
         with _as_os_errors(f"{self.root}/{name}"):
             self._files.invalidate_cache()
@@ -82,7 +106,7 @@ def _as_os_errors(url: str) -> Iterator[None]:
     """Raise what the many kinds of file systems say as errors of one."""
     try:
         yield
-    except OSError:
+    except (OSError, CheckpointError):
         raise
     except Exception as error:  # each of fsspec's file systems has errors of its own
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}", url) from error

@@ -11,8 +11,8 @@ import errno
 import io
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.io import stores
@@ -26,6 +26,7 @@ MOST_APART = 1 << 16
 """Ranges so many bytes apart come with one request: to ask again takes longer than to receive them."""
 REQUESTS_AT_ONCE = 16
 MOST_PREFETCHED = 1 << 26
+BLOCKS_AT_ONCE = 4
 
 _Object = tuple[str, str]
 """A URL, and the version of what is there."""
@@ -100,6 +101,11 @@ class RemoteSource(Source):
         self._identity = status.st_dev, status.st_ino
         self._is_closed = False
 
+    @property
+    def version(self) -> str:
+        """Return what the store calls the version that is read."""
+        return self._object.version
+
     def close(self) -> None:
         self._is_closed = True
 
@@ -126,6 +132,24 @@ class RemoteSource(Source):
             for _ in threads.map(lambda one: self._fetch(one[0], one[1], None), missing):
                 pass
 
+    def in_blocks(self, nbytes: int) -> Iterator[bytes]:
+        """Yield all bytes in their order, so many at a time; the next ones are on their way meanwhile."""
+        from concurrent.futures import Future, ThreadPoolExecutor
+
+        coming: deque[Future[bytes]] = deque()
+        with ThreadPoolExecutor(BLOCKS_AT_ONCE) as threads:
+            try:
+                for begin in range(0, self.size, nbytes):
+                    end = min(begin + nbytes, self.size)
+                    coming.append(threads.submit(self._request, begin, end, None))
+                    if len(coming) == BLOCKS_AT_ONCE:
+                        yield coming.popleft().result()
+                while coming:
+                    yield coming.popleft().result()
+            finally:
+                for future in coming:
+                    future.cancel()
+
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -139,6 +163,11 @@ class RemoteSource(Source):
         return offset, self._fetch(offset, end, where)
 
     def _fetch(self, begin: int, end: int, where: str | None) -> bytes:
+        data = self._request(begin, end, where)
+        _windows.add(self._key, begin, data)
+        return data
+
+    def _request(self, begin: int, end: int, where: str | None) -> bytes:
         try:
             with stores.noted_failures(self.path):
                 data = self._store.read(self._name, begin, end, self._object)
@@ -149,7 +178,6 @@ class RemoteSource(Source):
             failure = from_os_error(error, self.path)
             failure.where = where
             raise failure from error
-        _windows.add(self._key, begin, data)
         return data
 
 

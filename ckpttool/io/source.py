@@ -11,7 +11,7 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, ClassVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
@@ -116,6 +116,11 @@ class Source(Readable):
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Say which ranges, each from an offset to another, will be read soon: a store takes them at once."""
+
+    def in_blocks(self, nbytes: int) -> Iterator[bytes]:
+        """Yield all bytes in their order, so many at a time."""
+        for begin in range(0, self.size, nbytes):
+            yield self.read(begin, min(nbytes, self.size - begin))
 
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         """Have the kernel copy bytes of this file from ``offset`` to the offset ``to`` of another."""

@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -38,6 +38,10 @@ MAX_REMEMBERED = 1_000_000
 _RETRIES = 5
 _RETRY_SECONDS = 60
 _TIMEOUT_SECONDS, _CONNECT_SECONDS = 60, 10
+_LEAST_PART = 1 << 24
+_MOST_PARTS = 10_000
+"""As many parts may an object of S3 have."""
+PARTS_AT_ONCE = 6
 _OBSTORE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 _ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
@@ -89,6 +93,34 @@ class Store(ABC):
         Raises:
             Replaced: It is another one now.
         """
+
+    def write(
+        self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
+    ) -> ObjectStatus:
+        """Make an object of so many bytes, all of it or nothing, and return what it is.
+
+        Args:
+            name: Its name.
+            blocks: Its bytes; if that raises, nothing was written.
+            size: How many they are.
+            replaces: What it takes the place of; None if nothing may be there.
+
+        Raises:
+            FileExistsError: Something is there.
+            Replaced: What it was to replace is another now, or gone.
+        """
+        raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{name}")
+
+    def require_replaceable(self, name: str, replaces: ObjectStatus | None) -> None:
+        """Require that at a name there is what may be replaced, or nothing; see ``write``."""
+        try:
+            found = self.status(name)
+        except FileNotFoundError:
+            found = None
+        if replaces is None and found is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"{self.root}/{name}")
+        if replaces is not None and (found is None or not found.matches(replaces)):
+            raise Replaced(f"{self.root}/{name}")
 
 
 class Replaced(OSError):
@@ -145,6 +177,16 @@ def forget() -> None:
         _listed.clear()
         _failures.clear()
     _store.cache_clear()
+
+
+def forget_at(url: str) -> None:
+    """Ask again what is at a URL, and in the directories above it: it was written or removed."""
+    url = _plain(url)
+    with _lock:
+        while url:
+            _known.pop(url, None)
+            _listed.pop(url, None)
+            url = "" if url == store_root(url) else os.path.dirname(url)
 
 
 def look_at(url: str) -> Known:
@@ -361,6 +403,37 @@ class BucketStore(Store):
             raise Replaced(f"{self.root}/{name}")
         return data
 
+    def write(
+        self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
+    ) -> ObjectStatus:
+        import obstore
+
+        url, part = f"{self.root}/{name}", part_size(size)
+        with _as_os_errors(url):
+            if size <= part:
+                data = b"".join(blocks)
+                mode: Any = "create" if replaces is None else self._update_of(name, replaces)
+                answer = obstore.put(self._store, name, data, mode=mode, use_multipart=False)
+            else:  # obstore has no condition for what comes in parts: so there is a look just before the end
+                parts = _from_a_thread(self._guarded(blocks, name, replaces))
+                options: Any = {"chunk_size": part, "max_concurrency": PARTS_AT_ONCE}
+                answer = obstore.put(self._store, name, parts, use_multipart=True, **options)
+        found = self.status(name)
+        if found.size != size or (answer["e_tag"] and answer["e_tag"] != found.version):
+            raise Replaced(url)
+        return found
+
+    def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
+        """Return the condition that an object is the one that is to be replaced."""
+        found: Mapping[str, Any] = self._store.head(name)
+        if not _object_status(found).matches(replaces):
+            raise Replaced(f"{self.root}/{name}")
+        return {key: found[key] for key in ("e_tag", "version") if found.get(key)}
+
+    def _guarded(self, blocks: Iterable[bytes], name: str, replaces: ObjectStatus | None) -> Iterator[bytes]:
+        yield from blocks
+        self.require_replaceable(name, replaces)
+
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
         """Return bytes of an object, and what it is now; ``Replaced`` if that isn't the version."""
         with _as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
@@ -371,8 +444,27 @@ class BucketStore(Store):
             return _object_status(answer.meta), bytes(answer.bytes())
 
 
+def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks that are made in a thread: in the one from which obstore takes them, it can't be asked."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    iterator = iter(blocks)
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, iterator, None)
+        while (block := coming.result()) is not None:
+            coming = thread.submit(next, iterator, None)
+            yield block
+
+
+def part_size(size: int) -> int:
+    """Return how many bytes each part has of an object that is written, the last one perhaps fewer."""
+    return max(_LEAST_PART, -(-size // _MOST_PARTS))
+
+
 class WebStore(BucketStore):
     """A web server: its files can be read, and not listed."""
+
+    write = Store.write
 
     def listing(self, prefix: str) -> Listing:
         return Listing(frozenset(), {})
@@ -410,6 +502,7 @@ def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
 def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
     """Raise what obstore says as a file system would."""
     from obstore.exceptions import (
+        AlreadyExistsError,
         BaseError,
         NotFoundError,
         NotSupportedError,
@@ -423,6 +516,8 @@ def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
         yield
     except (FileNotFoundError, NotFoundError) as error:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url) from error
+    except (FileExistsError, AlreadyExistsError) as error:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url) from error
     except PreconditionError as error:
         raise Replaced(url) from error
     except (PermissionDeniedError, UnauthenticatedError) as error:
