@@ -70,20 +70,20 @@ def s3_endpoint() -> Iterator[str]:
 @pytest.fixture
 def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Return an empty bucket, which ckpttool is led to by the environment."""
-    from ckpttool.io import stores
+    from ckpttool.io import remote
 
     for name, value in environment(s3_endpoint).items():
         monkeypatch.setenv(name, value)
-    stores.forget()
+    remote.forget()
     return new_bucket(client_of(s3_endpoint))
 
 
 @pytest.fixture
 def web() -> Iterator[WebServer]:
     """Return a server of files by ranges, of which nothing is remembered."""
-    from ckpttool.io import stores
+    from ckpttool.io import remote
 
-    stores.forget()
+    remote.forget()
     with web_server() as server:
         yield server
 

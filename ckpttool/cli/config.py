@@ -17,7 +17,7 @@ from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError, from_os_error
 from ckpttool.core.options import options_of
 from ckpttool.core.suggest import closest
-from ckpttool.io.source import open_regular
+from ckpttool.io import fs
 from ckpttool.io.toml import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
@@ -110,7 +110,7 @@ def _directories_of_repository(start: str) -> list[str]:
 
 def _first_bytes(path: str) -> bytes:
     try:
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             return file.read(MAX_BYTES)
     except OSError:
         return b""
@@ -184,7 +184,7 @@ def _parse(path: str, data: bytes) -> Mapping[str, Any]:
 def _read_bytes(path: str, *, is_named: bool) -> bytes:
     try:
         link = os.lstat(path)
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             status = os.fstat(file.fileno())
             if status.st_size > MAX_BYTES:
                 raise UsageError(f"{path}: not a configuration (a file of at most {MAX_BYTES:,} bytes)")

@@ -12,8 +12,8 @@ from ckpttool.cli.options import typer_option
 from ckpttool.cli.output import say
 from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
 from ckpttool.core.options import REPORT_PANEL
+from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
-from ckpttool.io.source import open_regular
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError
@@ -211,7 +211,7 @@ def _is_text(head: bytes) -> bool:
 def _bytes(path: str, start: int, count: int) -> bytes:
     """Return bytes of a file, counted from its end where ``start`` is negative."""
     try:
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size + start) if start < 0 else start)
             return file.read(count)

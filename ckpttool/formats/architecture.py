@@ -141,11 +141,11 @@ def _from_hub_config(checkpoint: Checkpoint) -> Architecture:
 
 def _small_json(path: str) -> Mapping[str, Any]:
     """Return the object in a file; an empty one if it isn't there, isn't valid or isn't small."""
+    from ckpttool.io import fs
     from ckpttool.io.jsontext import parse_json
-    from ckpttool.io.source import open_regular
 
     try:
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             text = file.read(_MAX_CONFIG_BYTES + 1)
         content = parse_json(path, text, "config") if len(text) <= _MAX_CONFIG_BYTES else None
     except (OSError, CheckpointError):

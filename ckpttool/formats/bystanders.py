@@ -18,7 +18,6 @@ from ckpttool.formats.interface import Probe, scan
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
 from ckpttool.io import fs
 from ckpttool.io.pickle_detection import has_torch_magic, is_pickle
-from ckpttool.io.source import open_source
 
 MAX_FILES = 20_000
 """The most files of a directory that are looked at, those in its directories included."""
@@ -133,7 +132,7 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
     if not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX)):
         return True
     try:
-        with open_source(entry.path) as source:
+        with fs.open_source(entry.path) as source:
             head = source.read(0, min(_HEAD_BYTES, source.size))
         if head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT):
             return True
@@ -141,7 +140,7 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
             return True
         if not may_begin_pickle(head):
             return False
-        with open_source(entry.path) as source:
+        with fs.open_source(entry.path) as source:
             return has_torch_magic(head) or is_pickle(source, 0, source.size)
     except CheckpointError as failure:
         return not isinstance(failure, NotFound)

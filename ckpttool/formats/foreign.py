@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Probe
 from ckpttool.io import fs
-from ckpttool.io.source import open_source
 
 
 class Foreign(NamedTuple):
@@ -79,7 +78,7 @@ def _is_paddle_distributed(probe: Probe) -> bool:
     names = [name for name in probe.entries if name.endswith(".distcp") and not name.startswith("__")]
     for name in names[:1]:
         try:
-            with open_source(probe.entries[name].path) as source:
+            with fs.open_source(probe.entries[name].path) as source:
                 return source.read(0, min(1, source.size)) == b"\x80"
         except CheckpointError:
             return False

@@ -28,7 +28,6 @@ from ckpttool.formats.torch.rank_files import FSDP
 from ckpttool.formats.torch.rank_set import fsdp_units
 from ckpttool.io import fs
 from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.source import open_source
 
 _CONFIGS = ("config.json", "adapter_config.json")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
@@ -153,7 +152,7 @@ def _stem(name: str) -> str:
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
     """Return the object in a JSON file; ``what`` it is goes into errors and their codes."""
     path = os.path.join(directory, name)
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         if source.size > MAX_HEADER:
             raise LimitExceeded(path, f"{source.size:,} bytes of JSON", expected=f"at most {MAX_HEADER:,}")
         parsed = parse_json(path, source.read(0, source.size), what, constants=True, surrogates=True)

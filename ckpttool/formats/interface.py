@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.io import fs
-from ckpttool.io.source import Source, open_source
+from ckpttool.io.source import Source
 from ckpttool.io.sstable import begins_with_empty_key
 from ckpttool.io.zip_reader import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
@@ -74,7 +74,7 @@ class Probe:
         Raises:
             NotFound, AccessDenied: It can't be opened.
         """
-        return open_source(self._file)
+        return fs.open_source(self._file)
 
     @cached_property
     def head(self) -> bytes:
@@ -252,7 +252,7 @@ class _BlockedLink:
     is_dir = is_file
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return fs.stat(self.path, follow_symlinks=follow_symlinks)
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
 
 
 def group_names(

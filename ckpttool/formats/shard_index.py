@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
 from ckpttool.core.report import Finding, error
 from ckpttool.formats.interface import HEAD_BYTES, natural
+from ckpttool.io import fs
 from ckpttool.io.jsontext import Doubled, parse_json
-from ckpttool.io.source import open_source
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
 INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")
@@ -63,7 +63,7 @@ class WeightMap(NamedTuple):
 
 def read_weight_map(path: str) -> WeightMap:
     """Return what an index file maps to what."""
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         if source.size > MAX_INDEX:
             raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
         data = source.read(0, source.size)
@@ -133,7 +133,7 @@ def indexes(directory: str, entries: Entries) -> dict[str, str]:
     for name, entry in entries.items():
         if INDEX.fullmatch(name) and entry.is_file():
             head = b""
-            with suppress(CheckpointError), open_source(os.path.join(directory, name)) as source:
+            with suppress(CheckpointError), fs.open_source(os.path.join(directory, name)) as source:
                 head = source.read(0, min(HEAD_BYTES, source.size))
             if kind := kind_of(name, head) or _kind_by_name(name):
                 kinds[name] = kind

@@ -6,42 +6,29 @@ imported only then: there are no links there, and a directory is what names of o
 
 from __future__ import annotations
 
+import io
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import BinaryIO
 
 from ckpttool.core.errors import from_os_error
-
-HUB_KINDS = ("datasets", "spaces")
-"""What the path of a repository begins with in the Hugging Face Hub, unless it is a model's."""
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-
-
-def is_remote(path: str) -> bool:
-    """Tell whether a path is the URL of something in a store."""
-    return "://" in path and _URL.match(path) is not None
+from ckpttool.io.source import Source, regular_descriptor
+from ckpttool.io.urls import is_remote as is_remote
+from ckpttool.io.urls import plain_url, store_root
 
 
-def store_root(url: str) -> str:
-    """Return the URL of the bucket, host or repository that a URL is in."""
-    scheme, _, rest = url.partition("://")
-    parts = rest.split("/")
-    count = 1 if scheme != "hf" else 3 if parts[0] in HUB_KINDS else 2
-    return f"{scheme}://{'/'.join(parts[:count])}"
-
-
-def stat(path: str, *, follow_symlinks: bool = True) -> os.stat_result:
+def stat(path: str) -> os.stat_result:
     """Return the status of a path; of an object, inode and device are made of its version and its store."""
     if is_remote(path):
-        from ckpttool.io import stores
+        from ckpttool.io import remote
 
-        return stores.look_at(path).status
-    return os.stat(path, follow_symlinks=follow_symlinks)
+        return remote.look_at(path).status
+    return os.stat(path)
 
 
 def lstat(path: str) -> os.stat_result:
-    return stat(path, follow_symlinks=False)
+    return stat(path) if is_remote(path) else os.lstat(path)
 
 
 def lexists(path: str) -> bool:
@@ -63,10 +50,10 @@ def isdir(path: str) -> bool:
 
 def _remote_kind(path: str) -> bool | None:
     """Tell whether a URL is that of a directory; None if there is nothing."""
-    from ckpttool.io import stores
+    from ckpttool.io import remote
 
     try:
-        return stores.look_at(path).object is None
+        return remote.look_at(path).object is None
     except FileNotFoundError:
         return None
     except OSError as error:  # "there is none" would be a verdict on a question that had no answer
@@ -88,9 +75,9 @@ def listdir(path: str) -> list[str]:
 def entries(path: str) -> list[os.DirEntry[str]]:
     """Return what lies in a directory, in no order."""
     if is_remote(path):
-        from ckpttool.io import stores
+        from ckpttool.io import remote
 
-        return stores.entries(path)
+        return remote.entries(path)
     with os.scandir(path) as found:
         return list(found)
 
@@ -106,18 +93,15 @@ def dirname(path: str) -> str:
 def answers_below(directory: str) -> AbstractContextManager[None]:
     """Return a context that ends with an error if a store failed to answer of what is below a directory."""
     if is_remote(directory):
-        from ckpttool.io import stores
+        from ckpttool.io import remote
 
-        return stores.answers_below(directory)
+        return remote.answers_below(directory)
     return nullcontext()
 
 
 def normpath(path: str) -> str:
     """Return a path without ``.``, ``..`` and doubled slashes."""
-    if not is_remote(path):
-        return os.path.normpath(path)
-    scheme, _, rest = path.partition("://")
-    return f"{scheme}://{os.path.normpath(rest)}"
+    return plain_url(path) if is_remote(path) else os.path.normpath(path)
 
 
 def abspath(path: str) -> str:
@@ -126,6 +110,27 @@ def abspath(path: str) -> str:
 
 def realpath(path: str) -> str:
     return normpath(path) if is_remote(path) else os.path.realpath(path)
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a file, or an object if the path is the URL of one."""
+    name = os.fspath(path)
+    if is_remote(name):
+        from ckpttool.io.remote_source import RemoteSource
+
+        return RemoteSource(name)
+    return Source(name)
+
+
+def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
+    """Return a regular file, opened to be read as bytes; raises what ``regular_descriptor`` does."""
+    name = os.fspath(path)
+    if is_remote(name):
+        from ckpttool.io.remote_source import RemoteFile, RemoteSource
+
+        return io.BufferedReader(RemoteFile(RemoteSource(name)))
+    # Python's own opening would say of a directory that it is one.
+    return open(regular_descriptor(name), "rb", buffering=buffering)
 
 
 def walk(

@@ -19,7 +19,6 @@ from ckpttool.core.gather import copy
 from ckpttool.core.readable import swap_bytes
 from ckpttool.io import fs
 from ckpttool.io.h5worker import WORKER, Crashed
-from ckpttool.io.source import open_source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +75,7 @@ class Location:
             raise DamagedCheckpoint(self.path, death, where=self.where, code="hdf5-crashed")
         is_remote = fs.is_remote(self.path)
         request = {"op": op, "number": self.number, "path": fs.abspath(self.path), "offset": self.offset}
-        source = open_source(self.path) if is_remote and self.inline is None else None
+        source = fs.open_source(self.path) if is_remote and self.inline is None else None
         with WORKER.lock:
             loads = WORKER.ready(self.path) != self.loaded_in and self.inline is not None
             request |= {"size": self.size, "inline": loads, "relayed": source is not None, **more}

@@ -16,8 +16,8 @@ from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ckpttool.core.errors import UsageError
-from ckpttool.io.fs import HUB_KINDS
 from ckpttool.io.stores import BucketStore, Listing, ObjectStatus, Replaced, Store
+from ckpttool.io.urls import HUB_KINDS
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

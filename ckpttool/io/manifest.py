@@ -15,7 +15,7 @@ from functools import cached_property
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error
-from ckpttool.io.source import open_source
+from ckpttool.io import fs
 
 MAX_BYTES = 1 << 23
 """The most bytes of a manifest that are read; 50,000 files have fewer."""
@@ -87,7 +87,7 @@ def read_manifest(path: str, *, of: str | None = None) -> Manifest:
     """
     name = os.path.basename(path)
     try:
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             if source.size > MAX_BYTES:
                 message = f"{source.size:,} bytes (at most {MAX_BYTES:,})"
                 return Manifest(path, malformed=(error("manifest-malformed", message, name),))

@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
 from ckpttool.core.errors import AccessDenied, from_os_error
-from ckpttool.io import stores
+from ckpttool.io import remote
 from ckpttool.io.source import Source
 
 FIRST_WINDOW = 1 << 16
@@ -89,12 +89,12 @@ class RemoteSource(Source):
         self._is_closed = True
         self.path = url
         try:
-            status, found = stores.look_at(url)
+            status, found = remote.look_at(url)
         except OSError as error:
             raise from_os_error(error, url) from error
         if found is None:
             raise AccessDenied(url, "a directory in a store, not an object")
-        self._store, self._name = stores.store_at(url)
+        self._store, self._name = remote.store_at(url)
         self._object = found
         self._key = url, f"{found.version} {found.size} {found.modified_ns}"
         self.size = found.size
@@ -169,7 +169,7 @@ class RemoteSource(Source):
 
     def _request(self, begin: int, end: int, where: str | None) -> bytes:
         try:
-            with stores.noted_failures(self.path):
+            with remote.noted_failures(self.path):
                 data = self._store.read(self._name, begin, end, self._object)
                 if len(data) != end - begin:
                     found = f"bytes {begin}..{end}: the store sent {len(data):,} bytes"

@@ -7,16 +7,14 @@ process, and counts every touched page as memory.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.core.readable import Readable
-from ckpttool.io.fs import is_remote
 
 MAX_OPEN = 64
 """The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
@@ -200,15 +198,6 @@ class Part(Source):
         self._whole.copy_to(descriptor, self.base + offset, to, nbytes)
 
 
-def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a file, or an object if the path is the URL of one."""
-    if is_remote(name := os.fspath(path)):
-        from ckpttool.io.remote_source import RemoteSource
-
-        return RemoteSource(name)
-    return Source(name)
-
-
 class NotRegular(OSError):
     """It is a pipe, a device, a socket or a directory."""
 
@@ -229,13 +218,3 @@ def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = 
         os.close(descriptor)
         raise
     return descriptor
-
-
-def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
-    """Return a regular file, opened to be read as bytes; raises what ``regular_descriptor`` does."""
-    if is_remote(os.fspath(path)):
-        from ckpttool.io.remote_source import RemoteFile, RemoteSource
-
-        return io.BufferedReader(RemoteFile(RemoteSource(os.fspath(path))))
-    # Python's own opening would say of a directory that it is one.
-    return open(regular_descriptor(os.fspath(path)), "rb", buffering=buffering)

@@ -13,8 +13,8 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.readable import aligned_buffer
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
+from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import open_source
 from ckpttool.io.work import Advance, in_order, no_advance
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def digests_of_files(
 
 
 def _blocks_of_file(path: str) -> Iterator[memoryview]:
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
         for start in range(0, source.size, _BLOCK_BYTES):
             block = buffer[: min(_BLOCK_BYTES, source.size - start)]
@@ -124,7 +124,7 @@ def dumps_digests(
 
 def read_digests(path: str) -> Digests:
     """Return what a document says."""
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         if source.size > MAX_BYTES:
             raise DamagedCheckpoint(path, f"{source.size:,} bytes", expected=f"at most {MAX_BYTES:,}")
         document = parse_json(path, source.read(0, source.size), "manifest", surrogates=True)

@@ -15,7 +15,6 @@ from ckpttool.formats.opening import open_unit
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.manifest import Line, dumps_manifest, read_manifest
-from ckpttool.io.source import open_source
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
@@ -160,7 +159,7 @@ def _text_difference(path: str, text: bytes) -> str | None:
     if not fs.lexists(path):
         return None
     try:
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             is_same = source.size == len(text) and source.read(0, source.size) == text
     except CheckpointError as failure:
         return f"can't be read: {failure.reason}"

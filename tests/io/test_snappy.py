@@ -90,5 +90,9 @@ def test_changed_bytes_are_read_as_the_library_reads_them(data: bytes, drawn: st
     packed = bytearray(cramjam.snappy.compress_raw(data))
     for _ in range(drawn.draw(st.integers(1, 3))):
         packed[drawn.draw(st.integers(0, len(packed) - 1))] = drawn.draw(st.integers(0, 255))
-    if decompressed_size(b"%b\0" % bytes(packed)) < 1 << 20:  # the library makes room for what is said
+    try:
+        size = decompressed_size(b"%b\0" % bytes(packed))
+    except ValueError:  # the size itself is damaged
+        size = 0
+    if size < 1 << 20:  # the library makes room for what is said
         assert decompressed(bytes(packed)) == expected(bytes(packed))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckpttool import CheckpointError, NotFound, UsageError, latest, list_checkpoints, open_checkpoint, verify
-from ckpttool.io import stores
+from ckpttool.io import remote, stores
 from ckpttool.testing import described
 from tests.support.commands import Run
 from tests.support.stores import Answer, Asked, Bucket, WebServer
@@ -240,7 +240,7 @@ def test_no_verdict_without_an_answer(
     with pytest.raises(CheckpointError, match=f"(?i){message}") as caught:
         verify(url)
     assert str(caught.value).startswith(url)
-    stores.forget()
+    remote.forget()
     web.requests.clear()
     status, out, err = run("verify", url)
     assert (status, "INVALID" in out) == (2, False)

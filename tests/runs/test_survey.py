@@ -111,7 +111,11 @@ def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: py
     def interrupted(found: object) -> list[look_workers.Entry | None]:
         raise KeyboardInterrupt
 
+    def lost(self: children.Child, batch: object) -> None:
+        raise children.Lost("a child that would be quicker than what is interrupted")
+
     monkeypatch.setattr(children.subprocess, "Popen", Found)
+    monkeypatch.setattr(children.Child, "ask", lost)
     monkeypatch.setattr(look_workers, "_look_at_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         survey(tree)

@@ -17,7 +17,6 @@ from ckpttool.formats.hdf5.plain import Hdf5, apply_hdf5_sidecar, is_hdf5, opene
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.io import fs
 from ckpttool.io.h5worker import WORKER
-from ckpttool.io.source import open_source
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import OpenedHdf5
@@ -97,7 +96,7 @@ def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
     from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 
     try:
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             if source.size > MAX_CONFIG:
                 raise LimitExceeded(path, f"{source.size:,} bytes", expected=f"at most {MAX_CONFIG:,}")
             yield from judge(read_config(path, source.read(0, source.size)), _CONFIG)

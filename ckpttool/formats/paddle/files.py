@@ -26,7 +26,6 @@ from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.io import fs
 from ckpttool.io.lodtensor import read_file, starts_like_stream
 from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.source import open_source
 
 PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
 INFORMATION = ".pdiparams.info"
@@ -94,7 +93,7 @@ def _is_program(entry: os.DirEntry[str]) -> bool:
     if not fs.isfile(entry.path):
         return False
     try:
-        with open_source(entry.path) as source:
+        with fs.open_source(entry.path) as source:
             return _begins_program(source.read(0, min(HEAD_BYTES, source.size)))
     except CheckpointError:
         return False
@@ -126,7 +125,7 @@ def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program
     if not parts.is_inside(entry):
         return
     if program is None:
-        with open_source(entry.path) as source:
+        with fs.open_source(entry.path) as source:
             try:
                 rows = read_file(source).rows
             except DamagedCheckpoint:

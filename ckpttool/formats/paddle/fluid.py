@@ -47,7 +47,6 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
 from ckpttool.formats.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
 from ckpttool.io import fs
-from ckpttool.io.source import open_source
 
 _RATE = "learning_rate_0"
 
@@ -86,7 +85,7 @@ def kind_of(path: str, entries: Entries) -> str | None:
     model = entries.get(MODEL)
     if model is not None and fs.isfile(model.path):
         try:
-            with open_source(model.path) as source:
+            with fs.open_source(model.path) as source:
                 head = source.read(0, min(64, source.size))
         except CheckpointError:
             return None

@@ -20,7 +20,7 @@ from ckpttool.formats.opening import Opening
 from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
-from ckpttool.io.source import Source, open_source
+from ckpttool.io.source import Source
 
 MODEL = "__model__"
 MARKER = "_SUCCESS"
@@ -101,7 +101,7 @@ class FluidParts(Opening):
 
     def source(self, entry: os.DirEntry[str]) -> Source:
         """Return a file of the checkpoint."""
-        source = open_source(entry.path)
+        source = fs.open_source(entry.path)
         self.opened.callback(source.close)
         self.files.append(FileEntry(entry.path, source.size))
         return source
@@ -213,7 +213,7 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
     if entry.is_symlink():
         return None
     try:
-        with open_source(entry.path) as source:
+        with fs.open_source(entry.path) as source:
             if source.read(0, min(4, source.size)).strip(b"\0"):
                 return False
             return starts_like_stream(source) or None

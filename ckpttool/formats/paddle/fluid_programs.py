@@ -24,8 +24,8 @@ from ckpttool.formats.paddle.fluid_parts import (
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
+from ckpttool.io import fs
 from ckpttool.io.lodtensor import Stream, lod_fault, read_all
-from ckpttool.io.source import open_source
 
 COMBINED = "__params__"
 
@@ -88,7 +88,7 @@ def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry
     if names and others[0].name not in names:
         return others[0]
     try:
-        with open_source(others[0].path) as source:
+        with fs.open_source(others[0].path) as source:
             holds_several = len(list(islice(read_all(source), 2))) > 1
     except DamagedCheckpoint:
         return None

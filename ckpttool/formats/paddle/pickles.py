@@ -24,9 +24,9 @@ from ckpttool.formats.content.tree import mark_none
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
+from ckpttool.io import fs
 from ckpttool.io.pickle_nodes import Call
 from ckpttool.io.pickle_safety import read_pickles
-from ckpttool.io.source import open_source
 
 NAMES = "StructuredToParameterName@@"
 _SCHEDULER = "LR_Scheduler"
@@ -114,7 +114,7 @@ def _parameter_names(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def names_in(path: str) -> dict[Path, str]:
     """Return the names that Paddle made up for the tensors of one pickle, which stand beside each of them."""
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         (root, *_) = (pickle.root for pickle in read_pickles(source, 0, source.size).pickles)
         names: dict[Path, str] = {}
         pending: list[tuple[Path, object]] = [((), root)]

@@ -42,7 +42,6 @@ from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.io import fs
-from ckpttool.io.source import open_source
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""
@@ -72,7 +71,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         found = "a model in chunks, which only TensorFlow reads"
         raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
     path = os.path.join(directory, file)
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         model = read_model(text_message(source) if file == TEXT else message_in(source))
     if not model.graphs:
         found = f"{fs.getsize(path):,} bytes without a meta graph"
@@ -121,7 +120,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         if not fs.isfile(sidecar) or not is_inside(sidecar, directory):
             return checkpoint
         try:
-            with open_source(sidecar) as source:
+            with fs.open_source(sidecar) as source:
                 data = source.read(0, source.size)
         except CheckpointError as failure:
             checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
@@ -170,7 +169,7 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
             yield name, f"<{file.nbytes:,} bytes of a file that was not read>"
             continue
         left -= file.nbytes
-        with open_source(file.path) as source:
+        with fs.open_source(file.path) as source:
             yield name, describe_content(source.size, crc32(source.read(0, source.size)))
 
 
@@ -191,7 +190,7 @@ def _other_spans(directory: str) -> Iterator[Span]:
 
 
 def _read_into(path: str, offset: int, buffer: memoryview) -> None:
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         source.read_into(offset, buffer)
 
 

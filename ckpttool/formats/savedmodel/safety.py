@@ -19,8 +19,8 @@ from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.variables import KERAS_METADATA
 from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import open_source
 
 _PRINT = "PrintV2"
 _OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
@@ -110,7 +110,7 @@ def _body_name(function: str) -> str:
 
 def judge_keras(path: str) -> Iterator[Finding]:
     """Yield what the layers in a ``keras_metadata.pb`` would run."""
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         for number, _, node in message_in(source).fields():
             parts = {at: part for at, _, part in node.fields()} if number == 1 else {}
             if 5 in parts:

@@ -23,7 +23,6 @@ from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.io import fs
 from ckpttool.io.farmhash import fingerprint64
 from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import open_source
 
 if TYPE_CHECKING:
     from ckpttool.formats.keras.kinds import Orders
@@ -194,7 +193,7 @@ def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
     described = {}
     try:
         require_inside(path, directory)
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             for number, _, node in message_in(source).fields():
                 fields = {at: (value, part) for at, value, part in node.fields()} if number == 1 else {}
                 if 5 in fields:
@@ -238,7 +237,7 @@ def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]
     fingerprint: dict[str, object] = {"uuid": None, "checkpoint_hash": None}
     try:
         require_inside(path, directory)
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             for number, value, part in message_in(source).fields():
                 if number == 5:
                     fingerprint["checkpoint_hash"] = f"{value or part.unsigned():016x}"
@@ -254,7 +253,7 @@ def fingerprint_findings(fingerprint: Fingerprint | None, index: str) -> Iterato
     stated = fingerprint["checkpoint_hash"] if fingerprint else None
     if stated is None:
         return
-    with open_source(index) as source:
+    with fs.open_source(index) as source:
         if source.size > _MAX_HASHED:
             message = f"the fingerprint of {source.size:,} bytes was not computed; up to {_MAX_HASHED:,} are"
             yield note("fingerprint-skipped", message, INDEX)

@@ -11,7 +11,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
 from ckpttool.io import fs
-from ckpttool.io.source import Source, open_regular, open_source
+from ckpttool.io.source import Source
 from ckpttool.io.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
 
 INDEX, META = ".index", ".meta"
@@ -40,7 +40,7 @@ def shard_name(prefix: str, shard: int, shards: int) -> str:
 def is_table(path: str) -> bool:
     """Return from its end whether a file is a table, and from its start whether it is one of TensorFlow's."""
     try:
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             return is_table_source(source)
     except CheckpointError:
         return False
@@ -148,7 +148,7 @@ def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
 def is_remnant(path: str, *, is_listed: bool = False) -> bool:
     """Return whether a file may be what is left of a table; only one that is listed may begin in any way."""
     try:
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             head = file.read(_HEAD)
     except OSError:
         return is_listed

@@ -56,7 +56,7 @@ from ckpttool.formats.tensorflow.values import (
 )
 from ckpttool.io import fs
 from ckpttool.io.crc import crc32c
-from ckpttool.io.source import Source, open_source
+from ckpttool.io.source import Source
 from ckpttool.io.sstable import FOOTER_BYTES, Table
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -204,7 +204,7 @@ class Bundle(Opening):
 
     def read_index(self) -> dict[bytes, BundleEntry]:
         """Return all entries by key; slices too."""
-        with open_source(self.path) as source:
+        with fs.open_source(self.path) as source:
             if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
                 raise NotDownloaded(
                     self.path, "a Git LFS pointer, not the file", expected="run 'git lfs pull'"
@@ -231,7 +231,7 @@ class Bundle(Opening):
         for shard in range(self.header.shards):
             path = shard_name(self.prefix, shard, self.header.shards)
             try:
-                self.sources[shard] = self.opened.enter_context(open_source(path))
+                self.sources[shard] = self.opened.enter_context(fs.open_source(path))
             except NotFound:
                 missing.append(os.path.basename(path))
         for name in missing[:MOST_NAMED]:

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 
 from ckpttool.io import fs
-from ckpttool.io.source import open_regular
 
 NAME = "checkpoint"
 
@@ -54,7 +53,7 @@ def read_state(path: str) -> CheckpointState | None:
     """
     if not fs.isfile(path):
         return None
-    with open_regular(path) as file:
+    with fs.open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)
     if b"model_checkpoint_path" not in data or b"\0" in data:
         return None

@@ -42,7 +42,7 @@ from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.formats.tensorflow.values import TensorSlice, require_tiling, sliced_values
 from ckpttool.io import fs
 from ckpttool.io.protobuf import BYTES, VARINT, fields, varint
-from ckpttool.io.source import Source, open_source
+from ckpttool.io.source import Source
 from ckpttool.io.sstable import Table
 
 MAX_VARINTS = 1 << 26
@@ -207,7 +207,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
         files: The tables: one, or the shards that there are.
     """
     with ExitStack() as opened:
-        sources = [opened.enter_context(open_source(file)) for file in files]
+        sources = [opened.enter_context(fs.open_source(file)) for file in files]
         findings = tuple(_missing_shards(path, files))
         tables = {Table(source): source for source in sources}
         listed = _join_tables(list(tables))

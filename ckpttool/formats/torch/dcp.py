@@ -42,7 +42,7 @@ from ckpttool.formats.torch.dcp_metadata import (
 )
 from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
-from ckpttool.io.source import Source, open_source
+from ckpttool.io.source import Source
 
 METADATA = ".metadata"
 EXTRA = "meta.pt"
@@ -70,7 +70,7 @@ class TorchDcp(Format):
             return True
         for entry in _metadata_files(probe.entries).values():
             try:
-                with open_source(entry.path) as source:
+                with fs.open_source(entry.path) as source:
                     if _MODULE in source.read(0, min(source.size, 4096)):
                         return True
             except CheckpointError:
@@ -192,10 +192,10 @@ class _DcpDirectory:
             parts.safety.append(warning("not-scanned", message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
-            self.sources[name] = self._parts.opened.enter_context(open_source(entry.path))
+            self.sources[name] = self._parts.opened.enter_context(fs.open_source(entry.path))
         sidecar = self._probe.entries.get(ENTRY)
         if sidecar is not None and sidecar.is_file(follow_symlinks=False):
-            self.sources[ENTRY] = self._parts.opened.enter_context(open_source(sidecar.path))
+            self.sources[ENTRY] = self._parts.opened.enter_context(fs.open_source(sidecar.path))
         parts.findings += metadata.findings
         parts.safety += metadata.safety
         # Items that were compressed or encrypted when they were written are not read.
@@ -237,7 +237,7 @@ class _DcpDirectory:
         elif not fs.isfile(path):
             self._parts.fault("part-damaged", "not a regular file", name)
         else:
-            file = self._files[name] = _DataFile(self._parts.opened.enter_context(open_source(path)))
+            file = self._files[name] = _DataFile(self._parts.opened.enter_context(fs.open_source(path)))
             return file
         self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
         return None
@@ -419,5 +419,5 @@ def _megatron_config(entries: Mapping[str, os.DirEntry[str]]) -> bytes:
     entry = entries.get(MEGATRON_CONFIG)
     if entry is None or not entry.is_file():
         return b""
-    with open_source(entry.path) as source:
+    with fs.open_source(entry.path) as source:
         return bytes(source.read(0, min(source.size, _MAX_CONFIG)))

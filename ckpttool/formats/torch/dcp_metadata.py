@@ -19,9 +19,9 @@ from ckpttool.core.tensor import Path
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import sizes, torch_dtype
+from ckpttool.io import fs
 from ckpttool.io.pickle_nodes import Call
 from ckpttool.io.pickle_safety import attach_safety, read_pickles
-from ckpttool.io.source import open_source
 
 MAX_ITEMS = 1_000_000
 """The most chunks and values that one checkpoint may consist of."""
@@ -87,7 +87,7 @@ class Metadata:
 
     def add(self, path: str, name: str) -> None:
         """Read one file."""
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             judged = read_pickles(source, 0, source.size)
             with attach_safety(judged.safety):
                 _MetadataReader(self, path, name).run(judged.pickles[0].root)

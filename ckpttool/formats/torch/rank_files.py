@@ -21,7 +21,6 @@ from typing import NamedTuple
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import RANKED, Probe, natural, ranked_paths
 from ckpttool.io import fs
-from ckpttool.io.source import open_source
 
 METADATA = "metadata.pkl"
 FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")
@@ -112,7 +111,7 @@ def files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
 
 def has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
     try:
-        with open_source(path) as source:
+        with fs.open_source(path) as source:
             length = min(source.size, _SEARCHED)
             ends = source.read(0, length) + source.read(source.size - length, length)
     except CheckpointError:  # whoever opens it says why

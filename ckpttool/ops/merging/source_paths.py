@@ -25,7 +25,6 @@ from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.rank_files import parse_rank_file
 from ckpttool.formats.torch.rank_set import RankFiles
 from ckpttool.io import fs
-from ckpttool.io.source import open_regular
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)
@@ -165,7 +164,7 @@ def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
     try:
         if max(first.stat().st_size, other.stat().st_size) > _MAX_TEXT:
             return False
-        with open_regular(first.path) as one, open_regular(other.path) as two:
+        with fs.open_regular(first.path) as one, fs.open_regular(other.path) as two:
             return one.read() == two.read()
     except OSError as error:
         raise from_os_error(error, other.path) from error

@@ -13,7 +13,7 @@ from itertools import pairwise
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.step_directory import own_count_inside
-from ckpttool.io.source import open_regular
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import CONTRADICTION_SECONDS, Group, has_order
 from ckpttool.runs.members.runs import has_run_setting, has_run_setting_after_count
@@ -196,7 +196,7 @@ def _samples(entry: Entry) -> bytes | None:
     if file is None:
         return None
     try:
-        with open_regular(os.path.join(entry.directory, file.path)) as stream:
+        with fs.open_regular(os.path.join(entry.directory, file.path)) as stream:
             samples = []
             for part in range(_SAMPLES):
                 stream.seek(file.size * part // _SAMPLES)
@@ -218,7 +218,7 @@ def _are_equal(one: Entry, other: Entry) -> bool:
 def _same_bytes(one: str, other: str) -> bool:
     """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
     try:
-        with open_regular(one) as first, open_regular(other) as second:
+        with fs.open_regular(one) as first, fs.open_regular(other) as second:
             while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
                 if not chunk:
                     return True

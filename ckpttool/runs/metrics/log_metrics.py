@@ -17,7 +17,6 @@ from ckpttool.core.errors import NotFound, Unsupported, UsageError, from_os_erro
 from ckpttool.core.report import counted
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
-from ckpttool.io.source import open_regular
 from ckpttool.io.tfrecord import is_record_head
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.runs import read_number_pairs
@@ -139,7 +138,7 @@ def _read_file(file: BinaryIO, log: Log) -> None:
 
 def _open_log(path: str) -> BinaryIO:
     try:
-        return open_regular(path, _BUFFER)
+        return fs.open_regular(path, _BUFFER)
     except OSError as error:
         raise from_os_error(error, path) from error
     except ValueError as error:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
-from ckpttool.io.source import open_regular
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.readers import MAX_POINTER, PIN_LISTS
@@ -205,7 +204,7 @@ def read_note(file: os.DirEntry[str]) -> str | None:
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
             return None
-        with open_regular(file.path) as opened:
+        with fs.open_regular(file.path) as opened:
             data = opened.read(MAX_POINTER)
     except OSError:  # it has just gone, or is not for us
         return None

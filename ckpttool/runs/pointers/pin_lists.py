@@ -14,7 +14,7 @@ from ckpttool.core.suggest import closest
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
-from ckpttool.io.source import NotRegular, open_regular
+from ckpttool.io.source import NotRegular
 from ckpttool.io.toml import change_strings, parse_toml
 from ckpttool.runs.pointers.readers import MAX_STATE, PIN_LISTS, PINS
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
@@ -111,7 +111,7 @@ def _list_text(file: str) -> str:
         CheckpointError: It can't be read.
     """
     try:
-        with open_regular(file) as opened:
+        with fs.open_regular(file) as opened:
             content = opened.read(MAX_STATE + 1)
     except FileNotFoundError as error:
         if fs.islink(file):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
-from ckpttool.io.source import open_regular
 from ckpttool.runs.members.order import Group
 
 PINS = ".ckpttool-pins.toml"
@@ -131,7 +130,7 @@ def _text(path: str, limit: int) -> str | None:
     try:
         if not fs.isfile(path) or fs.getsize(path) > limit:
             return None
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             return file.read(limit).decode()
     except (OSError, UnicodeDecodeError):
         return None

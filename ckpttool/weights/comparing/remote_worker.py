@@ -15,8 +15,9 @@ from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Contiguous
+from ckpttool.io import fs
 from ckpttool.io.children import Child, Lost
-from ckpttool.io.source import Source, open_source
+from ckpttool.io.source import Source
 from ckpttool.weights.comparing.elements import place_of
 from ckpttool.weights.comparing.statistics import Tally, Tolerance
 from ckpttool.weights.comparing.workers import (
@@ -112,7 +113,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
         path, identity = side["path"], tuple(side["identity"])
         source = sources.get((path, identity))
         if source is None:
-            source = sources[path, identity] = open_source(path)
+            source = sources[path, identity] = fs.open_source(path)
         if source.identity != identity:
             raise DamagedCheckpoint(path, "it was replaced while it was read")
         dtype = BY_NAME[side["dtype"]]

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from ckpttool.core.errors import UsageError, from_os_error
 from ckpttool.core.report import counted
-from ckpttool.io.source import open_regular
+from ckpttool.io import fs
 from ckpttool.io.toml import parse_toml
 
 MAX_BYTES = 1 << 24
@@ -92,7 +92,7 @@ def read_map(path: str) -> TensorMap:
 
 def _read_bytes(path: str) -> bytes:
     try:
-        with open_regular(path) as file:
+        with fs.open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise UsageError(f"{path}: no map (a file of at most {MAX_BYTES:,} bytes)")
             return file.read(MAX_BYTES)
