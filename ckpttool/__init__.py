@@ -1,8 +1,8 @@
 """Tell what a machine-learning checkpoint is, whether it is intact, how two differ; keep directories tidy.
 
 ``open_checkpoint(path)`` gives a mapping of lazy tensors; ``inspect(path)``, ``verify(path)``,
-``diff(a, b)``, ``list_checkpoints(directory)``, ``latest(directory)`` and ``prune(request)`` return frozen
-results, the same that the command line shows.
+``verify_all(paths)``, ``diff(a, b)``, ``list_checkpoints(directory)``, ``latest(directory)`` and
+``prune(request)`` return frozen results, the same that the command line shows.
 
 The names are imported when they are first used: `import ckpttool` costs nothing.
 """
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.merge import merge
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
+    from ckpttool.ops.verify_all import Verifications, verify_all
     from ckpttool.runs.listing import list_checkpoints
     from ckpttool.runs.pointers.pins import pin, unpin
     from ckpttool.runs.pruning.prune import prune
@@ -80,6 +81,7 @@ __all__ = [
     "Unsupported",
     "UsageError",
     "Verification",
+    "Verifications",
     "convert",
     "diff",
     "inspect",
@@ -93,6 +95,7 @@ __all__ = [
     "undo",
     "unpin",
     "verify",
+    "verify_all",
 ]
 
 _HOMES = {
@@ -106,6 +109,7 @@ _HOMES = {
     "ops.merge": ("merge",),
     "ops.verdict": ("Check", "Safety", "Status", "Verification"),
     "ops.verify": ("verify",),
+    "ops.verify_all": ("Verifications", "verify_all"),
     "core.report": ("Finding", "Severity"),
     "runs.listing": ("list_checkpoints",),
     "runs.pointers.pins": ("pin", "unpin"),

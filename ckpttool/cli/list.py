@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -35,10 +36,14 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import OUTPUT_PANEL, RULE_PANEL, SELECTION_PANEL
+from ckpttool.io.executors import executor_at
+from ckpttool.ops.workload import Workload
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ckpttool.cli.prune_options import PruneOptions
     from ckpttool.runs.listing import DirectoryPreview, ListedDirectory, Listing
     from ckpttool.runs.members.full_read import Progress
@@ -152,6 +157,7 @@ def list_(
         ),
     ],
     jobs: Jobs = None,
+    workload: Annotated[Given, OptionsOf(Workload, ("executor",))],
     rules: Rules,
     config: Config = None,
 ) -> int:
@@ -169,7 +175,11 @@ def list_(
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
         check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
-    places, listing = read_listing(options, metric, mode, verify, sort=sort, reverse=reverse)
+    address = workload.get("executor")
+    with executor_at(address) if address else nullcontext() as executor:
+        places, listing = read_listing(
+            options, metric, mode, verify, sort=sort, reverse=reverse, executor=executor
+        )
     if not quiet:
         say_inferred_mode(metric, mode)
         if options.config is not None and config is None:
@@ -212,13 +222,14 @@ def read_listing(
     *,
     sort: str | None = None,
     reverse: bool = False,
+    executor: Executor | None = None,
 ) -> tuple[list[tuple[ListedDirectory, bool]], Listing]:
     """Return the directories, each with whether it could be read, and what lies in them."""
     from ckpttool.runs.listing import listing_of
 
     places, problems = _places_to_list(options, verify)
     progress = ProgressLines()
-    previews = _preview(places, progress)
+    previews = _preview(places, progress, executor)
     listing = listing_of(
         list(previews.values()),
         sort=sort,
@@ -228,6 +239,7 @@ def read_listing(
         depth=verify.value,
         jobs=options.request_options.get("jobs"),
         progress=progress,
+        executor=executor,
     )
     return (
         [(place, place.directory in previews) for place in places],
@@ -266,14 +278,16 @@ def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDir
     return [ListedDirectory(one.directory, scope, one) for one in requests], []
 
 
-def _preview(places: Sequence[ListedDirectory], progress: Progress) -> dict[str, DirectoryPreview]:
+def _preview(
+    places: Sequence[ListedDirectory], progress: Progress, executor: Executor | None
+) -> dict[str, DirectoryPreview]:
     """Return what lies in directories, by their paths; an error in one of several is printed."""
     from ckpttool.runs.listing import preview_directory
 
     previews = {}
     for place in places:
         try:
-            previews[place.directory] = preview_directory(place, progress)
+            previews[place.directory] = preview_directory(place, progress, executor)
         except (CheckpointError, UsageError) as failure:
             if len(places) == 1:
                 raise

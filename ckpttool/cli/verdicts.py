@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,21 @@ from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.io import fs
 from ckpttool.ops.verdict import OPTIONAL, Verification
 from ckpttool.ops.verify import unreadable
+from ckpttool.ops.verify_all import TaskResult, VerifyTask, require_any, size_of, verify_tasks
+from ckpttool.transaction.pending_journals import current_unit
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ckpttool.cli.verify_config import PredictionSettings, VerifyConfig
     from ckpttool.formats.globs import Globs
-    from ckpttool.formats.interface import Unit
+    from ckpttool.io.work import Progress
     from ckpttool.ops.manifest_seal import SealResult
-    from ckpttool.runs.members.full_read import Progress
+    from ckpttool.ops.workload import Part, Sample
 
 
 MISTAKES = frozenset(
@@ -36,8 +41,9 @@ MISTAKES = frozenset(
     }
 )
 """Findings of a prediction about what it was given: a class that isn't there, a shape that doesn't fit."""
+SECONDS_A_DAY = 86_400
 _TRIES = 3
-"""So often is verified what gets other parts meanwhile, as a renaming gives them one by one."""
+"""So often a directory is searched again for what was renamed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,9 @@ class VerifyOptions:
         config: The configuration that applies.
         seal: Whether manifests are written.
         force: Whether they replace those that say something else.
+        part: Which of the checkpoints are verified, if other processes verify the others.
+        sample: How much is read in full, if not all.
+        executor: Verifies the checkpoints instead of this process.
     """
 
     checks: tuple[str, ...]
@@ -63,6 +72,9 @@ class VerifyOptions:
     config: VerifyConfig | None = None
     seal: bool = False
     force: bool = False
+    part: Part | None = None
+    sample: Sample | None = None
+    executor: Executor | None = None
 
 
 @dataclass(slots=True)
@@ -77,6 +89,8 @@ class VerifyOutcome:
         seconds: How long each took, by its path.
         unknown: Files that were passed over in the directories, and may be checkpoints by their names.
         warnings: Globs that matched nothing in any of the directories, and what was passed over.
+        share: Which part of all the checkpoints these are; None for all.
+        read_in_full: How many were, if the others were left out of a sample.
     """
 
     verifications: list[Verification] = field(default_factory=list)
@@ -86,11 +100,23 @@ class VerifyOutcome:
     seconds: dict[str, float] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
+    share: Share | None = None
+    read_in_full: int | None = None
 
     def passes(self, strict: bool) -> bool:
         """Tell whether all checkpoints pass, and no manifest was refused."""
         is_refused = any(one.refused for one in self.sealed.values())
         return not is_refused and all(one.passes(strict=strict) for one in self.verifications)
+
+
+def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
+    """Return the verdicts on all checkpoints at some paths, of the executor at an address if there is one."""
+    if address is None:
+        return verify_all(paths, options)
+    from ckpttool.io.executors import executor_at
+
+    with executor_at(address) as executor:
+        return verify_all(paths, replace(options, executor=executor))
 
 
 def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
@@ -104,9 +130,14 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
     outcome.warnings = tuple(warning for warning in first if all(warning in others for others in unmatched))
     outcome.warnings += tuple(_unknown_file_warnings(outcome.unknown))
     _require_prediction(targets, options)
-    known: set[str] = set()
+    known = {target.path for target in targets}
+    if options.part is not None:
+        outcome.share, targets = _take_part(options.part, targets, options)
+    has_work = bool(targets)
+    if options.sample is not None:
+        targets = _leave_out(targets, options.sample)
+        outcome.read_in_full = 0
     for _ in range(_TRIES):
-        known.update(target.path for target in targets)
         with lines.of_all(_work_of(target, options) for target in targets) as progress:
             has_gone = _verify_each(targets, options, outcome, progress)
         if not has_gone:
@@ -118,7 +149,8 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
             for target in _find_targets(path, options, outcome, [], lines)
         )
         targets = [target for target in again if target.path not in known]
-    if known and not (outcome.verifications or outcome.failures):
+        known.update(target.path for target in targets)
+    if has_work and not (outcome.verifications or outcome.failures):
         _fail(
             NotFound(
                 paths[0], "everything in it was removed or renamed in the meantime; nothing was verified"
@@ -126,6 +158,54 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
             outcome,
         )
     return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of all the checkpoints was verified.
+
+    Attributes:
+        found: How many there are in all parts.
+        digest: Of all of them and of what is asked; parts with another one don't go together.
+        positions: Where each of all has its place, by its path; one that was named twice has two.
+    """
+
+    part: Part
+    found: int
+    digest: str
+    positions: Mapping[str, Sequence[int]]
+
+
+def _take_part(
+    part: Part, targets: Sequence[_VerifyTarget], options: VerifyOptions
+) -> tuple[Share, list[_VerifyTarget]]:
+    """Return the share that a part is, and the targets in it."""
+    from ckpttool.ops.workload import digest_of_work, split
+
+    sizes: dict[str, int] = {}
+    positions: dict[str, list[int]] = {}
+    for position, one in enumerate(targets):
+        sizes[one.path] = 0 if isinstance(one.unit, CheckpointError) else size_of(one.unit)
+        positions.setdefault(one.path, []).append(position)
+    numbers = split(sizes, part.of)
+    asked = (*options.checks, f"strict {options.strict}", f"sample {options.sample}", f"seal {options.seal}")
+    share = Share(part, len(targets), digest_of_work(sizes, asked), positions)
+    return share, [one for one in targets if numbers[one.path] == part.number]
+
+
+def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
+    """Return targets of which those are sampled out whose turn it is not."""
+    from ckpttool.ops.last_read import last_read, record_of
+    from ckpttool.ops.workload import Candidate, choose
+
+    candidates = []
+    for one in targets:
+        if not isinstance(one.unit, CheckpointError):
+            record = record_of(one.unit)
+            read_at = None if record is None else last_read(record)
+            candidates.append(Candidate(one.path, size_of(one.unit), read_at is not None, read_at or ""))
+    chosen = choose(candidates, sample, int(time.time()) // SECONDS_A_DAY)
+    return [replace(one, is_sampled_out=one.path not in chosen) for one in targets]
 
 
 def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
@@ -143,7 +223,7 @@ def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
 
 def _work_of(target: _VerifyTarget, options: VerifyOptions) -> int:
     """Return how many bytes are read of a checkpoint: once for each of the passes."""
-    if isinstance(target.unit, CheckpointError):
+    if isinstance(target.unit, CheckpointError) or target.is_sampled_out:
         return 0
     passes = 1
     if options.seal:
@@ -162,40 +242,56 @@ def _verify_each(
 ) -> bool:
     """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
     has_gone = False
-    for target in targets:
-        try:
-            has_gone |= not _verify(target, options, outcome, progress)
-        except CheckpointError as error:
+    tasks = [_task_of(one, one.unit, options) for one in targets if not isinstance(one.unit, CheckpointError)]
+    with closing(verify_tasks(tasks, options.executor, progress)) as results:
+        for target in targets:
+            unit = target.unit if isinstance(target.unit, Unit) else None
+            result = (
+                TaskResult(error=target.unit) if isinstance(target.unit, CheckpointError) else next(results)
+            )
+            error = result.error
             # That a store doesn't answer says nothing of what it holds.
-            is_no_verdict = target.is_named or fs.is_remote(target.path)
-            if is_no_verdict or (target.is_predicted and isinstance(error, MissingPackage)):
+            is_no_verdict = result.is_lost or target.is_named or fs.is_remote(target.path)
+            if result.verification is not None:
+                _add_verdict(target, result.verification, result, options, outcome)
+            elif error is not None and (
+                is_no_verdict or (target.is_predicted and isinstance(error, MissingPackage))
+            ):
                 _fail(error, outcome)
-            elif isinstance(target.unit, CheckpointError) or _unit_now(target.unit) is not None:
+            elif error is not None and (unit is None or current_unit(unit) is not None):
                 outcome.verifications.append(unreadable(error))
             else:
-                _say_missing(target.unit)
+                say_warning(f"{target.path}: removed or renamed in the meantime; not verified")
                 has_gone = True
     return has_gone
 
 
-def _unit_now(unit: Unit) -> Unit | None:
-    """Return a checkpoint as it is on disk now; None if it was removed or renamed."""
-    from ckpttool.transaction.pending_journals import current_unit
-
-    return current_unit(unit)
-
-
-def _say_missing(unit: Unit) -> None:
-    say_warning(f"{unit.path}: removed or renamed in the meantime; not verified")
+def _task_of(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> VerifyTask:
+    settings = target.settings
+    return VerifyTask(
+        unit=unit,
+        only=options.checks,
+        strict=options.strict,
+        jobs=options.jobs,
+        prediction=settings.request if settings else None,
+        ignores=tuple(settings.ignores) if settings else (),
+        is_named=target.is_named,
+        is_sampled_out=target.is_sampled_out,
+        seal=options.seal,
+        force=options.force,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _VerifyTarget:
-    """A checkpoint, or the error that keeps it from being read; what is asked of it; whether it was named."""
+    """A checkpoint, or the error that keeps it from being read; what is asked of it; whether it was named;
+    whether it is another one's turn to be read in full.
+    """
 
     unit: Unit | CheckpointError
     settings: PredictionSettings | None
     is_named: bool
+    is_sampled_out: bool = False
 
     @property
     def path(self) -> str:
@@ -238,8 +334,7 @@ def _find_targets(
         units = sorted(found, key=lambda unit: natural_path(unit.path))
         if [unit.path for unit in units] != [path]:
             searched.append(globs)
-        if not units:
-            _require_any(path, errors)
+        require_any(path, units, errors)
         units = _drop_interrupted(path, units)
     except CheckpointError as error:
         _fail(error, outcome)
@@ -251,19 +346,6 @@ def _find_targets(
         yield _VerifyTarget(unit if is_named else replace(unit, path=shown(unit.path)), settings, is_named)
     for one in errors:
         yield _VerifyTarget(one, None, False)
-
-
-def _require_any(path: str, errors: Sequence[CheckpointError]) -> None:
-    """Require that something was found in a directory, be it what can't be read."""
-    from ckpttool.formats import recognition_error
-    from ckpttool.formats.interface import Probe
-
-    for error in errors:
-        if fs.normpath(error.path) == fs.normpath(path):
-            raise error
-    if not errors:
-        with Probe(path) as probe:
-            raise recognition_error(probe)
 
 
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:
@@ -300,25 +382,22 @@ def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
     outcome.failures.append(error)
 
 
-def _verify(
-    target: _VerifyTarget, options: VerifyOptions, outcome: VerifyOutcome, progress: Progress
-) -> bool:
-    """Add the verdict on a checkpoint; tell whether it was still there."""
-    if isinstance(target.unit, CheckpointError):
-        raise target.unit
-    started = time.perf_counter()
-    verification = (
-        _verify_and_seal(target.unit, options, outcome, progress)
-        if options.seal
-        else _verify_at_rest(target, target.unit, options, progress)
-    )
-    if verification is None:
-        _say_missing(target.unit)
-        return False
+def _add_verdict(
+    target: _VerifyTarget,
+    verification: Verification,
+    result: TaskResult,
+    options: VerifyOptions,
+    outcome: VerifyOutcome,
+) -> None:
+    """Add the verdict on a checkpoint, with what the configuration ignores marked."""
+    if result.sealed is not None:
+        outcome.sealed[target.path] = result.sealed
     if (mistake := _mistake_in(verification)) is not None:
         _fail(mistake, outcome)
-        return True
-    outcome.seconds[verification.path] = time.perf_counter() - started
+        return
+    outcome.seconds[verification.path] = result.seconds
+    if outcome.read_in_full is not None and not target.is_sampled_out:
+        outcome.read_in_full += 1
     if target.settings is not None:
         outcome.judged.append((target.settings, verification))
         if target.settings.ignores:
@@ -328,7 +407,22 @@ def _verify(
                 say_error(sentence)
             verification = apply_ignores(verification, target.settings.ignores, strict=options.strict)
     outcome.verifications.append(verification)
-    return True
+    if outcome.read_in_full is not None and not target.is_sampled_out and verification.is_valid:
+        _record_read(target.unit, outcome)
+
+
+def _record_read(unit: Unit | CheckpointError, outcome: VerifyOutcome) -> None:
+    """Write down in the manifest that a checkpoint was read in full; one that is not valid is read again."""
+    from ckpttool.ops.last_read import record_of, write_last_read
+
+    record = None if isinstance(unit, CheckpointError) else record_of(unit)
+    if record is None:
+        return
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    try:
+        write_last_read(record, moment)
+    except CheckpointError as error:
+        outcome.warnings += (f"{error.path}: not recorded as verified: {error.reason}",)
 
 
 def _mistake_in(verification: Verification) -> CheckpointError | None:
@@ -337,45 +431,3 @@ def _mistake_in(verification: Verification) -> CheckpointError | None:
         if finding.code in MISTAKES and finding.ignored is None:
             return CheckpointError(verification.path, finding.message, where=finding.where, code=finding.code)
     return None
-
-
-def _verify_at_rest(
-    target: _VerifyTarget, unit: Unit, options: VerifyOptions, progress: Progress
-) -> Verification | None:
-    """Return the verdict on what stands still; None if it was removed or renamed meanwhile."""
-    from ckpttool.ops.verify import verify as verify_one
-
-    settings = target.settings
-    for _ in range(_TRIES):
-        with progress(unit.path, unit.nbytes) as advance:
-            verification = verify_one(
-                unit,
-                only=options.checks,
-                strict=options.strict,
-                jobs=options.jobs,
-                advance=advance,
-                prediction=settings.request if settings else None,
-                ignores=settings.ignores if settings else (),
-            )
-        if verification.is_fine or target.is_named:
-            return verification
-        now = _unit_now(unit)
-        if now is None:
-            return None
-        if now.members == unit.members:
-            return verification
-        unit = now
-    return verification
-
-
-def _verify_and_seal(
-    unit: Unit, options: VerifyOptions, outcome: VerifyOutcome, progress: Progress
-) -> Verification:
-    from ckpttool.ops.manifest_seal import verify_and_seal
-
-    with progress(unit.path, unit.nbytes) as advance:
-        verification, sealed = verify_and_seal(
-            unit, force=options.force, strict=options.strict, jobs=options.jobs, advance=advance
-        )
-    outcome.sealed[unit.path] = sealed
-    return verification

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 
 from ckpttool.cli import predict_options as predicting
 from ckpttool.cli import reports
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, path_argument, typer_option
 from ckpttool.cli.output import COULD_NOT, has_colour, say, say_error, say_warning
 from ckpttool.core.options import CHECK_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.ops.workload import Workload
 from ckpttool.predict.request import PredictionRequest
 from ckpttool.runs.scope import Scope
 
@@ -46,6 +47,14 @@ WriteManifest = Annotated[
         "--write-manifest",
         help="Write NAME.sha256 and NAME.digests.json for each valid checkpoint.",
         panel=CHECK_PANEL,
+    ),
+]
+Merge = Annotated[
+    bool,
+    typer_option(
+        "--merge",
+        help="PATHs are JSON documents of all parts (--part): show the verdicts on the whole.",
+        panel=SELECTION_PANEL,
     ),
 ]
 Force = Annotated[
@@ -84,7 +93,9 @@ def verify(
     summary: reports.Summary = None,
     config: Config = None,
     scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
+    merge: Merge = False,
     jobs: Jobs = None,
+    workload: Annotated[Given, OptionsOf(Workload)],
     json: Json = False,
     quiet: ProblemsOnly = False,
     verbose: EveryCheck = False,
@@ -95,9 +106,19 @@ def verify(
     manifest, if there is one. A directory means all checkpoints in it.
     """
     from ckpttool.cli.reports import check_targets, files_read
-    from ckpttool.cli.verdicts import VerifyOptions, verify_all
+    from ckpttool.cli.verdicts import VerifyOptions, verify_all_with
     from ckpttool.core.errors import UsageError
 
+    work = Workload(**workload)
+    wanted = reports.Reports(junit, sarif, github, summary)
+    shown = _Shown(json=json, verbose=verbose, quiet=quiet)
+    if merge:
+        others = (quick, only, write_manifest, force, predict, prediction, config, scope, jobs, workload)
+        if not paths or any(others):
+            raise UsageError(
+                "--merge takes the JSON documents of --part, and only options of output and reports"
+            )
+        return _show_merged(paths, wanted, shown)
     settings = _configuration(config, [*map(str, paths or ())], quiet=quiet)
     checks, names_prediction = _checks_to_run(quick, only)
     prediction_options = predicting.read_predict_options(prediction)
@@ -113,6 +134,12 @@ def verify(
         raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
     if write_manifest and may_predict:
         raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
+    if work.sample is not None and (not is_complete or write_manifest or may_predict):
+        raise UsageError(
+            "--sample goes with a PATH, and without --quick, --only, --write-manifest and --predict"
+        )
+    if work.executor is not None and may_predict:
+        raise UsageError("--executor takes a PATH, and neither --predict nor a configuration")
     if force and not write_manifest and "record" not in prediction_options:
         raise UsageError("--force goes with --write-manifest or --record")
     places = [*map(str, paths or (settings.paths if settings else ()))]
@@ -137,8 +164,10 @@ def verify(
         config=settings,
         seal=write_manifest,
         force=force,
+        part=work.part,
+        sample=work.sample,
     )
-    outcome = verify_all(places, options)
+    outcome = verify_all_with(work.executor, places, options)
     if settings is not None and not paths and is_complete and not outcome.failures:
         _warn_unused_rules(settings, outcome)
     for path, sealed in outcome.sealed.items():
@@ -146,18 +175,39 @@ def verify(
             say_error(f"{path}: no manifest written: {sealed.refused}")
     for warning in outcome.warnings if not quiet else ():
         say_warning(warning)
-    reports.write_reports(
-        reports.Reports(junit, sarif, github, summary),
-        outcome.verifications,
-        outcome.failures,
-        outcome.seconds,
-        strict=options.strict,
-    )
-    if not (json and quiet) and (outcome.verifications or not outcome.failures):
-        _print_verdicts(outcome, json=json, verbose=verbose, quiet=quiet, strict=options.strict)
+    return _report(outcome, wanted, shown, strict=options.strict)
+
+
+class _Shown(NamedTuple):
+    """How verdicts are shown."""
+
+    json: bool
+    verbose: bool
+    quiet: bool
+
+
+def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown, *, strict: bool) -> int:
+    """Write the reports, print the verdicts, and return the exit status."""
+    reports.write_reports(wanted, outcome.verifications, outcome.failures, outcome.seconds, strict=strict)
+    is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
+    if not (shown.json and shown.quiet) and is_owed:
+        _print_verdicts(outcome, shown, strict=strict)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         return COULD_NOT
-    return int(not outcome.passes(options.strict))
+    return int(not outcome.passes(strict))
+
+
+def _show_merged(paths: Sequence[str], wanted: reports.Reports, shown: _Shown) -> int:
+    """Show what the documents of all parts come to; each of them knows whether warnings fail."""
+    from ckpttool.cli.part_documents import merge_parts
+    from ckpttool.cli.reports import check_targets
+
+    written = {"--junit": wanted.junit, "--sarif": wanted.sarif, "--summary": wanted.summary}
+    check_targets(written, paths)
+    outcome = merge_parts(paths)
+    for failure in outcome.failures:
+        say_error(str(failure))
+    return _report(outcome, wanted, shown, strict=True)
 
 
 def _configuration(named: str | None, paths: Sequence[str], *, quiet: bool) -> VerifyConfig | None:
@@ -246,13 +296,15 @@ def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
         say_warning(sentence)
 
 
-def _print_verdicts(outcome: VerifyOutcome, *, json: bool, verbose: bool, quiet: bool, strict: bool) -> None:
-    if json:
+def _print_verdicts(outcome: VerifyOutcome, shown: _Shown, *, strict: bool) -> None:
+    if shown.json:
         from ckpttool.cli.output import print_json
+        from ckpttool.cli.part_documents import add_share
         from ckpttool.cli.render.json import verify_document
 
         passed = outcome.passes(strict) and not outcome.failures
-        print_json(verify_document(outcome.verifications, outcome.sealed, outcome.failures, passed=passed))
+        document = verify_document(outcome.verifications, outcome.sealed, outcome.failures, passed=passed)
+        print_json(add_share(document, outcome))
         return
     from ckpttool.cli.output import width
     from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
@@ -260,13 +312,15 @@ def _print_verdicts(outcome: VerifyOutcome, *, json: bool, verbose: bool, quiet:
     style = VerifyStyle(
         width=width(sys.stdout) if sys.stdout.isatty() else None,
         colour=has_colour(sys.stdout),
-        verbose=verbose,
-        problems_only=quiet,
+        verbose=shown.verbose,
+        problems_only=shown.quiet,
         strict=strict,
+        part=None if outcome.share is None else str(outcome.share.part),
+        read_in_full=outcome.read_in_full,
     )
     if text := verify_text(outcome.verifications, style):
         print(text)
-    if not quiet:
+    if not shown.quiet:
         _print_manifests(outcome.sealed, sys.stdout)
 
 

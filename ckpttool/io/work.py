@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,8 +23,19 @@ Advance = Callable[[int], None]
 """Called with the bytes done, from any thread."""
 
 
+Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
+"""Told what is read now and how many bytes that takes; gives back what is told of each part.
+
+None instead of the bytes: a directory is searched, and the parts are numbers of what was looked at."""
+
+
 def no_advance(nbytes: int) -> None:
     """Take no notice of the bytes done."""
+
+
+def no_progress(what: str, total: int | None) -> AbstractContextManager[Advance]:
+    """Return a progress that nobody sees."""
+    return nullcontext(no_advance)
 
 
 def default_jobs() -> int:
@@ -215,12 +227,7 @@ def in_order(
         executor: Does the work instead, on other machines perhaps; then function and items are pickled.
     """
     if executor is not None:
-        futures = [executor.submit(function, item, _go_on) for item in items]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return [future.result() for future in submitted(partial(_unchecked, function), items, executor)]
     results: dict[int, R] = {}
 
     def work(task: tuple[int, T]) -> None:
@@ -236,8 +243,39 @@ def in_order(
     return [results[number] for number in range(len(results))]
 
 
-def _go_on() -> None:
-    """Stop nothing."""
+def _unchecked(function: Callable[[T, Callable[[], None]], R], item: T) -> R:
+    """Do a task of ``in_order`` elsewhere, where nobody can stop it."""
+    return function(item, lambda: None)
+
+
+def submitted(
+    function: Callable[[T], R], items: Iterable[T], executor: Executor
+) -> Generator[Future[R], None, None]:
+    """Have an executor do something with items, and yield their futures in order; what is left is cancelled.
+
+    One that takes no more tasks, such as a pool of processes that has lost one, gives futures that failed.
+    """
+    futures: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            futures.append(_submit(executor, function, item))
+        while futures:
+            yield futures[0]
+            futures.popleft()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _submit(executor: Executor, function: Callable[[T], R], item: T) -> Future[R]:
+    try:
+        return executor.submit(function, item)
+    except RuntimeError as error:  # a broken or closed executor
+        from concurrent.futures import Future
+
+        failed: Future[R] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def batches(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[list[T]]:

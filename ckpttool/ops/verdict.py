@@ -19,6 +19,8 @@ NOTHING_CHECKED = "nothing-checked"
 NOT_PREDICTED = "not-predicted"
 NOT_ASKED_FOR = "not asked for"
 """The detail of a check that was left out on purpose."""
+SAMPLED_OUT = "sampled out"
+"""The detail of a check that a sample left out: it is another checkpoint's turn."""
 VALUES_NOT_READ = "values-not-read"
 """The finding of a check of values that could not see all of them: it doesn't pass, whoever accepts it."""
 OWED = (NOTHING_CHECKED, NOT_PREDICTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
@@ -13,7 +13,7 @@ from ckpttool.core.result import Table
 from ckpttool.formats.interface import SIDECARS, natural_path
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, no_progress, read_in_full
+from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import Pointers
@@ -25,6 +25,9 @@ from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import GroupBy, Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory
 from ckpttool.transaction.paths import Problem, shown
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 SortKey = Callable[[Entry], Any]
 """Tells what comes first, the least; None where nobody knows."""
@@ -184,6 +187,7 @@ def list_checkpoints(
     retention: PruneRequest | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Listing:
     """Return the checkpoints of a directory tree; nothing on disk is changed.
 
@@ -204,6 +208,9 @@ def list_checkpoints(
         retention: A policy: what it would keep and remove is told.
         jobs: Number of threads.
         progress: Told what is read.
+        executor: Looks at the checkpoints and reads them in place of this process: that of Dask, of mpi4py
+            or one of ``concurrent.futures``. Its workers need ckpttool, and the files under the same absolute
+            paths.
 
     Raises:
         UsageError: No checkpoint has the metric, or a metric was given without a mode.
@@ -218,18 +225,32 @@ def list_checkpoints(
         metrics=metrics,
     )
     progress = progress or no_progress
-    preview = preview_directory(ListedDirectory(os.fspath(directory), scope, retention), progress)
+    preview = preview_directory(ListedDirectory(os.fspath(directory), scope, retention), progress, executor)
     return listing_of(
-        [preview], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
+        [preview],
+        sort=sort,
+        reverse=reverse,
+        best=best,
+        mode=mode,
+        depth=depth,
+        jobs=jobs,
+        progress=progress,
+        executor=executor,
     )
 
 
-def preview_directory(listed: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
+def preview_directory(
+    listed: ListedDirectory, progress: Progress = no_progress, executor: Executor | None = None
+) -> DirectoryPreview:
     """Return what lies in a directory; nothing on disk is changed."""
     request = listed.retention
     with progress(listed.directory, None) as advance:
         survey = survey_directory(
-            listed.directory, listed.scope, enters_root=request is not None, advance=advance
+            listed.directory,
+            listed.scope,
+            enters_root=request is not None,
+            advance=advance,
+            executor=executor,
         )
     protections = Pointers(survey.root, survey.groups, recursive=listed.scope.recursive).protections()
     if request is None:
@@ -253,6 +274,7 @@ def listing_of(
     depth: Depth = "quick",
     jobs: int | None = None,
     progress: Progress = no_progress,
+    executor: Executor | None = None,
 ) -> Listing:
     """Return the list of some directories, each checkpoint once; see ``list_checkpoints``."""
     if mode is not None and best is None:
@@ -262,6 +284,8 @@ def listing_of(
     entries = [entry for preview in previews for entry in preview.survey.entries]
     key = sort_key(sort, entries)
     require_metric(best, entries)
+    sound = {} if depth == "quick" else {entry.path: entry for entry in entries if entry.fault is None}
+    faults = dict(zip(sound, read_each_in_full([*sound.values()], jobs, progress, executor), strict=True))
     listed, seen = list[ListedSeries](), set[str]()
     for preview in previews:
         kept: dict[str, tuple[str, ...]] = {}  # why a policy keeps each; nothing where it would go
@@ -271,9 +295,7 @@ def listing_of(
             kept |= {entry.path: () for entry in plan.removals}
         for group in _unlisted(preview.survey, seen) if len(previews) > 1 else preview.survey.groups:
             read = [
-                entry
-                if depth == "quick" or entry.fault is not None
-                else replace(entry, fault=read_in_full(entry, jobs, progress))
+                replace(entry, fault=faults[entry.path]) if entry.path in faults else entry
                 for entry in group.entries
             ]
             rows = _rows(read, preview, kept, best, mode, is_read=depth == "full")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs
 
 MAX_LEVELS = 100
@@ -69,6 +70,14 @@ class Contents:
     def is_same_as(self, other: Contents) -> bool:
         """Tell whether nothing was changed, added or taken away, in whatever order it is listed."""
         return set(self.files) == set(other.files) and set(self.directories) == set(other.directories)
+
+    def has_sizes_of(self, other: Contents) -> bool:
+        """Tell whether the same files have the same sizes, but for manifests, which may come later."""
+        ours, theirs = (
+            {(file.path, file.size) for file in one.files if not file.path.endswith(SIDECARS)}
+            for one in (self, other)
+        )
+        return ours == theirs
 
     @property
     def nbytes(self) -> int:

@@ -198,7 +198,7 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) ->
 
 
 def verify_document(
-    verifications: list[Verification],
+    verifications: Sequence[Verification],
     sealed: Mapping[str, SealResult] = MappingProxyType({}),
     failures: Sequence[CheckpointError] = (),
     *,
@@ -640,5 +640,8 @@ _MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "RenameResult": rename_document,
     "Undone": undo_document,
     "Verification": lambda one: verify_document([one], passed=one.passes(strict=False)),
+    "Verifications": lambda all_: verify_document(
+        all_.checkpoints, failures=all_.errors, passed=all_.passes(strict=False)
+    ),
 }
 """Makes the document of each result, by the name of its class, which may not be imported yet."""

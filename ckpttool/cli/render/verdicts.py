@@ -20,7 +20,16 @@ from ckpttool.cli.render.terminal import (
     styled,
 )
 from ckpttool.core.report import Finding, Severity, counted, first_names
-from ckpttool.ops.verdict import NOT_ASKED_FOR, PREDICTION, Check, Safety, Status, Verification, fatal
+from ckpttool.ops.verdict import (
+    NOT_ASKED_FOR,
+    PREDICTION,
+    SAMPLED_OUT,
+    Check,
+    Safety,
+    Status,
+    Verification,
+    fatal,
+)
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 """The worst first: what CI shows is cut at the end."""
@@ -48,6 +57,7 @@ MARKS = {
     "failed prediction": Mark("✗", "FAILED", Style.RED),
     "unsafe": Mark("!", "UNSAFE", Style.RED),
     "not run": Mark("✗", "NOT RUN", Style.RED),
+    SAMPLED_OUT: Mark("–", "sampled", Style.DIM),
     "valid (safety unknown)": Mark("?", "unknown", Style.YELLOW),
     "valid": Mark("✓", "valid", Style.GREEN),
 }
@@ -65,6 +75,8 @@ class VerifyStyle:
         verbose: Whether every check of every checkpoint is shown.
         problems_only: Whether nothing is said of what passes.
         strict: Whether warnings fail.
+        part: Which part of all checkpoints they are: ``1 of 8``.
+        read_in_full: How many were read in full, if the others were left out of a sample.
     """
 
     width: int | None = None
@@ -72,6 +84,8 @@ class VerifyStyle:
     verbose: bool = False
     problems_only: bool = False
     strict: bool = False
+    part: str | None = None
+    read_in_full: int | None = None
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
@@ -128,6 +142,8 @@ def _in_brief(verification: Verification) -> str:
     if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
         done = [check.name for check in verification.checks if check.status is Status.PASSED]
         return f"only {' and '.join(done)}"
+    if is_sampled_out(verification):
+        return f"{SAMPLED_OUT}: only structure and safety"
     parts = ["safety unknown"] if verification.safety is not Safety.SAFE else []
     checks = {check.name: check for check in verification.checks}
     parts += [_looked_at(checks[name]) for name in _BRIEFED if name in checks]
@@ -169,7 +185,12 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
 
 def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
     """Return how many there are of which verdict, and why warnings make it fail."""
-    lines = [count_verdicts(verifications)] if len(verifications) > 1 else []
+    is_some = style.part is not None or style.read_in_full is not None
+    lines = [count_verdicts(verifications)] if len(verifications) > 1 or is_some else []
+    if style.part is not None:
+        lines[0] = f"part {style.part}: {lines[0]}"
+    if style.read_in_full is not None:
+        lines[0] += f"; full: {style.read_in_full:,} of {len(verifications):,}"
     unknown = [one for one in verifications if one.is_fine and not one.passes(strict=style.strict)]
     if unknown:
         lines.append(f"failed: --strict, and {counted(len(unknown), 'checkpoint')} of unknown safety")
@@ -251,7 +272,7 @@ def _place_words(finding: Finding) -> str:
 
 
 def verdict_word(verification: Verification) -> str:
-    """Return the word for a checkpoint; one that could not be run as asked is not called valid."""
+    """Return the word for a checkpoint; one not run as asked, or not read, is not called valid."""
     if not verification.is_valid:
         failed = {check.name for check in verification.checks if check.status is Status.FAILED}
         if failed and failed <= {*PREDICTION}:
@@ -259,7 +280,14 @@ def verdict_word(verification: Verification) -> str:
         return "not run" if verification.is_owed else "invalid"
     if verification.safety is Safety.UNSAFE:
         return "unsafe"
+    if is_sampled_out(verification):
+        return SAMPLED_OUT
     return "valid" if verification.safety is Safety.SAFE else "valid (safety unknown)"
+
+
+def is_sampled_out(verification: Verification) -> bool:
+    """Tell whether it was not read in full, as it was not its turn."""
+    return any(check.detail == SAMPLED_OUT for check in verification.checks)
 
 
 def findings_of(check: Check, findings: Sequence[Finding]) -> list[Finding]:

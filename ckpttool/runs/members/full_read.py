@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.tensor import Role
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.opening import open_unit
+from ckpttool.io import fs
+from ckpttool.io.executors import answer_of, not_the_same
+from ckpttool.io.work import Progress as Progress
+from ckpttool.io.work import no_progress as no_progress
+from ckpttool.io.work import submitted
 from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.reasons import Code, Reason, fault
+from ckpttool.transaction.files import contents
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 FULL_CHECKS = ("structure", "checksum", "values")
 """What intact means; what loading a checkpoint could run has no say in it."""
 
 _SPECIAL = ("nan", "infinity")
-
-Advance = Callable[[int], None]
-Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
-"""Told what is read now and how many bytes that takes; gives back what is told of each part.
-
-None instead of the bytes: a directory is searched, and the parts are numbers of what was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,39 @@ class FullRead:
     damage: Reason | None = None
 
 
-def no_progress(what: str, total: int | None) -> AbstractContextManager[Advance]:
-    """Return a progress that nobody sees."""
-    return nullcontext(lambda nbytes: None)
-
-
 def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> Reason | None:
     """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
     return read_all(entry, jobs, progress).fault
+
+
+def read_each_in_full(
+    entries: Sequence[Entry],
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+    executor: Executor | None = None,
+) -> Iterator[Reason | None]:
+    """Yield what is wrong with each of some checkpoints, of which an executor may read every byte."""
+    if executor is None:
+        yield from (read_in_full(entry, jobs, progress) for entry in entries)
+        return
+    absolute = (replace(one, unit=replace(one.unit, path=fs.abspath(one.unit.path))) for one in entries)
+    with closing(submitted(partial(_read_as_worker, jobs=jobs or 1), absolute, executor)) as futures:
+        for entry, future in zip(entries, futures, strict=True):
+            with progress(entry.name, entry.nbytes):
+                answer = answer_of(future, entry.path)
+            if isinstance(answer, CheckpointError):
+                answer = fault(Code.UNREADABLE, answer.reason)
+            yield answer
+
+
+def _read_as_worker(entry: Entry, jobs: int) -> Reason | None:
+    try:
+        seen = contents(entry.directory, entry.unit.members)
+    except OSError as failure:
+        return fault(Code.UNREADABLE, from_os_error(failure, entry.unit.path).reason)
+    if not fs.is_remote(entry.path) and not seen.has_sizes_of(entry.contents):
+        return fault(Code.UNREADABLE, not_the_same(entry.path).reason)
+    return read_in_full(entry, jobs)
 
 
 def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> FullRead:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Unit
+from ckpttool.io import fs
 from ckpttool.io.children import Child, Lost
-from ckpttool.io.work import Advance, Pool, TaskReturned, default_jobs, in_order, no_advance, worker_of
+from ckpttool.io.executors import answer_of, not_the_same, not_visible
+from ckpttool.io.work import (
+    Advance,
+    Pool,
+    TaskReturned,
+    default_jobs,
+    no_advance,
+    submitted,
+    worker_of,
+)
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.look import look_at, look_for
+from ckpttool.transaction.files import contents
+from ckpttool.transaction.paths import shown
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -46,19 +60,19 @@ class LookResult(NamedTuple):
 
 def look_at_all(
     found: Iterable[Discovered], executor: Executor | None = None, advance: Advance = no_advance
-) -> list[LookResult | None]:
+) -> Sequence[LookResult | CheckpointError | None]:
     """Return what is seen of all that is found, in its order, while it is being found.
 
     None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
 
     Args:
         found: What is to be looked at.
-        executor: Looks at it instead of this process and its children, wherever it has the files.
+        executor: Looks at it instead of this process and its children, wherever it has the files; an error
+            stands for what a worker doesn't see, or didn't come back from.
         advance: Called with the number of those looked at, from any thread.
     """
     if executor is not None:
-        parts = in_order(_look_at_part, _batches(found, _SHARED_BATCH), 1, executor)
-        return [result for part in parts for result in part]
+        return [*_look_elsewhere(found, executor, advance)]
     done: dict[int, list[LookResult | None]] = {}
     count = children = 0
     with Pool[_Task]() as pool:
@@ -107,11 +121,6 @@ def _child(done: dict[int, list[LookResult | None]], advance: Advance) -> Iterat
         child.dismiss()
 
 
-def _look_at_part(batch: Sequence[Discovered], check: Callable[[], None]) -> list[LookResult | None]:
-    check()
-    return _look_at_batch(batch)
-
-
 def _look_at_batch(batch: Sequence[Discovered]) -> list[LookResult | None]:
     results: list[LookResult | None] = []
     for candidate in batch:
@@ -127,6 +136,83 @@ def _look_at_batch(batch: Sequence[Discovered]) -> list[LookResult | None]:
             unit, holds_others = candidate
             results.append(LookResult(unit, look_at(unit, holds_others=holds_others)))
     return results
+
+
+# Elsewhere ------------------------------------------------------------------------------------------
+
+
+def _look_elsewhere(
+    found: Iterable[Discovered], executor: Executor, advance: Advance
+) -> Iterator[LookResult | CheckpointError | None]:
+    """Yield what an executor sees, under the paths as they were found."""
+    given: list[Sequence[Discovered]] = []
+
+    def absolute() -> Iterator[Sequence[Discovered]]:
+        for batch in _batches(found, _SHARED_BATCH):
+            given.append(batch)
+            yield [*map(_absolute, batch)]
+
+    with closing(submitted(_look_as_worker, absolute(), executor)) as futures:
+        for number, future in enumerate(futures):
+            batch = given[number]
+            answer = answer_of(future, "")
+            for at, candidate in enumerate(batch):
+                yield _as_found(candidate, answer if isinstance(answer, CheckpointError) else answer[at])
+            advance(len(batch))
+
+
+def _absolute(candidate: Discovered) -> Discovered:
+    if isinstance(candidate, str):
+        return candidate if fs.is_remote(candidate) else fs.abspath(candidate)
+    unit, holds_others = candidate
+    return unit if fs.is_remote(unit.path) else replace(unit, path=fs.abspath(unit.path)), holds_others
+
+
+def _as_found(
+    candidate: Discovered, result: LookResult | CheckpointError | None
+) -> LookResult | CheckpointError | None:
+    path = candidate if isinstance(candidate, str) else candidate[0].path
+    if isinstance(result, CheckpointError):
+        places = _places_of(candidate)
+        if places and not any(map(fs.lexists, places)):  # it has just gone
+            return LookResult(None, None)
+        error = CheckpointError(path, result.found, expected=result.expected)
+        error.__cause__ = result
+        return error
+    if result is None or result.unit is None:
+        return result
+    if result.entry is not None and not fs.is_remote(path) and not _has_same_files(path, result.entry):
+        return not_the_same(path, "that looked at it")
+    unit = replace(result.unit, path=path)
+    entry = result.entry and replace(result.entry, path=shown(path), unit=unit)
+    return LookResult(unit, entry)
+
+
+def _has_same_files(path: str, entry: Entry) -> bool:
+    try:
+        return entry.contents.has_sizes_of(contents(os.path.dirname(path) or os.curdir, entry.unit.members))
+    except OSError:
+        return False
+
+
+def _look_as_worker(batch: Sequence[Discovered]) -> list[LookResult | CheckpointError | None]:
+    results: list[LookResult | CheckpointError | None] = []
+    for candidate in batch:
+        missing = next((path for path in _places_of(candidate) if not fs.lexists(path)), None)
+        if missing is None:
+            results += _look_at_batch([candidate])
+        else:
+            results.append(not_visible(missing, os.path.basename(missing)))
+    return results
+
+
+def _places_of(candidate: Discovered) -> list[str]:
+    """Return the paths that have to be there for it to be looked at; of a store's, nobody asks."""
+    if isinstance(candidate, str):
+        return [] if fs.is_remote(candidate) else [candidate]
+    unit, _ = candidate
+    directory = os.path.dirname(unit.path)
+    return [] if fs.is_remote(unit.path) else [os.path.join(directory, name) for name in unit.members]
 
 
 def answers() -> Callable[[Sequence[Discovered]], list[LookResult | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
@@ -72,6 +72,7 @@ def survey_directory(
     *,
     enters_root: bool = False,
     advance: Advance = no_advance,
+    executor: Executor | None = None,
 ) -> Survey:
     """Return what lies in a directory; nothing on disk is changed.
 
@@ -80,6 +81,7 @@ def survey_directory(
         scope: What of it is looked at.
         enters_root: Whether it is a directory to be searched even if it is a checkpoint itself.
         advance: Called with the number of files and directories looked at, from any thread.
+        executor: Looks at what is found instead of this process; its workers see the same files.
     """
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
@@ -87,7 +89,7 @@ def survey_directory(
         path,
         Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root),
     )
-    looked = walk.look(advance)
+    looked = walk.look(advance, executor)
     unaffected = unaffected_units([unit for unit, _ in looked], [path])
     whole = set(unaffected.whole)
     entries = [entry for unit, entry in looked if entry is not None and unit in whole]
@@ -133,10 +135,10 @@ class _SurveyWalk:
         """Return what could not be looked at, in the order of the walk."""
         return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
 
-    def look(self, advance: Advance) -> list[tuple[Unit, Entry | None]]:
+    def look(self, advance: Advance, executor: Executor | None) -> list[tuple[Unit, Entry | None]]:
         """Return the checkpoints with their entries, in the order of the walk."""
-        with _threads_for(self._root) as executor:
-            looked = look_at_all(self._discover(), executor, advance=advance)
+        with nullcontext(executor) if executor is not None else _threads_for(self._root) as workers:
+            looked = look_at_all(self._discover(), workers, advance=advance)
         result: list[tuple[Unit, Entry | None]] = []
         for position, (candidate, look) in enumerate(zip(self._discovered, looked, strict=True)):
             self._position = position
@@ -152,8 +154,13 @@ class _SurveyWalk:
     def _record_error(self, error: CheckpointError) -> None:
         self._errors.append((self._position, error))
 
-    def _resolve(self, candidate: Discovered, look: LookResult | None) -> Iterator[tuple[Unit, Entry | None]]:
+    def _resolve(
+        self, candidate: Discovered, look: LookResult | CheckpointError | None
+    ) -> Iterator[tuple[Unit, Entry | None]]:
         """Yield a checkpoint, and of a path that told too little all that there comes to be of it."""
+        if isinstance(look, CheckpointError):
+            self._record_error(look)
+            return
         if look is not None:
             if look.unit is not None:
                 yield look.unit, look.entry

@@ -1,0 +1,343 @@
+"""Verifies many checkpoints, one after the other or by an executor: each is one task.
+
+A task goes to another machine with absolute paths and comes back with the paths that the user knows. What a
+worker can't see, or doesn't come back from, is an error for that checkpoint, and no verdict on it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import counted
+from ckpttool.core.result import Table
+from ckpttool.formats import recognition_error
+from ckpttool.formats.discovery import Walk, discover
+from ckpttool.formats.globs import Globs
+from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
+from ckpttool.io import fs
+from ckpttool.io.executors import answer_of, not_the_same, not_visible
+from ckpttool.io.work import Progress, no_progress, submitted
+from ckpttool.ops.verdict import CHECKS, NOT_ASKED_FOR, QUICK_CHECKS, SAMPLED_OUT, Verification
+from ckpttool.transaction.paths import shown
+from ckpttool.transaction.pending_journals import current_unit, unaffected_units
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+    from ckpttool.ops.ignored_findings import Ignore
+    from ckpttool.ops.manifest_seal import SealResult
+    from ckpttool.predict.request import PredictionRequest
+
+_TRIES = 3
+"""So often is verified what gets other parts meanwhile, as a renaming gives them one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyTask:
+    """A checkpoint, and what is asked of it.
+
+    Attributes:
+        is_named: Whether the user asked for this one, whatever becomes of it meanwhile.
+        is_sampled_out: Whether only its structure and safety are checked, as it is not its turn.
+        seal: Whether a manifest is written.
+        force: Whether it replaces one that says something else.
+    """
+
+    unit: Unit
+    only: tuple[str, ...] = CHECKS
+    strict: bool = False
+    jobs: int | None = None
+    prediction: PredictionRequest | None = None
+    ignores: tuple[Ignore, ...] = ()
+    is_named: bool = False
+    is_sampled_out: bool = False
+    seal: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """What came of a task; neither a verdict nor an error if the checkpoint was removed or renamed meanwhile.
+
+    Attributes:
+        sealed: What became of the manifest, if one was to be written.
+        is_lost: Whether the error is one of who did the task, and says nothing of the checkpoint.
+        seconds: How long it took.
+    """
+
+    verification: Verification | None = None
+    sealed: SealResult | None = None
+    error: CheckpointError | None = None
+    is_lost: bool = False
+    seconds: float = 0.0
+
+
+def size_of(unit: Unit) -> int:
+    """Return the bytes of a checkpoint, without manifests, which another process may just be writing."""
+    return sum(fs.getsize(path) for path in unit.files() if not path.endswith(SIDECARS) and fs.exists(path))
+
+
+def verify_tasks(
+    tasks: Sequence[VerifyTask], executor: Executor | None = None, progress: Progress = no_progress
+) -> Generator[TaskResult, None, None]:
+    """Yield what comes of tasks, in their order.
+
+    Args:
+        tasks: To be done in this process one after the other, unless there is an executor.
+        executor: Does them instead, on other machines perhaps, which see the same files.
+        progress: Told what is read.
+    """
+    if executor is None:
+        here = partial(_do, progress)
+        for task in tasks:
+            yield _settle(task, here(task), here)
+        return
+    elsewhere = partial(_do_elsewhere, executor)
+    remote = (_RemoteTask.of(task) for task in tasks)
+    with closing(submitted(_RemoteTask.run, remote, executor)) as futures:
+        for task, future in zip(tasks, futures, strict=True):
+            with progress(task.unit.path, task.unit.nbytes):
+                answer = _answer_of(task, future)
+            yield _settle(task, answer, elsewhere)
+
+
+def _settle(task: VerifyTask, result: TaskResult, run: Callable[[VerifyTask], TaskResult]) -> TaskResult:
+    """Return what came of a task, which is run again until its checkpoint stands still or has gone."""
+    for _ in range(_TRIES - 1):
+        verdict = result.verification
+        if task.is_named or task.seal or verdict is None or verdict.is_fine:
+            break
+        try:
+            now = current_unit(task.unit)
+        except CheckpointError as error:
+            return TaskResult(error=error)
+        if now is None:
+            return TaskResult()
+        if now.members == task.unit.members:
+            break
+        task = replace(task, unit=now)
+        result = run(task)
+    return result
+
+
+def _do(progress: Progress, task: VerifyTask) -> TaskResult:
+    from ckpttool.ops.verify import verify
+
+    started = time.perf_counter()
+    sealed: SealResult | None = None
+    try:
+        with progress(task.unit.path, task.unit.nbytes) as advance:
+            if task.seal:
+                from ckpttool.ops.manifest_seal import verify_and_seal
+
+                verdict, sealed = verify_and_seal(
+                    task.unit, force=task.force, strict=task.strict, jobs=task.jobs, advance=advance
+                )
+            else:
+                verdict = verify(
+                    task.unit,
+                    only=QUICK_CHECKS if task.is_sampled_out else task.only,
+                    strict=task.strict,
+                    jobs=task.jobs,
+                    advance=advance,
+                    prediction=task.prediction,
+                    ignores=task.ignores,
+                )
+    except CheckpointError as error:
+        return TaskResult(error=error)
+    if task.is_sampled_out:
+        verdict = _as_sampled_out(verdict)
+    return TaskResult(verification=verdict, sealed=sealed, seconds=time.perf_counter() - started)
+
+
+def _as_sampled_out(verdict: Verification) -> Verification:
+    checks = (
+        replace(check, detail=SAMPLED_OUT) if check.detail == NOT_ASKED_FOR else check
+        for check in verdict.checks
+    )
+    return replace(verdict, checks=tuple(checks))
+
+
+# Elsewhere ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteTask:
+    """A task for another machine, with absolute paths.
+
+    Attributes:
+        nbytes: The bytes of its files as they are seen here: a worker must see as many.
+    """
+
+    task: VerifyTask
+    nbytes: int
+
+    @classmethod
+    def of(cls, task: VerifyTask) -> _RemoteTask:
+        unit = replace(task.unit, path=fs.abspath(task.unit.path))
+        return cls(replace(task, unit=unit, jobs=task.jobs or 1), size_of(unit))
+
+    def run(self) -> TaskResult:
+        """Do the task on the machine that it came to."""
+        unit = self.task.unit
+        directory = os.path.dirname(unit.path)
+        for name in unit.members:
+            if not fs.lexists(os.path.join(directory, name)):
+                return TaskResult(error=not_visible(unit.path, name), is_lost=True)
+        if size_of(unit) != self.nbytes:
+            return TaskResult(error=not_the_same(unit.path), is_lost=True)
+        return _do(no_progress, self.task)
+
+
+def _do_elsewhere(executor: Executor, task: VerifyTask) -> TaskResult:
+    (future,) = submitted(_RemoteTask.run, [_RemoteTask.of(task)], executor)
+    return _answer_of(task, future)
+
+
+def _answer_of(task: VerifyTask, future: Future[TaskResult]) -> TaskResult:
+    """Return a worker's answer with the paths that the user knows; that it gave none is an error."""
+    path = task.unit.path
+    try:
+        answer = answer_of(future, path)
+    except CheckpointError as failure:
+        return TaskResult(error=failure)
+    if isinstance(answer, CheckpointError):
+        return TaskResult(error=answer, is_lost=True)
+    if answer.is_lost and not task.is_named and current_unit(task.unit) is None:
+        return TaskResult()
+    absolute = fs.abspath(path)
+    verdict, error, sealed = answer.verification, answer.error, answer.sealed
+    if verdict is not None:
+        verdict = replace(verdict, path=path)
+    if error is not None and error.path == absolute:
+        error.path = path
+    if sealed is not None:
+        files = tuple(_named_as(path, file) for file in sealed.files)
+        refused = sealed.refused and sealed.refused.replace(absolute, path)
+        sealed = replace(sealed, files=files, refused=refused)
+    return replace(answer, verification=verdict, error=error, sealed=sealed)
+
+
+def _named_as(path: str, file: str) -> str:
+    """Return a file in or beside a checkpoint as it is called if the checkpoint is called so."""
+    bare = path.rstrip(os.sep)
+    return os.path.join(os.path.dirname(bare), os.path.relpath(file, os.path.dirname(fs.abspath(bare))))
+
+
+# All below some paths -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verifications(Table):
+    """The verdicts on many checkpoints.
+
+    Attributes:
+        checkpoints: The verdicts, in the order of the paths.
+        errors: What could not be verified: a worker is lost, or doesn't see the file.
+    """
+
+    checkpoints: tuple[Verification, ...]
+    errors: tuple[CheckpointError, ...] = ()
+    _ROWS = ("checkpoints",)
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        bad = sum(not one.ok for one in self.checkpoints) + len(self.errors)
+        return f"{counted(len(self.checkpoints) + len(self.errors), 'checkpoint')}, {bad:,} not ok"
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether all were verified, are valid, and loading them runs nothing."""
+        return bool(self.checkpoints) and not self.errors and all(one.ok for one in self.checkpoints)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def passes(self, *, strict: bool) -> bool:
+        """Tell whether all were verified and are fine, and if warnings fail, their safety is known, too."""
+        return not self.errors and all(one.passes(strict=strict) for one in self.checkpoints)
+
+
+def verify_all(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    only: Collection[str] = CHECKS,
+    strict: bool = False,
+    jobs: int | None = None,
+    exclude: Sequence[str] = (),
+    max_depth: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Verifications:
+    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
+
+    Args:
+        paths: Files, or directories of checkpoints; one, or several.
+        only: The checks to run.
+        strict: Whether warnings fail their check.
+        jobs: Number of threads for each checkpoint; by default the processors that this process may use, or
+            one where an executor does it.
+        exclude: Globs of what to skip in directories.
+        max_depth: How many levels to descend at most.
+        executor: Verifies the checkpoints, each as one task: that of Dask, of mpi4py, or one of
+            ``concurrent.futures``. Its workers need ckpttool, and the files under the same absolute paths.
+        progress: Told what is read.
+
+    Raises:
+        CheckpointError: A path can't be read, or there is no checkpoint.
+    """
+    from ckpttool.ops.verify import unreadable
+
+    found: list[Unit | CheckpointError] = []
+    own = [os.fspath(one) for one in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    for path in own:
+        found += _find(path, exclude, max_depth)
+    tasks = [
+        VerifyTask(unit=one, only=tuple(only), strict=strict, jobs=jobs, is_named=one.path in own)
+        for one in found
+        if isinstance(one, Unit)
+    ]
+    verdicts: list[Verification] = []
+    errors: list[CheckpointError] = []
+    with closing(verify_tasks(tasks, executor, progress or no_progress)) as results:
+        for one in found:
+            result = TaskResult(error=one) if isinstance(one, CheckpointError) else next(results)
+            if result.verification is not None:
+                verdicts.append(result.verification)
+            elif result.error is not None and (result.is_lost or one.path in own or fs.is_remote(one.path)):
+                errors.append(result.error)
+            elif result.error is not None:
+                verdicts.append(unreadable(result.error))
+    return Verifications(tuple(verdicts), tuple(errors))
+
+
+def _find(path: str, exclude: Sequence[str], max_depth: int | None) -> list[Unit | CheckpointError]:
+    """Return the checkpoints at a path, and what in it can't be looked at."""
+    errors: list[CheckpointError] = []
+    walk = Walk(exclude=Globs(exclude, path), max_depth=max_depth, on_error=errors.append)
+    units = sorted(discover(path, walk), key=lambda unit: natural_path(unit.path))
+    require_any(path, units, errors)
+    if [unit.path for unit in units] == [path]:
+        return [*units, *errors]
+    whole = unaffected_units(units, [path]).whole
+    return [*(replace(unit, path=shown(unit.path)) for unit in whole), *errors]
+
+
+def require_any(path: str, units: Sequence[Unit], errors: Sequence[CheckpointError]) -> None:
+    """Require that something was found in a directory, be it what can't be read."""
+    if units:
+        return
+    for error in errors:
+        if fs.normpath(error.path) == fs.normpath(path):
+            raise error
+    if not errors:
+        with Probe(path) as probe:
+            raise recognition_error(probe)

@@ -1,0 +1,172 @@
+"""Which of many checkpoints a process verifies, and which of them in full.
+
+A job array splits them with nobody to tell its tasks which is whose: each finds all of them, and makes the
+same parts of them. A sample takes turns, so that in the course of some days each checkpoint is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from math import ceil
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, option
+from ckpttool.io.executors import require_address
+
+_PART = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
+_OPENING = 1 << 20
+"""To open a checkpoint takes about as long as to read so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of several equal parts of the work; the first has the number 1."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Return the part of a text such as ``3/8``."""
+        match = _PART.fullmatch(text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise UsageError(f"no part: {text!r} (such as 1/8 to 8/8)")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number:,} of {self.of:,}"
+
+
+def split(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
+    """Return the number of each checkpoint's part: the largest come first, each to the part with the least.
+
+    Args:
+        sizes: The bytes of each checkpoint, by its path, in any order.
+        parts: How many parts there are.
+    """
+    loads = [(0, number) for number in range(1, parts + 1)]
+    heapify(loads)
+    numbers: dict[str, int] = {}
+    for path, nbytes in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        load, number = loads[0]
+        numbers[path] = number
+        heapreplace(loads, (load + nbytes + _OPENING, number))
+    return numbers
+
+
+def digest_of_work(sizes: Mapping[str, int], asked: Iterable[str]) -> str:
+    """Return a hash of what was found and what is asked of it: parts with the same one belong together."""
+    from hashlib import sha256
+
+    running = sha256()
+    for word in (*asked, *(f"{path}\0{nbytes}" for path, nbytes in sorted(sizes.items()))):
+        running.update(word.encode("utf-8", "surrogateescape") + b"\n")
+    return running.hexdigest()[:32]
+
+
+# Samples --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How much is read in full: a fraction of all bytes, or so many of them."""
+
+    fraction: float | None = None
+    nbytes: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Sample:
+        """Return the sample of a text such as ``5%`` or ``10G``."""
+        from ckpttool.core import amounts
+
+        if (match := _PERCENT.fullmatch(text)) is None:
+            sample = cls(nbytes=amounts.nbytes(text))
+            is_possible = sample.nbytes > 0
+        else:
+            sample = cls(float(match[1]) / 100)
+            is_possible = 0 < float(match[1]) <= 100
+        if not is_possible:
+            raise UsageError(f"no sample: {text!r} (such as 5% or 10G)")
+        return sample
+
+    def fraction_of(self, nbytes: int) -> float:
+        """Return which part of some bytes is read in full."""
+        if self.fraction is not None:
+            return self.fraction
+        return min(1.0, self.nbytes / nbytes) if nbytes else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint that may be read in full.
+
+    Attributes:
+        has_record: Whether there is a manifest, in which is written down when it was read in full.
+        read_at: When that was, as its text sorts; empty for never.
+    """
+
+    path: str
+    nbytes: int
+    has_record: bool = False
+    read_at: str = ""
+
+
+def choose(candidates: Sequence[Candidate], sample: Sample, day: int) -> set[str]:
+    """Return the paths of the checkpoints that are read in full on a day.
+
+    Of those with a record, it is the ones least recently read, until their share of the bytes is full. Each
+    of the others has its turn once in as many days as there are samples in the whole.
+    """
+    fraction = sample.fraction_of(sum(one.nbytes for one in candidates))
+    recorded = [one for one in candidates if one.has_record]
+    chosen: set[str] = set()
+    room = fraction * sum(one.nbytes for one in recorded)
+    for one in sorted(recorded, key=lambda one: (one.read_at, one.path)):
+        if chosen and room < 1:
+            break
+        chosen.add(one.path)
+        room -= one.nbytes
+    days = ceil(1 / fraction)
+    chosen |= {one.path for one in candidates if not one.has_record and _turn(one.path, days) == day % days}
+    return chosen
+
+
+def _turn(path: str, days: int) -> int:
+    from hashlib import sha256
+
+    digest = sha256(path.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") % days
+
+
+# Options --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a process does of the work on many checkpoints, and who does it: each attribute is an option."""
+
+    part: Part | None = option(
+        "--part",
+        metavar="I/N",
+        help="Take only part I of N, in which a job array splits the checkpoints.",
+        parse=Part.parse,
+        panel=SELECTION_PANEL,
+    )
+    sample: Sample | None = option(
+        "--sample",
+        metavar="5%|10G",
+        help="Read only so much in full, the least recently read first; of the rest, check the structure.",
+        parse=Sample.parse,
+        panel=SELECTION_PANEL,
+    )
+    executor: str | None = option(
+        "--executor",
+        metavar="dask://HOST:PORT",
+        help="Spread the checkpoints over a Dask cluster.",
+        parse=require_address,
+        panel=EXECUTION_PANEL,
+    )
