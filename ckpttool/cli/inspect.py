@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,9 +77,10 @@ def inspect(
 
 def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
     from ckpttool.formats import open_checkpoint
+    from ckpttool.io.zip_reader import by_directory
     from ckpttool.ops.inspect import inspection
 
-    with open_checkpoint(_newest_in(path)) as checkpoint:
+    with nullcontext() if stats else by_directory(), open_checkpoint(_newest_in(path)) as checkpoint:
         return inspection(
             checkpoint, filter=filter, stats=stats, progress=partial(progress, "reading values")
         )

@@ -106,6 +106,10 @@ class RemoteSource(Source):
         """Return what the store calls the version that is read."""
         return self._object.version
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._is_closed = True
 

@@ -108,6 +108,11 @@ class Source(Readable):
             done += count
 
     @property
+    def is_remote(self) -> bool:
+        """Tell whether each read is a request to a store."""
+        return False
+
+    @property
     def begin(self) -> int:
         """Return where in the file the first byte lies that is read with the offset 0."""
         return 0
@@ -185,6 +190,10 @@ class Part(Source):
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         self.check(offset, len(buffer), where)
         self._whole.read_into(self.base + offset, buffer, where)
+
+    @property
+    def is_remote(self) -> bool:
+        return self._whole.is_remote
 
     @property
     def begin(self) -> int:

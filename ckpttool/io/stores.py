@@ -14,13 +14,21 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core.errors import MissingPackage
+from ckpttool.core.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ObstoreStore
 
 _RETRIES = 5
 _RETRY_SECONDS = 60
+_AWS_KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "token",
+    "region": "region",
+    "endpoint_url": "endpoint",
+}
+"""What AWS's files call what obstore is told."""
 _TIMEOUT_SECONDS, _CONNECT_SECONDS = 60, 10
 _LEAST_PART = 1 << 24
 _MOST_PARTS = 10_000
@@ -215,9 +223,9 @@ def _obstore_store(root: str, headers: Mapping[str, str]) -> ObstoreStore:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise MissingPackage(
-            root, "reading from stores needs obstore", expected="pip install obstore"
-        ) from error
+        from ckpttool.core.extras import install_command
+
+        raise MissingPackage(root, "stores need obstore", expected=install_command("cloud")) from error
     options: Any = {
         "timeout": timedelta(seconds=_TIMEOUT_SECONDS),
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
@@ -227,8 +235,37 @@ def _obstore_store(root: str, headers: Mapping[str, str]) -> ObstoreStore:
     if root.startswith("http:") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         options["allow_http"] = True
     retries: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    config: Any = _aws_profile() if root.startswith("s3") else {}
     with _as_os_errors(root):
-        return from_url(root, client_options=options, retry_config=retries)
+        return from_url(root, config=config, client_options=options, retry_config=retries)
+
+
+def _aws_profile() -> dict[str, str]:
+    """Return the keys and the region of the user's profile, where the environment names no keys.
+
+    Source: https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-files.html
+    """
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return {}
+    from configparser import Error, RawConfigParser
+
+    profile = os.environ.get("AWS_PROFILE", "default")
+    files = {
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"): f"profile {profile}",
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"): profile,
+    }
+    found: dict[str, str] = {}
+    for path, section in files.items():
+        parser = RawConfigParser()
+        try:
+            parser.read(os.path.expanduser(path), encoding="utf-8")
+        except (Error, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} can't be read as AWS's tools do: {type(error).__name__}") from error
+        name = profile if section != profile and profile == "default" else section
+        if parser.has_section(name):
+            values = parser[name]
+            found |= {key: values[name] for name, key in _AWS_KEYS.items() if name in values}
+    return found
 
 
 def _object_status(found: Mapping[str, Any]) -> ObjectStatus:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ _SATURATED16 = 0xFFFF
 _ENCRYPTED, _PATCHED, _UTF8 = 0x0001, 0x0020, 0x0800
 _DESCRIPTOR_MAGIC = b"PK\x07\x08"
 _HAS_DESCRIPTOR, _LONGEST_DESCRIPTOR = 0x0008, 24
+_DESCRIPTORS = (12, 16, 20, 24)
+_ALIGNMENT = 64
+_by_directory: ContextVar[bool] = ContextVar("by_directory", default=False)
 _PADDING_EXTRA = 0x4246
 _HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
 _SMALL, _READ_AHEAD = 1 << 12, 1 << 16
@@ -102,8 +106,15 @@ class Archive:
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """Return all records in the order of the file, having compared every local header."""
+        """Return all records in the order of the file, having compared every local header.
+
+        In ``by_directory`` those of an object in a store are not read, if the directory leaves no doubt.
+        """
         in_file_order = sorted(self._listed, key=lambda member: member.header)
+        if self.source.is_remote and _by_directory.get():
+            located = locate_by_directory(in_file_order, self._directory.offset)
+            if located is not None:
+                return tuple(located)
         self.source.prefetch(_header_ranges(in_file_order, self._directory.offset))
         return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
 
@@ -302,6 +313,38 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
         previous = _locate_member(headers, member, boundary, findings)
         located.append(previous)
     return located
+
+
+@contextmanager
+def by_directory() -> Iterator[None]:
+    """Believe the directories of zips in stores, for a look at what they hold, which gives no verdict.
+
+    To compare the local headers takes a request for each large record, of which there may be hundreds.
+    """
+    token = _by_directory.set(True)
+    try:
+        yield
+    finally:
+        _by_directory.reset(token)
+
+
+def locate_by_directory(members: list[Member], end: int) -> list[Member] | None:
+    """Return the members with their payload offsets, as the directory implies them; None where it doesn't.
+
+    What lies before the next record is the payload, and behind it a data descriptor if there is one, which
+    has one of four lengths. PyTorch, which writes them, has payloads begin at multiples of 64.
+    """
+    located = []
+    boundaries = [*(member.header for member in members), end][1:]
+    for member, boundary in zip(members, boundaries, strict=True):
+        has_descriptor = bool(member.flags & _HAS_DESCRIPTOR)
+        starts = [boundary - member.stored - nbytes for nbytes in (_DESCRIPTORS if has_descriptor else (0,))]
+        first = member.header + _LOCAL.size + len(member.raw_name)
+        possible = [one for one in starts if one >= first and not (has_descriptor and one % _ALIGNMENT)]
+        if len(possible) != 1:
+            return None
+        located.append(Member(*member[:-1], possible[0]))
+    return located if not members or members[0].header == 0 else None
 
 
 def _header_ranges(members: Sequence[Member], end: int) -> Iterator[tuple[int, int]]:

@@ -141,6 +141,21 @@ def large_torch(path: Path) -> None:
     torch.save({f"w{number}": torch.zeros(1 << 20) for number in range(4)}, path)
 
 
+def test_a_look_at_a_zip_asks_for_none_of_its_many_headers(web: WebServer, tmp_path: Path, run: Run) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({f"w{number}": torch.zeros(1 << 14) for number in range(200)}, tmp_path / "m.pth")
+    web.files["/m.pth"] = tmp_path / "m.pth"
+    url = f"{web.url}/m.pth"
+    there = run("inspect", "--json", "--all", url).out.replace(url, "PATH")
+    assert len(web.requests) < 10
+    assert web.nbytes < MB
+    assert there == run("inspect", "--json", "--all", tmp_path / "m.pth").out.replace(
+        f"{tmp_path}/m.pth", "PATH"
+    )
+    with open_checkpoint(url):  # whoever reads values compares the headers
+        assert len(web.requests) > 100
+
+
 @pytest.mark.parametrize(
     "write, name",
     [(large_safetensors, "m.safetensors"), (large_npz, "m.npz"), (large_torch, "m.pth")],
@@ -321,6 +336,22 @@ def test_a_token_goes_to_no_other_host(web: WebServer, monkeypatch: pytest.Monke
         assert other.requests
         assert all("authorization" not in asked.headers for asked in other.requests)
     assert all(asked.headers["authorization"] == "Bearer secret" for asked in web.requests)
+
+
+def test_keys_of_a_profile(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.upload(FILES / "series" / "model_epoch_1.pth", "m.pth")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    (tmp_path / "config").write_text("[profile mine]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    assert verify(s3.url("m.pth")).is_valid
+    (tmp_path / "config").write_text("no section")
+    remote.forget()
+    with pytest.raises(UsageError, match="config can't be read"):
+        verify(s3.url("m.pth"))
 
 
 def test_other_protocols_by_fsspec(run: Run) -> None:

@@ -24,6 +24,7 @@ from ckpttool.formats.discovery import unit_of
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_probe, open_unit
 from ckpttool.io import fs
+from ckpttool.io.zip_reader import by_directory
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.runs.members.entry import Entry, Number
 from ckpttool.runs.members.needs import needed_paths
@@ -70,7 +71,7 @@ def _entry_from(
     unit: Unit, files: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
 ) -> Entry | None:
     try:
-        with fs.answers_below(os.path.dirname(unit.path)), opened() as checkpoint:
+        with by_directory(), fs.answers_below(os.path.dirname(unit.path)), opened() as checkpoint:
             return _sound_entry(unit, files, checkpoint, holds_others)
     except NotFound:
         return None

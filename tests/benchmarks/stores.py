@@ -1,0 +1,152 @@
+"""``python -m tests.benchmarks.stores``: what reading from a store costs in requests and bytes, as a table.
+
+Checkpoints of 1 GiB, 256 tensors each, lie on a local server that answers as Amazon S3 does; a proxy in front
+of it counts. ``--peer PYTHON`` names a Python with s3fs and h5py, which lists what is in the same objects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.benchmarks import data, frameworks
+from tests.support.stores import Bucket, client_of, environment, new_bucket
+
+_PEER = """
+import json, struct, sys, zipfile
+import s3fs
+files = s3fs.S3FileSystem(client_kwargs={"endpoint_url": sys.argv[1]}, key="x", secret="y")
+with files.open(sys.argv[2], "rb", block_size=1 << 16, cache_type="readahead") as file:
+    head = file.read(8)
+    if head.startswith(b"PK"):
+        print(len(zipfile.ZipFile(file).namelist()))
+    elif head.startswith(b"\\x89HDF"):
+        import h5py
+        names = []
+        h5py.File(file).visititems(lambda name, item: names.append((name, getattr(item, "shape", None))))
+        print(len(names))
+    else:
+        print(len(json.loads(file.read(struct.unpack("<Q", head)[0]))))
+"""
+
+
+_MEBIBYTES = 1024
+_CHECKPOINTS: dict[str, Callable[[Path, int], None]] = {
+    "a PyTorch zip": data.write_zip,
+    "safetensors": data.write_safetensors,
+    "a TensorFlow checkpoint": partial(frameworks.write, frameworks.TENSORFLOW),
+    "Keras weights": partial(frameworks.write, frameworks.KERAS),
+    "a DCP directory": partial(frameworks.write, frameworks.DCP),
+}
+_NAMES = {
+    "a PyTorch zip": "model.pth",
+    "safetensors": "model.safetensors",
+    "a TensorFlow checkpoint": "ckpt",
+    "Keras weights": "model.weights.h5",
+    "a DCP directory": "dcp",
+}
+
+
+class Counter:
+    """A proxy that counts the requests and the bytes of the answers."""
+
+    def __init__(self, port: int) -> None:
+        self.requests = self.nbytes = 0
+        lock = threading.Lock()
+        counter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                connection.request(self.command, self.path, body, dict(self.headers.items()))
+                answer = connection.getresponse()
+                content = answer.read()
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                        self.send_header(name, value)
+                length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+                self.send_header("Content-Length", length or "0")
+                self.end_headers()
+                self.wfile.write(content)
+                with lock:
+                    counter.requests += 1
+                    counter.nbytes += len(content)
+
+            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+
+            def log_message(self, format: str, *values: object) -> None:
+                """Keep silent."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def of(self, command: list[str], variables: dict[str, str]) -> tuple[int, int]:
+        """Return how many requests a command makes, and how many bytes it gets."""
+        self.requests = self.nbytes = 0
+        subprocess.run(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, check=True)
+        return self.requests, self.nbytes
+
+
+def main() -> None:
+    """Print the table."""
+    from moto.server import ThreadedMotoServer
+
+    parser = argparse.ArgumentParser("python -m tests.benchmarks.stores", description=__doc__)
+    parser.add_argument("--peer", metavar="PYTHON", help="a Python with s3fs")
+    options = parser.parse_args()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    counter = Counter(port)
+    bucket = new_bucket(client_of(f"http://{host}:{port}"))
+    print("| command | requests | MB | s3fs: requests | MB | download: MB |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    with TemporaryDirectory() as directory:
+        for name, write in _CHECKPOINTS.items():
+            folder = Path(directory) / name.replace(" ", "-")
+            folder.mkdir()
+            path = folder / _NAMES.get(name, name)
+            write(path, _MEBIBYTES)
+            _row(name, path, bucket, counter, options.peer)
+            shutil.rmtree(folder)
+
+
+def _row(name: str, path: Path, bucket: Bucket, counter: Counter, peer: str | None) -> None:
+    files = [one for one in path.parent.rglob("*") if one.is_file()]
+    names = [file.relative_to(path.parent).as_posix() for file in files]
+    for file, key in zip(files, names, strict=True):
+        bucket.client.upload_file(str(file), bucket.name, key)
+    variables = environment(counter.url)
+    command = [sys.executable, "-m", "ckpttool", "inspect", "-q", bucket.url(path.name)]
+    requests, nbytes = counter.of(command, variables)
+    theirs = ["–", "–"]
+    if peer is not None and path.is_file():
+        count, received = counter.of(
+            [peer, "-c", _PEER, counter.url, f"{bucket.name}/{path.name}"], variables
+        )
+        theirs = [str(count), f"{received / 1e6:.2f}"]
+    total = sum(file.stat().st_size for file in files) / 1e6
+    for key in names:
+        bucket.client.delete_object(Bucket=bucket.name, Key=key)
+    print(f"| inspect {name} | {requests} | {nbytes / 1e6:.2f} | {theirs[0]} | {theirs[1]} | {total:,.0f} |")
+
+
+if __name__ == "__main__":
+    main()
