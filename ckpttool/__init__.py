@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
     from ckpttool.ops.verify_all import Verifications, verify_all
+    from ckpttool.runs.copying import Copied, copy
     from ckpttool.runs.listing import list_checkpoints
     from ckpttool.runs.pointers.pins import pin, unpin
     from ckpttool.runs.pruning.prune import prune
@@ -57,6 +58,7 @@ __all__ = [
     "CheckpointError",
     "ConvertOptions",
     "Converted",
+    "Copied",
     "DamagedCheckpoint",
     "DiffOptions",
     "Difference",
@@ -83,6 +85,7 @@ __all__ = [
     "Verification",
     "Verifications",
     "convert",
+    "copy",
     "diff",
     "inspect",
     "latest",
@@ -111,6 +114,7 @@ _HOMES = {
     "ops.verify": ("verify",),
     "ops.verify_all": ("Verifications", "verify_all"),
     "core.report": ("Finding", "Severity"),
+    "runs.copying": ("Copied", "copy"),
     "runs.listing": ("list_checkpoints",),
     "runs.pointers.pins": ("pin", "unpin"),
     "runs.pruning.request": ("PruneRequest",),

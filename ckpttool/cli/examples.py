@@ -196,6 +196,20 @@ CLOSINGS: Mapping[str, Closing] = {
         },
         f"{_REFERENCE}/merge.md",
     ),
+    "copy": Closing(
+        (
+            Example("Copy all checkpoints in a directory to a bucket", "ckpttool copy runs s3://bucket/runs"),
+            Example("Keep the newest 5 of each run there", "ckpttool copy runs s3://bucket/runs --keep 5"),
+            Example("Fetch one", "ckpttool copy s3://bucket/runs/exp1/checkpoint-500 ."),
+            Example("Show what would be copied", "ckpttool copy -n runs /mnt/backup/runs"),
+        ),
+        {
+            0: "DST has every checkpoint, byte for byte",
+            1: "one is invalid, or DST has another one of its name",
+            2: "something can't be read or written",
+        },
+        f"{_REFERENCE}/copy.md",
+    ),
     "prune": Closing(
         (
             Example("Show what would be removed", "ckpttool prune runs --keep 3 --dry-run"),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
+from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, read_note
 from ckpttool.formats.foreign import SUFFIXES, Foreign, recognise_foreign
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
@@ -157,10 +158,12 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
     """Yield what lies in a directory, and those below it that are to be descended into."""
     path, depth, parts = directory
     try:
+        listed = scan(path)
+        copied = _names_being_copied(path, listed, walk) if COPYING in listed else frozenset()
         everything = {
             name: entry
-            for name, entry in scan(path).items()
-            if not name.startswith(OWN_PREFIX) and name not in _NEVER_ENTERED
+            for name, entry in listed.items()
+            if not name.startswith(OWN_PREFIX) and name not in _NEVER_ENTERED and name not in copied
         }
         sets = sets_in(path, everything)
     except CheckpointError as error:
@@ -192,6 +195,20 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
             yield checkpoint
         elif is_descended_into:
             yield _Subdirectory(entry.path, depth + 1, parts_below)
+
+
+def _names_being_copied(
+    directory: str, listed: Mapping[str, os.DirEntry[str]], walk: Walk
+) -> Collection[str]:
+    """Return what in a directory belongs to checkpoints of which not all is there yet; each is an error."""
+    names: set[str] = set()
+    for name, members in read_note(os.path.join(directory, COPYING)).items():
+        there = set(listed) if EVERYTHING in members else {*members, name} & listed.keys()
+        if there - {COPYING}:
+            path = directory if EVERYTHING in members else os.path.join(directory, name)
+            walk.on_error(interrupted_copy(path))
+        names |= there
+    return names
 
 
 def _report(error: CheckpointError, walk: Walk) -> None:

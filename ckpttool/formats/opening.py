@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.report import Finding, error
+from ckpttool.formats.copy_notes import COPYING, interrupted_copy
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.readings import add_readings, further_readings
 from ckpttool.io import fs
@@ -77,6 +78,8 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
     What those readings say of one that can't be opened is in the ``safety`` of the error.
     """
     is_file = not probe.is_directory and not isinstance(format, SetFormat)
+    if COPYING in probe.entries:
+        raise interrupted_copy(probe.path)
     try:
         checkpoint = format.open(probe)
     except DamagedCheckpoint as failure:

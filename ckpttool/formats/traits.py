@@ -108,6 +108,18 @@ _SAVED_MODEL = re.compile(
     re.DOTALL,
 )
 
+_COMMIT_MARKER = re.compile(
+    r"\.metadata|_SUCCESS|saved_model\.pb(txt)?|.*[._-]index(\.fp16|\.[a-z]+)?\.json|.*\.index|.*\.weights\.json"
+    r"|trainer_state\.json|commit_success\.txt",
+    re.DOTALL,
+)
+
+
+def is_commit_marker(name: str) -> bool:
+    """Tell whether a file of this name makes its checkpoint whole: without it there is none, or a part."""
+    return _COMMIT_MARKER.fullmatch(name) is not None
+
+
 TRAITS: Mapping[str, Traits] = {
     "pytorch": Traits(
         title="PyTorch",

@@ -82,6 +82,11 @@ class FsspecStore(Store):
             raise Replaced(url)
         return found
 
+    def remove(self, name: str, of: ObjectStatus) -> None:
+        self.require_replaceable(name, of)
+        with _as_os_errors(f"{self.root}/{name}"):
+            self._files.rm_file(self._path(name))
+
     def _info(self, name: str) -> Mapping[str, Any]:
         with _as_os_errors(f"{self.root}/{name}"):
             self._files.invalidate_cache()

@@ -61,18 +61,18 @@ class Manifest:
     def digests(self) -> Mapping[str, frozenset[str]]:
         """Return what it says of each file, by absolute path; twice the same file has several."""
         digests: dict[str, frozenset[str]] = {}
-        directory = os.path.dirname(os.path.abspath(self.path))
+        directory = os.path.dirname(fs.abspath(self.path))
         for line in self.lines:
-            place = os.path.normpath(os.path.join(directory, line.name))
+            place = fs.normpath(os.path.join(directory, line.name))
             digests[place] = digests.get(place, frozenset()) | {line.digest}
         return digests
 
     def about(self, checkpoint: str, files: Collection[str]) -> Manifest:
         """Return what it says of one checkpoint: of its files, and of what lies in its directory."""
-        inside, directory = checkpoint + os.sep, os.path.dirname(os.path.abspath(self.path))
+        inside, directory = checkpoint + os.sep, os.path.dirname(fs.abspath(self.path))
         lines = []
         for line in self.lines:
-            place = os.path.normpath(os.path.join(directory, line.name))
+            place = fs.normpath(os.path.join(directory, line.name))
             if place in files or place.startswith(inside):
                 lines.append(line)
         return Manifest(self.path, tuple(lines), self.malformed)

@@ -112,6 +112,15 @@ class Store(ABC):
         if replaces is not None and (found is None or not found.matches(replaces)):
             raise Replaced(f"{self.root}/{name}")
 
+    def remove(self, name: str, of: ObjectStatus) -> None:
+        """Remove an object, as far as it still is what its status says.
+
+        Raises:
+            Replaced: It is another one now.
+            FileNotFoundError: There is none any more.
+        """
+        raise OSError(errno.EROFS, "nothing can be removed there", f"{self.root}/{name}")
+
 
 class Replaced(OSError):
     """An object is another one than the one that was asked about."""
@@ -171,6 +180,12 @@ class BucketStore(Store):
         if found.size != size or (answer["e_tag"] and answer["e_tag"] != found.version):
             raise Replaced(url)
         return found
+
+    def remove(self, name: str, of: ObjectStatus) -> None:
+        if not self.status(name).matches(of):
+            raise Replaced(f"{self.root}/{name}")
+        with _as_os_errors(f"{self.root}/{name}"):
+            self._store.delete(name)
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
         """Return the condition that an object is the one that is to be replaced."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ckpttool.io import stores
-from ckpttool.io.stores import Replaced, Store, store_at
+from ckpttool.io import remote, stores
+from ckpttool.io.remote import store_at
+from ckpttool.io.stores import Replaced, Store
 from tests.support.stores import Bucket
 
 PART = stores.part_size(1)
@@ -124,8 +125,8 @@ def _asks(call: Callable[[], object]) -> bool:
 
 def test_what_was_written_is_asked_for_again(s3: Bucket, store: Store) -> None:
     url = s3.url("d/a")
-    assert not _asks(lambda: stores.look_at(url)) and not _asks(lambda: stores.entries(os.path.dirname(url)))
+    assert not _asks(lambda: remote.look_at(url)) and not _asks(lambda: remote.entries(os.path.dirname(url)))
     store.write("d/a", blocks(5), 5, None)
-    stores.forget_at(url)
-    assert stores.look_at(url).object is not None
-    assert [one.name for one in stores.entries(os.path.dirname(url))] == ["a"]
+    remote.forget_at(url)
+    assert remote.look_at(url).object is not None
+    assert [one.name for one in remote.entries(os.path.dirname(url))] == ["a"]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection, ValueStatistics
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.verdict import Verification
+    from ckpttool.runs.copying import Copied
     from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
     from ckpttool.runs.pointers.pin_lists import Pin
     from ckpttool.runs.pruning.explanation import Explanation
@@ -582,6 +583,30 @@ def rename_document(renamed: RenameResult) -> dict[str, Any]:
     }
 
 
+def copy_document(copied: Copied) -> dict[str, Any]:
+    pruned = copied.pruned
+    return {
+        "schema": "ckpttool.copy/1",
+        "destination": copied.destination,
+        "dry_run": copied.dry_run,
+        "complete": copied.is_complete,
+        "checkpoints": [
+            {
+                "path": one.path,
+                "target": one.target,
+                "status": one.status.value,
+                "bytes": one.nbytes,
+                "sent_bytes": one.sent_bytes,
+                "reason": one.why,
+            }
+            for one in copied.checkpoints
+        ],
+        "left_out": list(copied.left_out),
+        "pruned": None if pruned is None else prune_document(pruned),
+        "errors": [_problem(one) for one in copied.problems],
+    }
+
+
 def undo_document(done: Undone) -> dict[str, Any]:
     return {
         "schema": "ckpttool.undo/1",
@@ -631,6 +656,7 @@ def config_document(path: str | None, entries: Sequence[ConfigEntry]) -> dict[st
 
 _MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Converted": convert_document,
+    "Copied": copy_document,
     "Difference": diff_document,
     "Inspection": lambda one: inspect_document([one]),
     "Latest": latest_document,

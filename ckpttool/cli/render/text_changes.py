@@ -22,6 +22,7 @@ from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:
     from ckpttool.ops.conversion import Converted
+    from ckpttool.runs.copying import CheckpointCopy, Copied
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.explanation import Explanation
     from ckpttool.runs.pruning.prune import Pruned
@@ -391,6 +392,63 @@ def _undo_total(done: Undone) -> str:
     problem = done.problems[0]
     why = problem.why if isinstance(problem, NotUndone) else problem.message
     return f"{nothing}: {printable(f'{os.path.basename(problem.path)}: {why}')}{others}"
+
+
+# copy -----------------------------------------------------------------------------------------------
+
+
+_COPY_VERBS = {
+    "copied": "copied",
+    "present": "already there",
+    "differs": "differs",
+    "invalid": "not copied",
+    "failed": "not copied",
+}
+
+
+def copy_text(copied: Copied, *, width: int | None = None, colour: bool = False) -> str:
+    """Return a line for each checkpoint, and what it comes to."""
+    return "\n".join([*_copy_lines(copied, width, colour), _copy_total(copied)])
+
+
+def _copy_lines(copied: Copied, width: int | None, colour: bool) -> Iterator[str]:
+    rows = [(_copy_verb(one, copied.dry_run), one, _copy_detail(one)) for one in copied.checkpoints]
+    verbs = max((len(verb) for verb, _, _ in rows), default=0)
+    names = [printable(one.path) for one in copied.checkpoints]
+    if width is not None:
+        widest = max((display_width(detail) for _, _, detail in rows), default=0)
+        room = width - verbs - 2 * len("  ") - min(widest, _WIDEST_REASON)
+        names = shorten_names(names, max(room, NARROWEST_TEXT))
+    widest = max(map(display_width, names), default=0)
+    for name, (verb, one, detail) in zip(names, rows, strict=True):
+        head = f"{pad(verb, verbs)}  {pad(name, widest)}  "
+        for line in hanging_lines(head, detail, width, verbs + 2):
+            yield styled(line, Style.YELLOW, colour and not one.is_there)
+
+
+def _copy_verb(one: CheckpointCopy, dry_run: bool) -> str:
+    return "would copy" if dry_run and one.status.value == "copied" else _COPY_VERBS[one.status.value]
+
+
+def _copy_detail(one: CheckpointCopy) -> str:
+    if one.why is None:
+        return file_size(one.nbytes)
+    return printable(f"invalid: {one.why}" if one.status.value == "invalid" else one.why)
+
+
+def _copy_total(copied: Copied) -> str:
+    sent = [one for one in copied.checkpoints if one.status.value == "copied"]
+    present = sum(one.status.value == "present" for one in copied.checkpoints)
+    checkpoints = counted(len(copied.checkpoints), "checkpoint")
+    verb = "would copy" if copied.dry_run else "copied"
+    parts = [f"{verb} {len(sent):,} of {checkpoints} ({file_size(sum(one.sent_bytes for one in sent))})"]
+    if present:
+        parts.append(f"{present:,} already there")
+    if others := len(copied.checkpoints) - len(sent) - present:
+        parts.append(f"{others:,} not copied")
+    if copied.left_out:
+        parts.append(f"{len(copied.left_out):,} that no rule keeps")
+    return ", ".join(parts)
 
 
 # convert, merge -------------------------------------------------------------------------------------

@@ -1,0 +1,136 @@
+"""``ckpttool copy``: checkpoints in another place, on a disk or in a store."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from ckpttool.cli.options import (
+    Depth,
+    Given,
+    Jobs,
+    Json,
+    OptionsOf,
+    PathText,
+    Quiet,
+    Yes,
+    path_argument,
+    typer_option,
+)
+from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say_error, say_warning, terminal_width
+from ckpttool.core.options import EXECUTION_PANEL
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.scope import Scope
+
+if TYPE_CHECKING:
+    from ckpttool.cli.consent import Consent
+    from ckpttool.runs.copying import Copied
+    from ckpttool.runs.pruning.planning import PrunePlan
+
+Sources = Annotated[
+    list[PathText], path_argument("SRC...", "Checkpoints, or directories of checkpoints; paths or URLs.")
+]
+Destination = Annotated[PathText, path_argument("DST", "The directory to copy them to; a path or a URL.")]
+Force = Annotated[
+    bool,
+    typer_option("--force", help="Replace a different checkpoint of the same name.", panel=EXECUTION_PANEL),
+]
+Verify = Annotated[
+    Depth,
+    typer_option(
+        "--verify",
+        help="First verify only the structure, or every byte, of what is copied. [default: full]",
+        panel=EXECUTION_PANEL,
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer_option("--dry-run", "-n", help="Show what would be copied; copy nothing.", panel=EXECUTION_PANEL),
+]
+
+
+def copy(
+    sources: Sources,
+    destination: Destination,
+    *,
+    rules: Annotated[Given, OptionsOf(Policy)],
+    scope: Annotated[Given, OptionsOf(Scope)],
+    force: Force = False,
+    verify: Verify = Depth.FULL,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    jobs: Jobs = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Copy checkpoints to another disk, or to or from an object store.
+
+    Only valid checkpoints are copied, and each file is proven to have arrived. What is there already is not
+    sent again, so an interrupted copy goes on. With rules, DST keeps what they keep, and the rest is removed.
+    """
+    from ckpttool.cli.consent import Consent
+    from ckpttool.cli.progress import ProgressLines
+    from ckpttool.runs.copying import CopyRequest, carry_out, keep_policy, plan_copy
+
+    request = CopyRequest(
+        sources=tuple(map(str, sources)),
+        destination=str(destination),
+        policy=Policy(**rules) if rules else None,
+        force=force,
+        depth=verify.value,
+        jobs=jobs,
+        **scope,
+    )
+    lines = ProgressLines()
+    with lines("looking for checkpoints", None):
+        plan = plan_copy(request)
+    with lines.of_all(one.work for one in plan.copies) as progress:
+        copied = carry_out(plan, dry_run=dry_run, progress=progress)
+    if not (json or quiet):
+        from ckpttool.cli.render.text_changes import copy_text
+
+        print(copy_text(copied, width=terminal_width(sys.stdout), colour=has_colour(sys.stdout)), flush=True)
+    consent = Consent(is_given=yes)
+    copied = keep_policy(
+        copied,
+        request,
+        confirm=lambda planned: _agrees(planned, consent, is_silent=json or quiet),
+        progress=lines,
+    )
+    return _report(copied, json=json, quiet=quiet)
+
+
+def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool:
+    """Show what the rules remove at the destination, and ask."""
+    from ckpttool.cli.render.text_changes import plan_text, question
+
+    stream = sys.stderr if is_silent else sys.stdout
+    if consent.asks or not is_silent:
+        text = plan_text(planned.plan.groups, width=terminal_width(stream), colour=has_colour(stream))
+        print(f"\n{text}\n", file=stream, flush=True)
+    return consent.to(question(planned.plan, trash=False))
+
+
+def _report(copied: Copied, *, json: bool, quiet: bool) -> int:
+    """Print what is left to say, and return the exit status."""
+    from ckpttool.runs.copying import CopyStatus
+
+    for warning in copied.warnings if not quiet else ():
+        say_warning(warning)
+    for one in copied.checkpoints if json or quiet else ():
+        if not one.is_there:
+            say_error(f"{one.path}: not copied: {one.why}")
+    pruned = copied.pruned
+    for problem in (*copied.problems, *(pruned.problems if pruned else ())):
+        say_error(f"{problem.path}: {problem.message}")
+    if json:
+        from ckpttool.cli.render.json import copy_document
+
+        print_json(copy_document(copied))
+    elif pruned is not None and not quiet:
+        from ckpttool.cli.render.text_changes import total_line
+
+        print(total_line(pruned))
+    if copied.problems or any(one.status is CopyStatus.FAILED for one in copied.checkpoints):
+        return COULD_NOT
+    return int(not copied.is_complete or (pruned is not None and bool(pruned.problems or pruned.declined)))

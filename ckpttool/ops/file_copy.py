@@ -1,0 +1,325 @@
+"""One file copied to a disk or into a store, and proven to be there.
+
+A store that makes its versions of the bytes themselves, as S3 does by MD5, has proven by the version that
+they arrived. All others are read back, and so is a disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.formats.copy_notes import dumps_note, read_note
+from ckpttool.io import fs
+from ckpttool.io.atomic import write_atomically
+from ckpttool.io.fs import open_source
+from ckpttool.io.source import Source
+from ckpttool.io.work import Advance, no_advance
+
+if TYPE_CHECKING:
+    from ckpttool.io.stores import ObjectStatus
+
+_BLOCK = 1 << 23
+_REMOTE_BLOCK = 1 << 25
+"""What is asked of a store at once: a request takes some time, however few bytes it is for."""
+_ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
+_PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
+"""How large the parts are in which other programs upload: boto3 and the AWS tools first."""
+
+
+class ContentTag:
+    """The version that S3 gives to bytes: their MD5, or that of the MD5s of parts."""
+
+    def __init__(self, size: int, part: int) -> None:
+        self._parts: list[Any] = []
+        self._part, self._room, self._has_parts = part, 0, size > part
+
+    def update(self, block: bytes) -> None:
+        view = memoryview(block)
+        while view:
+            if not self._room:
+                self._parts.append(hashlib.md5(usedforsecurity=False))
+                self._room = self._part
+            self._parts[-1].update(view[: self._room])
+            taken = min(len(view), self._room)
+            view, self._room = view[taken:], self._room - taken
+
+    @property
+    def value(self) -> str:
+        digests = [one.digest() for one in self._parts]
+        if not self._has_parts:
+            return (digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()).hex()
+        return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
+
+
+def _tag_like(version: str, size: int) -> ContentTag | None:
+    """Return what may come to a version that a store gave; None if it isn't made of bytes."""
+    from ckpttool.io.stores import part_size
+
+    if (match := _ETAG.fullmatch(version)) is None:
+        return None
+    if match[2] is None:
+        return ContentTag(size, max(size, 1))
+    sizes = (part_size(size), *_PARTS_OF_OTHERS)
+    part = next((one for one in sizes if -(-size // one) == int(match[2])), None)
+    return None if part is None else ContentTag(size, part)
+
+
+def same_content(path: str, other: str, advance: Advance = no_advance) -> bool:
+    """Tell whether a file has the bytes of another, which is proven; either may lie in a store.
+
+    Raises:
+        CheckpointError: One of them can't be read.
+    """
+    with open_source(path) as source, open_source(other) as target:
+        if source.size != target.size:
+            return False
+        if _tag_proves(source, target, advance):
+            return True
+        return all(one == two for one, two in zip(_blocks(source, advance), _blocks(target), strict=True))
+
+
+def _tag_proves(source: Source, target: Source, advance: Advance) -> bool:
+    version, own = _version(target), _version(source)
+    if version and version == own and _ETAG.fullmatch(version):
+        return True
+    tag = None if own else _tag_like(version, target.size)
+    if tag is None:
+        return False
+    for block in _blocks(source, no_advance):
+        tag.update(block)
+    if tag.value != version.strip('"'):
+        return False
+    advance(source.size)
+    return True
+
+
+def _version(source: Source) -> str:
+    """Return the version of an object; a file on a disk has none."""
+    return source.version if fs.is_remote(source.path) else ""  # type: ignore[attr-defined]
+
+
+def _blocks(source: Source, advance: Advance = no_advance) -> Iterator[bytes]:
+    for block in source.in_blocks(_REMOTE_BLOCK):
+        yield block
+        advance(len(block))
+
+
+# Copying --------------------------------------------------------------------------------------------
+
+
+class BadDestination(AccessDenied):
+    """A disk or a store can't be written to: it is full, closed, or out of order."""
+
+
+def status_of(path: str) -> os.stat_result | None:
+    """Return what is at a path now, or None; a store is asked if it wasn't a moment ago.
+
+    Raises:
+        CheckpointError: Nobody can tell.
+    """
+    try:
+        return fs.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def is_unchanged(path: str, was: os.stat_result | None) -> bool:
+    """Tell whether a path leads to what it led to before."""
+    now = status_of(path)
+    return _mark(now) == _mark(was)
+
+
+def _mark(status: os.stat_result | None) -> tuple[int, ...] | None:
+    return status and (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def copy_file(
+    path: str,
+    seen: os.stat_result,
+    target: str,
+    replaces: os.stat_result | None = None,
+    advance: Advance = no_advance,
+) -> tuple[str, ...]:
+    """Copy a file, and prove that it arrived: all of it stands there after, or nothing of it does.
+
+    Args:
+        path: Where it lies.
+        seen: What it was when it was verified.
+        target: Where it is to lie; the directory is made.
+        replaces: What it takes the place of; None if nothing may be there.
+        advance: Told the bytes that were sent.
+
+    Returns:
+        What could not be cleared away there, each in a sentence.
+
+    Raises:
+        CheckpointError: It can't be read, isn't what was seen, or can't be written.
+    """
+    with open_source(path) as source:
+        if source.identity != (seen.st_dev, seen.st_ino):
+            raise _changed(path)
+        blocks = _unchanged_blocks(source, seen, advance)
+        try:
+            if fs.is_remote(target):
+                _into_store(source, blocks, target, replaces)
+                return ()
+            return _onto_disk(blocks, target, seen, replaces)
+        except OSError as error:
+            raise _write_error(error, target) from error
+
+
+def _write_error(error: OSError, target: str) -> CheckpointError:
+    """Return the error of a target that can't be written; what others did there says nothing of the rest."""
+    failure = from_os_error(error, target)
+    if isinstance(error, FileExistsError) or error.errno == errno.ESTALE:
+        return AccessDenied(target, "somebody else wrote it meanwhile", expected="run the command again")
+    return BadDestination(target, failure.reason)
+
+
+def target_status(target: str) -> os.stat_result | None:
+    """Return what is where a file is to lie, or None; it ends a copy if nobody can tell."""
+    try:
+        return status_of(target)
+    except CheckpointError as error:
+        raise BadDestination(target, error.reason) from error
+
+
+def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> None:
+    """Change what a note of copies says; one that says nothing is removed."""
+    was = target_status(path)
+    note = {} if was is None else read_note(path)
+    before = dict(note)
+    change(note)
+    if note == before:
+        return
+    if not note:
+        remove_file(path, was)
+    else:
+        _write_small(path, dumps_note(note), was)
+
+
+def _write_small(target: str, text: bytes, replaces: os.stat_result | None) -> None:
+    try:
+        if not fs.is_remote(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            write_atomically(target, text)
+            return
+        from ckpttool.io import remote
+
+        store, name = remote.store_at(target)
+        store.write(name, [text], len(text), _object_at(target, replaces))
+        remote.forget_at(target)
+    except OSError as error:
+        raise _write_error(error, target) from error
+
+
+def _object_at(target: str, seen: os.stat_result | None) -> ObjectStatus | None:
+    """Return what a store says of what was seen at a target; nothing else may be there now."""
+    from ckpttool.io import remote
+    from ckpttool.io.stores import Replaced
+
+    if seen is None:
+        return None
+    known = remote.look_at(target)
+    if known.object is None or _mark(known.status) != _mark(seen):
+        raise Replaced(target)
+    return known.object
+
+
+def remove_file(target: str, seen: os.stat_result | None) -> None:
+    """Remove a file, as far as it is what was seen."""
+    try:
+        if not fs.is_remote(target):
+            if not is_unchanged(target, seen):
+                raise AccessDenied(target, "somebody else wrote it meanwhile", expected="run it again")
+            os.unlink(target)
+            return
+        from ckpttool.io import remote
+
+        store, name = remote.store_at(target)
+        if (there := _object_at(target, seen)) is not None:
+            store.remove(name, there)
+        remote.forget_at(target)
+    except OSError as error:
+        raise _write_error(error, target) from error
+
+
+def _unchanged_blocks(source: Source, seen: os.stat_result, advance: Advance) -> Iterator[bytes]:
+    """Yield a file's bytes, and require in the end that it still is what was seen."""
+    size = _REMOTE_BLOCK if fs.is_remote(source.path) else _BLOCK
+    for block in source.in_blocks(size):
+        yield block
+        advance(len(block))
+    if not is_unchanged(source.path, seen):
+        raise _changed(source.path)
+
+
+def _changed(path: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(path, "it changed while it was copied", expected="run the command again")
+
+
+def _into_store(
+    source: Source, blocks: Iterator[bytes], target: str, replaces: os.stat_result | None
+) -> None:
+    from ckpttool.io import remote
+    from ckpttool.io.stores import part_size
+
+    store, name = remote.store_at(target)
+    tag = ContentTag(source.size, part_size(source.size))
+
+    def summed() -> Iterator[bytes]:
+        for block in blocks:
+            tag.update(block)
+            yield block
+
+    try:
+        found = store.write(name, summed(), source.size, _object_at(target, replaces))
+    except FileExistsError:
+        # The answer to the first try may have been lost: then what is there came from here.
+        remote.forget_at(target)
+        if not same_content(source.path, target):
+            raise
+        return
+    remote.forget_at(target)
+    if found.version.strip('"') != tag.value and not same_content(source.path, target):
+        raise AccessDenied(target, "the store has other bytes than were sent", expected="run it again")
+
+
+def _onto_disk(
+    blocks: Iterator[bytes], target: str, seen: os.stat_result, replaces: os.stat_result | None
+) -> tuple[str, ...]:
+    from ckpttool.transaction.staged_output import StagedOutput
+
+    directory, name = os.path.split(target)
+    os.makedirs(directory or os.curdir, exist_ok=True)
+    sent = hashlib.sha256()
+    try:
+        output = StagedOutput(target, replaces=None if replaces is None else [name], jobs=1)
+    except AccessDenied as error:
+        raise BadDestination(error.path, error.reason) from error
+    with output as staged:
+        sink = staged.create()
+        for block in blocks:
+            sent.update(block)
+            sink.write(block)
+        staged.settle()
+        arrived = hashlib.sha256()
+        with open_source(staged.path) as written:
+            for block in written.in_blocks(_BLOCK):
+                arrived.update(block)
+        if arrived.digest() != sent.digest():
+            raise AccessDenied(target, "the disk has other bytes than were written", expected="run it again")
+        # Retention goes by the times of files, and a manifest counts if it isn't older than its checkpoint.
+        os.utime(staged.path, ns=(seen.st_mtime_ns, seen.st_mtime_ns))
+        if replaces is not None and not is_unchanged(target, replaces):
+            raise AccessDenied(target, "it was changed meanwhile")
+        staged.commit()
+    return staged.warnings

@@ -1,0 +1,549 @@
+"""Copies checkpoints to another place, on a disk or in a store: only what is intact, and proven to arrive.
+
+What makes a checkpoint whole goes last, an index or a marker: so what is there of one whose copy was
+interrupted is incomplete, and no other checkpoint. Since parts may look like a checkpoint all the same, a
+note beside them says that they are being copied. The next copy goes on with it: what is there already, byte
+for byte, isn't sent again.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotFound,
+    UsageError,
+    from_os_error,
+)
+from ckpttool.core.keywords import attribute_names, require_known, shows_keywords
+from ckpttool.core.report import Severity, counted
+from ckpttool.core.result import Table
+from ckpttool.formats import recognition_error
+from ckpttool.formats.copy_notes import COPYING, EVERYTHING
+from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
+from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
+from ckpttool.formats.traits import is_commit_marker
+from ckpttool.io import fs
+from ckpttool.io.work import Advance, in_order
+from ckpttool.ops.file_copy import (
+    BadDestination,
+    change_note,
+    copy_file,
+    is_unchanged,
+    remove_file,
+    same_content,
+    status_of,
+    target_status,
+)
+from ckpttool.runs.members.full_read import Progress, no_progress
+from ckpttool.runs.pruning.prune import Confirm, Pruned, prune
+from ckpttool.runs.pruning.request import Depth, PruneRequest
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.scope import Scope
+from ckpttool.transaction.paths import Problem, bare, is_within, shown
+
+if TYPE_CHECKING:
+    from ckpttool.ops.verdict import Verification
+
+_SMALL = 1 << 24
+"""Files up to this size are sent to a store several at a time; of larger ones, several parts are."""
+_AT_ONCE = 8
+_MOST_NAMED = 3
+
+
+class CopyStatus(str, enum.Enum):
+    """What became of a checkpoint: ``present`` was there before, ``failed`` could not be copied."""
+
+    COPIED = "copied"
+    PRESENT = "present"
+    DIFFERS = "differs"
+    INVALID = "invalid"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCopy:
+    """What became of a checkpoint, or would.
+
+    Attributes:
+        path: Where it lies.
+        target: Where its copy lies.
+        nbytes: The bytes of its files.
+        sent_bytes: How many of them were sent, or would be.
+        why: Why it isn't copied, in words.
+    """
+
+    path: str
+    target: str
+    status: CopyStatus
+    nbytes: int = 0
+    sent_bytes: int = 0
+    why: str | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether the destination has it, byte for byte; of a dry run, whether it would."""
+        return self.status in (CopyStatus.COPIED, CopyStatus.PRESENT)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Copied(Table):
+    """What was copied, or would be.
+
+    Attributes:
+        destination: Where to.
+        checkpoints: What became of each.
+        dry_run: Whether nothing was changed.
+        problems: What in the sources could not be looked at.
+        warnings: What could not be cleared away.
+        left_out: Paths of what the policy doesn't keep, and so isn't copied.
+        pruned: What the policy removed at the destination; None without one.
+    """
+
+    _ROWS: ClassVar[tuple[str | int, ...]] = ("checkpoints",)
+
+    destination: str
+    checkpoints: tuple[CheckpointCopy, ...]
+    dry_run: bool = False
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    pruned: Pruned | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether the destination has everything that was to be copied."""
+        return not self.problems and all(one.is_there for one in self.checkpoints)
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        there = sum(one.is_there for one in self.checkpoints)
+        return f"{there:,} of {counted(len(self.checkpoints), 'checkpoint')} in {self.destination}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRequest(Scope):
+    """What is to be copied, and how.
+
+    Attributes:
+        sources: Checkpoints, and directories of them.
+        destination: The directory to put them in.
+        policy: What to keep at the destination; None keeps everything.
+        force: Whether a checkpoint there gives way to another one of its name.
+        depth: How a checkpoint is verified before it is copied.
+        jobs: Number of threads.
+    """
+
+    sources: tuple[str, ...]
+    destination: str
+    policy: Policy | None = None
+    force: bool = False
+    depth: Depth = "full"
+    jobs: int | None = None
+
+
+@shows_keywords(CopyRequest, Policy)
+def copy(
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    destination: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    confirm: Confirm | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> Copied:
+    """Copy checkpoints to another directory, or to or from an object store; nothing is sent twice.
+
+    A checkpoint keeps its name, and its path below a source that is a directory of several.
+
+    Args:
+        sources: Checkpoints, and directories of checkpoints.
+        destination: The directory to put them in, or its URL.
+        dry_run: Whether to change nothing.
+        confirm: Called with the plan before a policy removes something at the destination.
+        progress: Called with what is copied, and how many bytes are to be read; see ``prune``.
+        keywords: Attributes of ``CopyRequest``, and of the ``Policy`` that the destination keeps:
+            ``copy("runs", "s3://bucket/runs", keep_last=5)``.
+
+    Raises:
+        UsageError: The destination lies in a source, or two checkpoints would have one path there.
+        CheckpointError: A source can't be looked at.
+    """
+    request = _request(sources, destination, keywords)
+    progress = progress or no_progress
+    copied = carry_out(plan_copy(request), dry_run=dry_run, progress=progress)
+    return keep_policy(copied, request, confirm=confirm, progress=progress)
+
+
+def _request(sources: Any, destination: str | os.PathLike[str], keywords: Mapping[str, Any]) -> CopyRequest:
+    require_known(keywords, CopyRequest, Policy)
+    rules = {name: value for name, value in keywords.items() if name in attribute_names(Policy)}
+    more = {name: value for name, value in keywords.items() if name not in rules}
+    paths: list[str | os.PathLike[str]]
+    paths = [sources] if isinstance(sources, str | os.PathLike) else [*sources]
+    if rules:
+        more["policy"] = (
+            replace(more.get("policy") or Policy(), **rules) if "policy" in more else Policy(**rules)
+        )
+    return CopyRequest(
+        sources=tuple(os.fspath(path) for path in paths), destination=os.fspath(destination), **more
+    )
+
+
+# What is copied -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a checkpoint, and where it is to lie."""
+
+    path: str
+    target: str
+
+    @property
+    def rank(self) -> tuple[bool, bool, str]:
+        """Return its place in the order: what makes a checkpoint whole is late, a manifest last.
+
+        A manifest that is older than its checkpoint isn't believed, and stores know only when they got it.
+        """
+        return self.target.endswith(SIDECARS), is_commit_marker(os.path.basename(self.path)), self.path
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCopy:
+    """A checkpoint, its files, and where it is to lie."""
+
+    unit: Unit
+    target: str
+    files: tuple[_File, ...]
+    nbytes: int
+
+    @property
+    def work(self) -> int:
+        """Return how many bytes are read of it: to verify and to send it."""
+        return 2 * self.nbytes
+
+    @property
+    def note(self) -> str | None:
+        """Return where a note says that it isn't whole yet; None for a file, which is whole at once."""
+        if fs.isdir(self.unit.path) and not fs.islink(self.unit.path):
+            return os.path.join(self.target, COPYING)
+        return os.path.join(os.path.dirname(self.target), COPYING) if len(self._members) > 1 else None
+
+    @property
+    def noted(self) -> list[str]:
+        """Return what the note names: all that lies beside it, or the files of a set."""
+        return [EVERYTHING] if os.path.dirname(self.note or "") == self.target else self._members
+
+    @property
+    def _members(self) -> list[str]:
+        above = os.path.dirname(self.target)
+        return list(dict.fromkeys(os.path.relpath(file.target, above).split("/")[0] for file in self.files))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """All that is to be copied, and what could not be looked at."""
+
+    request: CopyRequest
+    copies: tuple[PlannedCopy, ...]
+    problems: tuple[Problem, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def plan_copy(request: CopyRequest) -> CopyPlan:
+    """Return what is to be copied; nothing is read but names and headers."""
+    destination = bare(request.destination)
+    if request.policy is not None and fs.is_remote(destination):
+        raise UsageError(f"{request.destination}: rules remove nothing in a store (leave them out)")
+    errors: list[CheckpointError] = []
+    units: list[tuple[str, Unit]] = []
+    left_out: list[str] = []
+    for source in dict.fromkeys(request.sources):
+        found, skipped = _units_at(source, destination, request, errors)
+        units += found
+        left_out += skipped
+    copies = tuple(_planned(unit, root, destination) for root, unit in units)
+    _require_distinct(copies)
+    problems = tuple(Problem(shown(error.path), error.reason) for error in errors)
+    return CopyPlan(request, copies, problems, tuple(left_out))
+
+
+def _units_at(
+    source: str, destination: str, request: CopyRequest, errors: list[CheckpointError]
+) -> tuple[list[tuple[str, Unit]], list[str]]:
+    """Return the checkpoints at a source, each with the directory that its path there is relative to."""
+    path = bare(source)
+    if not fs.lexists(path) and status_of(os.path.dirname(path) or os.curdir) is None:
+        raise NotFound(source, "no such file or directory")
+    scope = Walk(request.recursive, request.exclude, request.max_depth, on_error=errors.append)
+    units = sorted(discover(path, scope), key=lambda unit: natural_path(unit.path))
+    if not units and not errors:
+        if fs.isdir(path):
+            raise NotACheckpoint(source, "no checkpoint in this directory")
+        with Probe(path) as probe:
+            raise recognition_error(probe)
+    is_itself = [unit.path for unit in units] == [path]
+    if is_itself and os.path.basename(path) in (
+        "",
+        os.curdir,
+        os.pardir,
+    ):  # it has a name, and is copied to it
+        return _units_at(fs.abspath(path), destination, request, errors)
+    root = os.path.dirname(path) if is_itself else path
+    if not is_itself and is_within(fs.realpath(destination), fs.realpath(root)):
+        raise UsageError(f"{destination} lies in {source}, which is to be copied there")
+    skipped = _not_kept(path, request) if request.policy is not None and not is_itself else frozenset()
+    left_out = [unit.path for unit in units if fs.normpath(unit.path) in skipped]
+    return [(root, unit) for unit in units if unit.path not in left_out], left_out
+
+
+def _not_kept(directory: str, request: CopyRequest) -> frozenset[str]:
+    """Return the paths of what the policy would remove at once: it need not be sent."""
+    from ckpttool.runs.pruning.planning import make_plan
+
+    planned = make_plan(_prune_request(directory, request, depth="quick"))
+    return frozenset(fs.normpath(entry.unit.path) for entry in planned.plan.removals)
+
+
+def _prune_request(directory: str, request: CopyRequest, depth: Depth) -> PruneRequest:
+    scope = {name: getattr(request, name) for name in attribute_names(Scope)}
+    return PruneRequest(directory=directory, policy=request.policy, depth=depth, jobs=request.jobs, **scope)
+
+
+def _planned(unit: Unit, root: str, destination: str) -> PlannedCopy:
+    """Return the files of a checkpoint in the order in which they are copied."""
+    directory = os.path.dirname(unit.path.rstrip(os.sep))
+    shared = Unit(unit.path, unit.shared, None) if unit.shared else None
+    paths = dict.fromkeys([*unit.files(), *(shared.files() if shared else ())])
+
+    def target_of(path: str) -> str:
+        return os.path.join(destination, os.path.relpath(path, root or os.curdir))
+
+    files = [
+        _File(path, target_of(path))
+        for path in paths
+        if fs.lexists(path)
+        and not any(
+            part.startswith(OWN_PREFIX) for part in os.path.relpath(path, directory or ".").split("/")
+        )
+    ]
+    nbytes = sum(fs.getsize(file.path) for file in files if fs.exists(file.path))
+    ordered = tuple(sorted(files, key=lambda file: file.rank))
+    return PlannedCopy(replace(unit, path=shown(unit.path)), target_of(unit.path), ordered, nbytes)
+
+
+def _require_distinct(copies: Sequence[PlannedCopy]) -> None:
+    sources: dict[str, str] = {}
+    for planned in copies:
+        for file in planned.files:
+            other = sources.setdefault(file.target, file.path)
+            if fs.normpath(other) != fs.normpath(file.path):
+                raise UsageError(
+                    f"{other} and {file.path} would both be {file.target} (copy them one by one)"
+                )
+            if fs.realpath(file.target) == fs.realpath(file.path):
+                raise UsageError(f"{file.path} would be copied to itself")
+
+
+# Copying --------------------------------------------------------------------------------------------
+
+
+def carry_out(plan: CopyPlan, *, dry_run: bool = False, progress: Progress = no_progress) -> Copied:
+    """Copy what a plan says; what can't be written ends it, and all else that goes wrong is told."""
+    done: list[CheckpointCopy] = []
+    warnings: dict[str, None] = {}
+    is_stopped = False
+    for planned in plan.copies:
+        if is_stopped:
+            done.append(_outcome(planned, CopyStatus.FAILED, "not tried after the failure before"))
+            continue
+        try:
+            copying = _Copying(planned, plan.request, dry_run)
+            with progress(planned.unit.path, planned.work) as advance:
+                done.append(copying.run(advance))
+            warnings.update(dict.fromkeys(copying.warnings))
+        except (CheckpointError, UsageError) as failure:
+            is_stopped = isinstance(failure, BadDestination)
+            done.append(_outcome(planned, CopyStatus.FAILED, _reason(failure, planned.unit.path)))
+    return Copied(
+        plan.request.destination, tuple(done), dry_run, plan.problems, tuple(warnings), plan.left_out
+    )
+
+
+def keep_policy(
+    copied: Copied,
+    request: CopyRequest,
+    *,
+    confirm: Confirm | None = None,
+    progress: Progress = no_progress,
+) -> Copied:
+    """Have the policy remove what it doesn't keep at the destination, if that has got everything."""
+    has_all = copied.checkpoints and all(one.is_there for one in copied.checkpoints)
+    if request.policy is None or copied.dry_run or not has_all:
+        return copied
+    what = _prune_request(bare(request.destination), request, request.depth)
+    return replace(copied, pruned=prune(what, confirm=confirm, progress=progress))
+
+
+def _outcome(
+    planned: PlannedCopy, status: CopyStatus, why: str | None = None, sent_bytes: int = 0
+) -> CheckpointCopy:
+    return CheckpointCopy(planned.unit.path, planned.target, status, planned.nbytes, sent_bytes, why)
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Return what is wrong, with the place unless that is the path which is named anyway."""
+    if isinstance(error, CheckpointError) and error.path == path:
+        return error.reason
+    return str(error)
+
+
+class _Copying:
+    """One checkpoint on its way."""
+
+    def __init__(self, planned: PlannedCopy, request: CopyRequest, dry_run: bool) -> None:
+        self._planned, self._request, self._dry_run = planned, request, dry_run
+        self._seen = {file: _existing_status(file.path) for file in planned.files}
+        self._there = {file: target_status(file.target) for file in planned.files}
+        self.warnings: list[str] = []
+
+    @property
+    def _name(self) -> str:
+        return os.path.basename(self._planned.target)
+
+    def run(self, advance: Advance) -> CheckpointCopy:
+        """Copy it, as far as it isn't there; return what became of it."""
+        planned, note, others = self._planned, self._planned.note, self._others()
+        missing, differing = self._compare(advance)
+        if others or (differing and not self._request.force):
+            why = f"it also holds {_named(others)}" if others else _named_differences(planned, differing)
+            return _outcome(planned, CopyStatus.DIFFERS, why)
+        if not missing and not differing:
+            if note is not None and not self._dry_run:  # a kill may have come before it was taken back
+                change_note(note, lambda noted: noted.pop(self._name, None))
+            return _outcome(planned, CopyStatus.PRESENT)
+        if (fault := self._fault(advance)) is not None:
+            return _outcome(planned, CopyStatus.INVALID, fault)
+        files = [*missing, *differing]
+        if not self._dry_run:
+            self._send(files, bool(differing), note, advance)
+        nbytes = sum(self._seen[file].st_size for file in files)
+        return _outcome(planned, CopyStatus.COPIED, sent_bytes=nbytes)
+
+    def _compare(self, advance: Advance) -> tuple[list[_File], list[_File]]:
+        """Return which files aren't there, and which are others there; of the rest it is proven."""
+        missing = [file for file, status in self._there.items() if status is None]
+        differing = []
+        for file, status in self._there.items():
+            if status is not None and (
+                status.st_size != self._seen[file].st_size
+                or not same_content(file.path, file.target, advance)
+            ):
+                differing.append(file)
+        return missing, differing
+
+    def _others(self) -> list[str]:
+        """Return what the destination holds in the checkpoint's directories and the checkpoint doesn't."""
+        own = {file.target for file in self._planned.files}
+        above = os.path.dirname(self._planned.target)
+        tops = {os.path.join(above, name) for name in self._planned.unit.members}
+        found = [
+            os.path.join(directory, name)
+            for top in sorted(tops)
+            if top not in own and fs.isdir(top)
+            for directory, _, names in fs.walk(top)
+            for name in names
+        ]
+        return [
+            os.path.relpath(path, above)
+            for path in found
+            if path not in own and not os.path.relpath(path, above).split("/")[-1].startswith(OWN_PREFIX)
+        ]
+
+    def _fault(self, advance: Advance) -> str | None:
+        """Return why it isn't valid; None where it is."""
+        from ckpttool.ops.verdict import CHECKS, QUICK_CHECKS
+        from ckpttool.ops.verify import verify
+
+        checks = CHECKS if self._request.depth == "full" else QUICK_CHECKS
+        verdict = verify(self._planned.unit, only=checks, jobs=self._request.jobs, advance=advance)
+        return None if verdict.is_valid else _first_fault(verdict)
+
+    # Sending ----------------------------------------------------------------------------------------
+
+    def _send(self, files: Sequence[_File], replaces: bool, note: str | None, advance: Advance) -> None:
+        """Send files in their order; if one changed meanwhile, what makes the checkpoint whole isn't sent."""
+        if note is not None:
+            change_note(note, lambda noted: noted.update({self._name: self._planned.noted}))
+        if replaces and len(self._planned.files) > 1:
+            self._withdraw_markers()
+        ordered = sorted(files, key=lambda file: file.rank)
+        early = [file for file in ordered if not self._is_late(file)]
+        late = [file for file in ordered if self._is_late(file)]
+        self._send_all(early, advance)
+        changed = next((file for file, seen in self._seen.items() if not is_unchanged(file.path, seen)), None)
+        if changed is not None:
+            raise DamagedCheckpoint(changed.path, "it changed while it was copied", expected="run it again")
+        for file in late:
+            self._send_one(advance, file)
+        if note is not None:
+            change_note(note, lambda noted: noted.pop(self._name, None))
+
+    def _is_late(self, file: _File) -> bool:
+        return any(file.rank[:2]) or file.target == self._planned.target
+
+    def _withdraw_markers(self) -> None:
+        """Remove what makes the checkpoint whole that is replaced: while it is mixed, it is none."""
+        for file, status in self._there.items():
+            if status is not None and is_commit_marker(os.path.basename(file.path)):
+                remove_file(file.target, status)
+                self._there[file] = None
+
+    def _send_all(self, files: Sequence[_File], advance: Advance) -> None:
+        is_remote = fs.is_remote(self._planned.target)
+        small = [file for file in files if is_remote and self._seen[file].st_size <= _SMALL]
+        send = partial(self._send_one, advance)
+        in_order(lambda file, _: send(file), small, _AT_ONCE)
+        for file in files:
+            if file not in small:
+                send(file)
+
+    def _send_one(self, advance: Advance, file: _File) -> None:
+        there = self._there[file]
+        self.warnings += copy_file(file.path, self._seen[file], file.target, there, advance)
+
+
+def _existing_status(path: str) -> os.stat_result:
+    status = status_of(path)
+    if status is None:
+        raise from_os_error(FileNotFoundError(), path)
+    return status
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _named_differences(planned: PlannedCopy, differing: Sequence[_File]) -> str:
+    if len(planned.files) == 1:
+        return "another file has its name there"
+    names = [os.path.relpath(file.target, os.path.dirname(planned.target)) for file in differing]
+    return f"other content in {_named(names)}"
+
+
+def _first_fault(verdict: Verification) -> str:
+    error = next((one for one in verdict.findings if one.severity is Severity.ERROR), None)
+    if error is None:
+        return "not everything could be checked"
+    return f"{error.where}: {error.message}" if error.where else error.message

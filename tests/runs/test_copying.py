@@ -1,0 +1,193 @@
+"""Copies that are interrupted, disturbed or forced: what is there is incomplete, or what it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpttool
+from ckpttool.formats.discovery import discover
+from ckpttool.io import fs, remote
+from ckpttool.io.fs import open_source
+from ckpttool.io.source import Source
+from ckpttool.ops.verify import verify
+from ckpttool.runs import copying
+from ckpttool.runs.copying import CopyRequest, CopyStatus, plan_copy
+from tests.support.runs import KINDS, sharded
+from tests.support.stores import Bucket
+
+
+def bytes_of(path: str) -> bytes:
+    with open_source(path) as source:
+        return source.read(0, source.size)
+
+
+def whole_checkpoints(directory: str) -> dict[str, dict[str, bytes]]:
+    """Return what seems to be valid in a directory: by its name, its files."""
+    remote.forget()
+    if not fs.isdir(directory):
+        return {}
+    return {
+        os.path.relpath(unit.path, directory): {
+            os.path.relpath(path, directory): bytes_of(path) for path in unit.files() if fs.isfile(path)
+        }
+        for unit in discover(directory)
+        if unit.format is not None and verify(unit).is_valid
+    }
+
+
+class Interruption:
+    """Interrupts a copy before its k-th file is copied."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left = -1
+        real = copying.copy_file
+
+        def copy_file(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return real(*arguments)
+
+        patch.setattr(copying, "copy_file", copy_file)
+
+    def hits(self, number: int, work: Callable[[], object]) -> bool:
+        self.left = number
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        return False
+
+
+@pytest.fixture
+def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
+    return Interruption(monkeypatch)
+
+
+@pytest.fixture(params=["disk", "store"])
+def new_destination(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], str]:
+    if request.param == "disk":
+        return lambda number: str(tmp_path / f"copies-{number}")
+    bucket: Bucket = request.getfixturevalue("s3")
+    return lambda number: bucket.url(f"copies-{number}")
+
+
+@pytest.fixture(params=KINDS)
+def run_directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    made = tmp_path / "made" / "run"
+    made.mkdir(parents=True)
+    make, _ = KINDS[request.param]
+    make(made, range(1, 3))
+    return made
+
+
+MOST_INTERRUPTIONS = 6
+
+
+def test_interrupted_copy_is_no_other_checkpoint(
+    run_directory: Path, new_destination: Callable[[int], str], interruption: Interruption
+) -> None:
+    source = str(run_directory)
+    whole = whole_checkpoints(source)
+    assert len(whole) >= 2
+    count = sum(len(planned.files) for planned in plan_copy(request(source, "elsewhere")).copies)
+    for number in range(1, count + 1, max(1, count // MOST_INTERRUPTIONS)):
+        target = new_destination(number)
+        assert interruption.hits(number, lambda target=target: ckpttool.copy(source, target))
+        for name, files in whole_checkpoints(target).items():
+            assert files == whole.get(name), f"{name} at file {number}"
+    done = ckpttool.copy(source, target)
+    assert done.is_complete and {one.status for one in done.checkpoints} <= DONE
+    assert whole_checkpoints(target) == whole
+    assert not interruption.hits(count + 1, lambda: ckpttool.copy(source, target))
+
+
+def test_replaced_set_is_none_until_all_of_it_is_there(
+    tmp_path: Path, new_destination: Callable[[int], str], interruption: Interruption
+) -> None:
+    """A set whose files were copied half over those of another one: its index would fit both."""
+    source = tmp_path / "run"
+    source.mkdir()
+    sharded(source, range(1, 3))
+    destination = new_destination(0)
+    assert ckpttool.copy(source, destination).is_complete
+    before = whole_checkpoints(destination)
+    shards = sorted(source.glob("set-1-*.safetensors"))
+    for shard in shards:  # other values in the same places
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+    after = whole_checkpoints(str(source))
+    _, same = sorted(before)
+    assert ckpttool.copy(source, destination).checkpoints[0].status is CopyStatus.DIFFERS
+    assert whole_checkpoints(destination) == before
+    assert interruption.hits(2, lambda: ckpttool.copy(source, destination, force=True))
+    assert whole_checkpoints(destination) == {same: before[same]}
+    assert ckpttool.copy(source, destination, force=True).is_complete
+    assert whole_checkpoints(destination) == after != before
+
+
+def test_source_that_changes_is_not_copied(
+    tmp_path: Path, new_destination: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "run"
+    source.mkdir()
+    sharded(source, range(1, 3))
+    shard = min(source.glob("set-1-*.safetensors"))
+    real = copying.copy_file
+
+    def copy_file(path: str, *more: Any) -> Any:
+        done = real(path, *more)
+        if path == str(shard):
+            shard.write_bytes(shard.read_bytes())  # a trainer saves once more, after it was read
+        return done
+
+    monkeypatch.setattr(copying, "copy_file", copy_file)
+    done = ckpttool.copy(source, new_destination(0))
+    assert done.checkpoints[0].status is CopyStatus.FAILED
+    assert "it changed while it was copied" in (done.checkpoints[0].why or "")
+    (second,) = whole_checkpoints(new_destination(0))
+    assert second.startswith("set-2")
+
+
+def test_file_that_changes_while_it_is_read_does_not_arrive(
+    files: Path, tmp_path: Path, new_destination: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pth"
+    shutil.copy(files / "pytorch" / "guide.pth", path)
+    real = Source.in_blocks
+
+    def in_blocks(source: Source, nbytes: int) -> Iterator[bytes]:
+        yield from real(source, nbytes)
+        if source.path == str(path):
+            os.utime(path, (1, 1))
+
+    monkeypatch.setattr(Source, "in_blocks", in_blocks)
+    done = ckpttool.copy(path, new_destination(0))
+    assert done.checkpoints[0].why == "it changed while it was copied (run the command again)"
+    assert whole_checkpoints(new_destination(0)) == {}
+
+
+def test_what_else_is_there_is_left(
+    files: Path, tmp_path: Path, new_destination: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "run" / "checkpoint-1"
+    shutil.copytree(files / "torch-dcp" / "two-ranks", source)
+    destination = new_destination(0)
+    assert ckpttool.copy(source, destination).is_complete
+    (source / ".metadata").unlink()
+    (source / "more.txt").write_text("mine")
+    assert ckpttool.copy(source, destination).checkpoints[0].status is CopyStatus.DIFFERS
+
+
+DONE = {CopyStatus.COPIED, CopyStatus.PRESENT}
+
+
+def request(source: str, destination: str) -> CopyRequest:
+    return CopyRequest(sources=(source,), destination=destination)
