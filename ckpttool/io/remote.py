@@ -17,15 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
-from ckpttool.core.errors import UsageError, from_os_error
+from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.io.stores import BucketStore, ObjectStatus, Store, WebStore
 from ckpttool.io.urls import plain_url, store_root
-
-if TYPE_CHECKING:
-    pass
 
 REMEMBERED_SECONDS = 30.0
 """How long what a store said is believed; whatever is changed or removed is asked about again, and whatever
@@ -157,11 +154,18 @@ def answers_below(directory: str) -> Iterator[None]:
         count = len(_failures)
     try:
         yield
-    finally:
-        with _lock:
-            failed = next((one for one in _failures[count:] if one[0].startswith(directory)), None)
-        if failed is not None:
-            raise from_os_error(failed[1], failed[0]) from failed[1]
+    except CheckpointError:
+        _raise_failure(count, directory)
+        raise
+    _raise_failure(count, directory)
+
+
+def _raise_failure(count: int, directory: str) -> None:
+    """Raise the first failure below a directory since there were so many."""
+    with _lock:
+        failed = next((one for one in _failures[count:] if one[0].startswith(directory)), None)
+    if failed is not None:
+        raise from_os_error(failed[1], failed[0]) from failed[1]
 
 
 def _plain(url: str) -> str:
