@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckpttool.cli.prune_options import PruneOptions
+    from ckpttool.ops.workload import Part
     from ckpttool.runs.listing import DirectoryPreview, ListedDirectory, Listing
     from ckpttool.runs.members.full_read import Progress
     from ckpttool.transaction.paths import Problem
@@ -157,7 +158,7 @@ def list_(
         ),
     ],
     jobs: Jobs = None,
-    workload: Annotated[Given, OptionsOf(Workload, ("executor",))],
+    workload: Annotated[Given, OptionsOf(Workload, ("part", "executor"))],
     rules: Rules,
     config: Config = None,
 ) -> int:
@@ -175,10 +176,15 @@ def list_(
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
         check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
-    address = workload.get("executor")
+    part, address = workload.get("part"), workload.get("executor")
+    has_order = sort or reverse or metric or plot
+    if part is not None and (not json or has_order or rules or options.config is not None):
+        raise UsageError(
+            "--part goes with --json, and without an order, --best, --plot, rules or a configuration"
+        )
     with executor_at(address) if address else nullcontext() as executor:
         places, listing = read_listing(
-            options, metric, mode, verify, sort=sort, reverse=reverse, executor=executor
+            options, metric, mode, verify, sort=sort, reverse=reverse, executor=executor, part=part
         )
     if not quiet:
         say_inferred_mode(metric, mode)
@@ -193,6 +199,11 @@ def list_(
 
         title = paths[0] if len(paths) == 1 else os.curdir
         write_report(plot, series_picture(kind_of(plot), title, listing))
+    if part is not None:
+        from ckpttool.cli.part_documents import list_part_document
+
+        print_json(list_part_document(listing, part, verify.value))
+        return status_of(places, listing)
     output = ListOutput(json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
     _show(listing, [place for place, is_read in places if is_read], output)
     return status_of(places, listing)
@@ -223,13 +234,14 @@ def read_listing(
     sort: str | None = None,
     reverse: bool = False,
     executor: Executor | None = None,
+    part: Part | None = None,
 ) -> tuple[list[tuple[ListedDirectory, bool]], Listing]:
     """Return the directories, each with whether it could be read, and what lies in them."""
     from ckpttool.runs.listing import listing_of
 
     places, problems = _places_to_list(options, verify)
     progress = ProgressLines()
-    previews = _preview(places, progress, executor)
+    previews = _preview(places, progress, executor, must_read_all=part is not None)
     listing = listing_of(
         list(previews.values()),
         sort=sort,
@@ -240,6 +252,7 @@ def read_listing(
         jobs=options.request_options.get("jobs"),
         progress=progress,
         executor=executor,
+        part=part,
     )
     return (
         [(place, place.directory in previews) for place in places],
@@ -279,7 +292,11 @@ def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDir
 
 
 def _preview(
-    places: Sequence[ListedDirectory], progress: Progress, executor: Executor | None
+    places: Sequence[ListedDirectory],
+    progress: Progress,
+    executor: Executor | None,
+    *,
+    must_read_all: bool = False,
 ) -> dict[str, DirectoryPreview]:
     """Return what lies in directories, by their paths; an error in one of several is printed."""
     from ckpttool.runs.listing import preview_directory
@@ -289,7 +306,7 @@ def _preview(
         try:
             previews[place.directory] = preview_directory(place, progress, executor)
         except (CheckpointError, UsageError) as failure:
-            if len(places) == 1:
+            if len(places) == 1 or must_read_all:
                 raise
             say_error(with_directory(failure, place.directory))
     return previews

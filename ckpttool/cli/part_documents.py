@@ -1,14 +1,15 @@
-"""The JSON documents of ``verify --part``: what they say besides, and how all of them make one again.
+"""The JSON documents of ``--part``: what they say besides, and how those of all parts make one again.
 
 Nothing is taken for granted of the files: a part that is missing, twice there, or of another run is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ckpttool.cli.render.json import list_document
 from ckpttool.cli.verdicts import VerifyOutcome
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.report import Finding, Severity, counted
@@ -16,9 +17,14 @@ from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 from ckpttool.ops.manifest_seal import SealResult
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
-from ckpttool.ops.workload import Part
+from ckpttool.ops.workload import Part, digest_of_work
 
-_EXPECTED = "a document of verify --part --json"
+if TYPE_CHECKING:
+    from ckpttool.runs.listing import Listing
+
+T = TypeVar("T")
+VERIFY_SCHEMA, LIST_SCHEMA = "ckpttool.verify/1", "ckpttool.list/1"
+_EXPECTED = "a document of --part --json"
 _MOST_NAMED = 10
 
 
@@ -40,8 +46,30 @@ def add_share(document: dict[str, Any], outcome: VerifyOutcome) -> dict[str, Any
     return {**begin, "found": share.found, "split": share.digest, **document}
 
 
-def merge_parts(paths: Sequence[str]) -> VerifyOutcome:
-    """Return what one run would have come to, from the documents of all parts.
+def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, Any]:
+    """Return the document of ``list`` with the rows of a part; the series are those of all checkpoints."""
+    document = list_document(listing)
+    rows = []
+    for position, (row, listed) in enumerate(zip(document["checkpoints"], listing.checkpoints, strict=True)):
+        if listed.part == part.number:
+            rows.append({**row, "position": position})
+    sizes = {one.entry.path: one.entry.nbytes for one in listing.checkpoints}
+    others = {one.entry.path for one in listing.checkpoints if one.part != part.number}
+    problems = [one for one in listing.problems if one.path not in others]
+    return {
+        "schema": document["schema"],
+        "part": part.number,
+        "of": part.of,
+        "found": len(listing.checkpoints),
+        "split": digest_of_work(sizes, (depth,)),
+        "checkpoints": rows,
+        "series": document["series"],
+        "problems": [{"path": one.path, "message": str(one.message)} for one in problems],
+    }
+
+
+def read_parts(paths: Sequence[str]) -> list[PartDocument]:
+    """Return the documents of all parts of one run.
 
     Raises:
         CheckpointError: A file can't be read, or is no such document.
@@ -49,18 +77,91 @@ def merge_parts(paths: Sequence[str]) -> VerifyOutcome:
     """
     documents = [_read(path) for path in paths]
     _require_all(documents)
-    rows = [row for one in documents for row in one.rows]
+    return documents
+
+
+def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
+    """Return what one run of ``verify`` would have come to."""
+    owners: dict[str, str] = {}
+    rows: list[_Row] = []
+    outcome = VerifyOutcome()
+    for one in documents:
+        own = one.parsed(_rows_of)
+        for path in {row.path for row in own if row.position >= 0}:
+            if path in owners:
+                raise UsageError(f"{one.path}: {path} is in {owners[path]}, too")
+            owners[path] = one.path
+        rows += own
+        if (
+            full := one.parsed(lambda body: body.get("sampled") and int(body["sampled"]["full"]))
+        ) is not None:
+            outcome.read_in_full = (outcome.read_in_full or 0) + full
     rows.sort(key=lambda row: row.position)
     errors = {(row.position, row.error.path, row.error.reason): row.error for row in rows if row.error}
-    outcome = VerifyOutcome(failures=list(errors.values()))
+    outcome.failures += errors.values()
     for row in rows:
         if row.verification is not None:
             outcome.verifications.append(row.verification)
             if row.sealed is not None:
                 outcome.sealed[row.verification.path] = row.sealed
-    if any(one.read_in_full is not None for one in documents):
-        outcome.read_in_full = sum(one.read_in_full or 0 for one in documents)
     return outcome
+
+
+class MergedList(NamedTuple):
+    """The document of ``list``, and the path and the message of each problem."""
+
+    document: dict[str, Any]
+    problems: list[tuple[str, str]]
+
+
+def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
+    """Return what one run of ``list`` would have come to.
+
+    No part knows what the others found damaged: which checkpoint is the newest sound one turns out here.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    problems: dict[tuple[str, str], None] = {}
+    series: list[dict[str, Any]] = []
+    for one in documents:
+        own, listed, met = one.parsed(_list_of)
+        if series and _without_newest(listed) != _without_newest(series):
+            raise UsageError(f"{one.path}: it lists other series than {documents[0].path}")
+        series = listed
+        problems.update(dict.fromkeys(met))
+        for row in own:
+            if rows.setdefault(position := row.pop("position"), row) is not row:
+                raise UsageError(f"{one.path}: the place of {row['path']} is taken: {rows[position]['path']}")
+    found, _ = documents[0].run
+    if sorted(rows) != [*range(found)] or sum(one["count"] for one in series) != found:
+        raise UsageError(f"the parts list {len(rows):,} of {found:,} checkpoints")
+    ordered = [rows[position] for position in range(found)]
+    begin = 0
+    for one_series in series:
+        own = ordered[begin : begin + one_series["count"]]
+        sound = [row["path"] for row in own if row["fault"] is None]
+        one_series["newest"] = sound[-1] if sound else None
+        for row in own:
+            row["newest"] = row["path"] == one_series["newest"]
+        begin += one_series["count"]
+    return MergedList({"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series}, [*problems])
+
+
+def _without_newest(series: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**one, "newest": None} for one in series]
+
+
+def _list_of(
+    body: Mapping[str, Any],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[tuple[str, str]]]:
+    rows = [{**row, "position": int(row["position"])} for row in body["checkpoints"]]
+    if not all({"path", "fault"} <= row.keys() for row in rows):
+        raise KeyError("a row without a path")
+    series = [{**one, "count": int(one["count"])} for one in body["series"]]
+    return rows, series, [(str(one["path"]), str(one["message"])) for one in body["problems"]]
+
+
+def _rows_of(body: Mapping[str, Any]) -> list[_Row]:
+    return [*map(_verdict_row, body["checkpoints"]), *map(_error_row, body.get("errors", ()))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +181,42 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _PartDocument:
+class PartDocument:
     """What the document of a part says; ``run`` tells which run it is of."""
 
     path: str
+    schema: str
     part: Part
     run: tuple[int, str]
-    rows: tuple[_Row, ...]
-    read_in_full: int | None
+    body: dict[str, Any]
+
+    def parsed(self, parse: Callable[[dict[str, Any]], T]) -> T:
+        """Return what is made of its body.
+
+        Raises:
+            DamagedCheckpoint: Something in it is missing, or of another kind.
+        """
+        try:
+            return parse(self.body)
+        except (AttributeError, KeyError, TypeError, ValueError) as failure:
+            raise DamagedCheckpoint(self.path, "an entry is malformed", expected=_EXPECTED) from failure
 
 
-def _read(path: str) -> _PartDocument:
+def _read(path: str) -> PartDocument:
     with fs.open_source(path) as source:
         if not source.size:
             raise DamagedCheckpoint(path, "an empty file: this part has not ended", expected=_EXPECTED)
-        document = parse_json(path, source.read(0, source.size), "document", surrogates=True)
-    if not isinstance(document, dict) or document.get("schema") != "ckpttool.verify/1":
+        body = parse_json(path, source.read(0, source.size), "document", surrogates=True)
+    if not isinstance(body, dict) or body.get("schema") not in (VERIFY_SCHEMA, LIST_SCHEMA):
         raise DamagedCheckpoint(path, "something else", expected=_EXPECTED)
-    if "part" not in document:
+    if "part" not in body:
         raise DamagedCheckpoint(path, "the document of a whole run", expected=_EXPECTED)
     try:
-        part = Part.parse(f"{document['part']}/{document['of']}")
-        rows = [_verdict_row(row) for row in document["checkpoints"]]
-        rows += [_error_row(row) for row in document.get("errors", ())]
-        sampled = document.get("sampled")
-        full = None if sampled is None else int(sampled["full"])
-        run = (int(document["found"]), str(document["split"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as failure:
+        part = Part.parse(f"{body['part']}/{body['of']}")
+        run = (int(body["found"]), str(body["split"]))
+    except (KeyError, TypeError, ValueError) as failure:
         raise DamagedCheckpoint(path, "an entry is malformed", expected=_EXPECTED) from failure
-    return _PartDocument(path, part, run, tuple(rows), full)
+    return PartDocument(path, str(body["schema"]), part, run, body)
 
 
 def _verdict_row(row: Mapping[str, Any]) -> _Row:
@@ -145,26 +253,21 @@ def _error_row(row: Mapping[str, Any]) -> _Row:
     return _Row(int(row["position"]), error=CheckpointError(str(row["path"]), str(row["message"])))
 
 
-def _require_all(documents: Sequence[_PartDocument]) -> None:
+def _require_all(documents: Sequence[PartDocument]) -> None:
     """Require that documents are those of all parts of one run, each once."""
     first = documents[0]
     numbers: dict[int, str] = {}
-    owners: dict[str, str] = {}
     for one in documents:
         if one.part.of != first.part.of:
             raise UsageError(f"{one.path}: part {one.part}, but {first.path} is part {first.part}")
         if one.part.number in numbers:
             raise UsageError(f"{one.path}: part {one.part} again (it is also {numbers[one.part.number]})")
         numbers[one.part.number] = one.path
-        if one.run != first.run:
+        if (one.schema, one.run) != (first.schema, first.run):
             raise UsageError(
                 f"{one.path}: not of the same run as {first.path}: other options, or checkpoints were added, "
                 f"removed or changed in between ({one.run[0]:,} were found, and {first.run[0]:,})"
             )
-        for path in {row.path for row in one.rows if row.position >= 0}:
-            if path in owners:
-                raise UsageError(f"{one.path}: {path} is in {owners[path]}, too")
-            owners[path] = one.path
     if missing := [number for number in range(1, first.part.of + 1) if number not in numbers]:
         listed = ", ".join(map(str, missing[:_MOST_NAMED])) + (", …" if len(missing) > _MOST_NAMED else "")
         raise UsageError(f"{counted(len(missing), 'part')} of {first.part.of:,} missing: {listed}")

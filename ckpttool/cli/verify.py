@@ -18,6 +18,7 @@ from ckpttool.runs.scope import Scope
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpttool.cli.part_documents import PartDocument
     from ckpttool.cli.verdicts import VerifyOutcome
     from ckpttool.cli.verify_config import VerifyConfig
     from ckpttool.ops.manifest_seal import SealResult
@@ -199,15 +200,32 @@ def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown, *, s
 
 def _show_merged(paths: Sequence[str], wanted: reports.Reports, shown: _Shown) -> int:
     """Show what the documents of all parts come to; each of them knows whether warnings fail."""
-    from ckpttool.cli.part_documents import merge_parts
+    from ckpttool.cli.part_documents import LIST_SCHEMA, merge_verdicts, read_parts
     from ckpttool.cli.reports import check_targets
 
     written = {"--junit": wanted.junit, "--sarif": wanted.sarif, "--summary": wanted.summary}
     check_targets(written, paths)
-    outcome = merge_parts(paths)
+    documents = read_parts(paths)
+    if documents[0].schema == LIST_SCHEMA:
+        return _show_merged_list(documents, shown, has_reports=any(wanted))
+    outcome = merge_verdicts(documents)
     for failure in outcome.failures:
         say_error(str(failure))
     return _report(outcome, wanted, shown, strict=True)
+
+
+def _show_merged_list(documents: Sequence[PartDocument], shown: _Shown, *, has_reports: bool) -> int:
+    from ckpttool.cli.output import print_json
+    from ckpttool.cli.part_documents import merge_lists
+    from ckpttool.core.errors import UsageError
+
+    if not shown.json or has_reports:
+        raise UsageError("--merge of documents of list goes with --json, and without reports")
+    merged = merge_lists(documents)
+    for path, message in merged.problems:
+        say_warning(f"{path}: {message}")
+    print_json(merged.document)
+    return int(bool(merged.problems))
 
 
 def _configuration(named: str | None, paths: Sequence[str], *, quiet: bool) -> VerifyConfig | None:

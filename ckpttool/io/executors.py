@@ -70,6 +70,8 @@ def executor_at(address: str) -> Iterator[Executor]:
         MissingPackage: Dask isn't installed.
         CheckpointError: No scheduler answers.
     """
+    import logging
+
     try:
         distributed: Any = import_module("distributed")
     except ImportError as error:
@@ -78,6 +80,8 @@ def executor_at(address: str) -> Iterator[Executor]:
         raise MissingPackage(
             address, "it needs dask[distributed]", expected=install_command("dask")
         ) from error
+    # It tells of each answer that has to be computed again; whoever is lost for good is an error of ours.
+    logging.getLogger("distributed.client").setLevel(logging.ERROR)
     try:
         client = distributed.Client(
             f"tcp://{address.removeprefix(SCHEME)}", timeout=_ANSWERS_WITHIN, set_as_default=False

@@ -12,6 +12,7 @@ from ckpttool.core.report import counted
 from ckpttool.core.result import Table
 from ckpttool.formats.interface import SIDECARS, natural_path
 from ckpttool.io import fs
+from ckpttool.ops.workload import Part, split
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
 from ckpttool.runs.members.order import Group
@@ -85,6 +86,7 @@ class ListedCheckpoint:
             series of its own is the best of nothing.
         is_read: Whether every byte of it was read.
         kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
+        part: The part to which it belongs, if there are several: only that one reads it in full.
     """
 
     entry: Entry
@@ -93,6 +95,7 @@ class ListedCheckpoint:
     is_best: bool = False
     is_read: bool = False
     kept: tuple[str, ...] | None = None
+    part: int | None = None
 
     @property
     def state(self) -> str:
@@ -275,8 +278,12 @@ def listing_of(
     jobs: int | None = None,
     progress: Progress = no_progress,
     executor: Executor | None = None,
+    part: Part | None = None,
 ) -> Listing:
-    """Return the list of some directories, each checkpoint once; see ``list_checkpoints``."""
+    """Return the list of some directories, each checkpoint once; see ``list_checkpoints``.
+
+    ``part`` is that of the checkpoints which is read in full, if that is asked for.
+    """
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
     if best is not None:
@@ -284,7 +291,10 @@ def listing_of(
     entries = [entry for preview in previews for entry in preview.survey.entries]
     key = sort_key(sort, entries)
     require_metric(best, entries)
-    sound = {} if depth == "quick" else {entry.path: entry for entry in entries if entry.fault is None}
+    parts = {} if part is None else split({entry.path: entry.nbytes for entry in entries}, part.of)
+    own = {path for path, number in parts.items() if part and number == part.number}
+    is_read = {entry.path: depth == "full" and (part is None or entry.path in own) for entry in entries}
+    sound = {entry.path: entry for entry in entries if entry.fault is None and is_read[entry.path]}
     faults = dict(zip(sound, read_each_in_full([*sound.values()], jobs, progress, executor), strict=True))
     listed, seen = list[ListedSeries](), set[str]()
     for preview in previews:
@@ -298,7 +308,10 @@ def listing_of(
                 replace(entry, fault=faults[entry.path]) if entry.path in faults else entry
                 for entry in group.entries
             ]
-            rows = _rows(read, preview, kept, best, mode, is_read=depth == "full")
+            rows = [
+                replace(row, is_read=is_read[row.entry.path], part=parts.get(row.entry.path))
+                for row in _rows(read, preview, kept, best, mode)
+            ]
             listed.append(ListedSeries(group.key, tuple(_sort_rows(rows, key, reverse=reverse))))
     if key is not None:
         firsts = _sort_rows([series.checkpoints[0] for series in listed], key, reverse=reverse)
@@ -321,8 +334,6 @@ def _rows(
     kept: Mapping[str, tuple[str, ...]],
     best: str | None,
     mode: Mode | None,
-    *,
-    is_read: bool,
 ) -> list[ListedCheckpoint]:
     """Return what is told of the checkpoints of one series."""
     newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
@@ -333,7 +344,6 @@ def _rows(
             tuple(preview.protections.reasons.get(entry.path, ())),
             is_newest=entry.path == newest,
             is_best=entry.path == best_path,
-            is_read=is_read,
             kept=kept.get(entry.path),
         )
         for entry in entries

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ckpttool import open_checkpoint
 from tests.support.commands import Run
 
 PARTS = 3
@@ -27,6 +28,16 @@ def runs(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (directory / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     monkeypatch.chdir(tmp_path)
     return Path("runs")
+
+
+def flip(path: Path) -> None:
+    """Flip a bit of a value, which only a full read notices."""
+    with open_checkpoint(path) as checkpoint:
+        extent = checkpoint.tensors[0].extent
+    assert extent is not None
+    data = bytearray(path.read_bytes())
+    data[extent.offset] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -94,6 +105,71 @@ def test_a_part_with_nothing_to_do(run: Run, runs: Path) -> None:
     assert (status, out, err) == (0, "part 2 of 2: 0 checkpoints\n", "")
 
 
+# Lists ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lists(run: Run) -> Documents:
+    """Return what lists in parts and writes their documents."""
+
+    def write(*arguments: object, parts: int = PARTS) -> list[Path]:
+        paths = []
+        Path("report").mkdir(exist_ok=True)  # beside checkpoints, they would be notes that name some
+        for number in range(1, parts + 1):
+            paths.append(Path(f"report/list-{number}.json"))
+            paths[-1].write_text(run("list", *arguments, "--json", "--part", f"{number}/{parts}").out)
+        return paths
+
+    return write
+
+
+@pytest.mark.parametrize("parts", [1, 3, 30])
+@pytest.mark.parametrize(
+    "arguments", [("runs",), ("runs", "--verify", "full"), ("runs/run_1", "runs")], ids=" ".join
+)
+def test_all_parts_of_a_list_make_the_document_of_one_run(
+    run: Run, runs: Path, lists: Documents, arguments: tuple[str, ...], parts: int
+) -> None:
+    flip(runs / "run_1" / "m_11.pth")  # the newest, as long as nobody reads it
+    alone = run("list", *arguments, "--json")
+    documents = lists(*arguments, parts=parts)
+    read = [row for path in documents for row in json.loads(path.read_text())["checkpoints"]]
+    assert len(read) == len(json.loads(alone.out)["checkpoints"])
+    merged = run("verify", "--merge", *reversed(documents), "--json")
+    assert (merged.status, merged.out) == (alone.status, alone.out)
+    assert set(merged.err.splitlines()) == set(alone.err.splitlines())
+
+
+def test_lists_that_do_not_make_a_whole(run: Run, runs: Path, lists: Documents, documents: Documents) -> None:
+    paths = lists(runs)
+    refused(run, paths[1:], "1 part of 3 missing: 1")
+    refused(run, [documents(runs)[0], *paths[1:]], "list-2.json: not of the same run as part-1.json")
+    changed(paths[0], lambda document: document["checkpoints"].pop())
+    refused(run, paths, "the parts list 12 of 13 checkpoints")
+    paths = lists(runs)
+    row = json.loads(paths[0].read_text())["checkpoints"][0]
+    changed(paths[1], lambda document: document["checkpoints"].append(row))
+    refused(run, paths, f"list-2.json: the place of {row['path']} is taken: {row['path']}")
+    paths = lists(runs)
+    changed(paths[2], lambda document: document["checkpoints"][0].pop("fault"))
+    refused(run, paths, "list-3.json: an entry is malformed")
+    paths = lists(runs)
+    changed(paths[2], lambda document: document["series"].pop())
+    refused(run, paths, "list-3.json: it lists other series than report/list-1.json")
+
+
+def test_lists_are_merged_to_a_document(run: Run, runs: Path, lists: Documents) -> None:
+    status, out, err = run("verify", "--merge", *lists(runs))
+    assert (status, out) == (2, "")
+    assert err == "ckpttool: error: --merge of documents of list goes with --json, and without reports\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--json", "--sort", "size"), ("--json", "--keep", "3")], ids=" ".join)
+def test_a_part_of_a_list_is_a_document_as_it_comes(run: Run, runs: Path, more: tuple[str, ...]) -> None:
+    status, out, err = run("list", runs, "--part", "1/2", *more)
+    assert (status, out, "--part goes with --json" in err) == (2, "", True)
+
+
 # Parts that don't make a whole ----------------------------------------------------------------------
 
 
@@ -144,7 +220,7 @@ def test_what_is_no_part(run: Run, runs: Path, documents: Documents) -> None:
     paths = documents(runs)
     text = paths[0].read_text()
     paths[0].write_text(run("verify", runs, "--json").out)
-    refused(run, paths, "part-1.json: the document of a whole run (a document of verify --part --json)")
+    refused(run, paths, "part-1.json: the document of a whole run (a document of --part --json)")
     paths[0].write_text(run("inspect", runs / "run_0" / "m_2.pth", "--json").out)
     refused(run, paths, "part-1.json: something else")
     paths[0].write_text(text)
