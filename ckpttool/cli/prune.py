@@ -45,6 +45,15 @@ EmptyTrash = Annotated[
         "--empty-trash", help="Delete what is in the trash, and nothing else.", panel=EXECUTION_PANEL
     ),
 ]
+RequireCopy = Annotated[
+    str | None,
+    typer_option(
+        "--require-copy",
+        metavar="LOCATION",
+        help="Keep what LOCATION is not proven to have, byte for byte.",
+        panel=EXECUTION_PANEL,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer_option(
@@ -73,6 +82,7 @@ def prune(
     *,
     rules: Annotated[Given, OptionsOf(Policy)],
     request: Annotated[Given, OptionsOf(PruneRequest)],
+    require_copy: RequireCopy = None,
     config: Config = None,
     dry_run: DryRun = False,
     check: Check = False,
@@ -94,7 +104,8 @@ def prune(
     from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories
     from ckpttool.cli.prune_options import read_prune_options
 
-    own = {"trash": trash, "empty_trash": empty_trash, "yes": yes, "jobs": jobs, "explain": explain}
+    own: dict[str, object] = {"trash": trash, "empty_trash": empty_trash, "yes": yes, "jobs": jobs}
+    own |= {"explain": explain, "require_copy": require_copy}
     given = {**rules, **request, **{name: one for name, one in own.items() if one not in (None, False)}}
     options = read_prune_options(
         [] if directory is None else [str(directory)], given, config, tells_unread=not empty_trash

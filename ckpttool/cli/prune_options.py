@@ -28,6 +28,7 @@ _NOT_WITH_EMPTY_TRASH = (
     "failed",
     "trash",
     "explain",
+    "require_copy",
     "max_delete",
     "min_age",
     "metrics",

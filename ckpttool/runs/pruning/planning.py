@@ -28,6 +28,7 @@ from ckpttool.runs.members.series_doubts import copy_warnings
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.pointers.targets import PointerProtections
+from ckpttool.runs.pruning.copies import without_copy
 from ckpttool.runs.pruning.protections import own_reasons, protections_of
 from ckpttool.runs.pruning.request import PruneRequest, delete_limit
 from ckpttool.runs.reasons import Code, Reason, code_of
@@ -88,6 +89,7 @@ def make_plan(
     followers = metric_followers([(group, policies.of(group)) for group in groups])
     together = saved_together(groups)
     faults, checked = dict(failed.faults), set(failed.finite.values())
+    copied: set[str] = set()
     # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
     while True:
         pointed = pointers.protections(faults)
@@ -105,9 +107,16 @@ def make_plan(
         checked.update(entry.path for entry in unread)
         damages = ((entry.path, read_all(entry, request.jobs, progress).damage) for entry in unread)
         damaged = {path: damage for path, damage in damages if damage is not None}
-        if not damaged:
-            break
         faults |= damaged
+        lacking: dict[str, str] = {}
+        if not damaged and request.require_copy is not None:
+            going = [entry for entry in retention.removals if entry.path not in copied]
+            copied.update(entry.path for entry in going)
+            lacking = without_copy(going, survey.root, request.require_copy, progress)
+        for path, why in lacking.items():
+            own[path].append(why)
+        if not damaged and not lacking:
+            break
     _require_allowed(retention, len(survey.entries), request.max_delete)
     chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
     warnings = tuple(_warnings(survey, request, chosen, protections, pointed, now))

@@ -60,6 +60,7 @@ class PruneRequest(Scope):
         policy: Which of them are wanted.
         policies: Policies by path, instead of the one policy.
         jobs: Number of threads.
+        require_copy: A directory or URL; what it isn't proven to have, byte for byte, stays.
 
     Raises:
         UsageError: There is nothing to go by, or ``max_delete`` is no limit.
@@ -96,6 +97,7 @@ class PruneRequest(Scope):
         panel=RULE_PANEL,
     )
     jobs: int | None = None
+    require_copy: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_delete is not None:

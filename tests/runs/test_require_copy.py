@@ -1,0 +1,78 @@
+"""``prune --require-copy``: only what another place is proven to have is removed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Run
+from tests.support.stores import Bucket
+
+NAMES = [f"model_epoch_{number}.pth" for number in range(1, 5)]
+
+
+@pytest.fixture
+def runs(files: Path, tmp_path: Path) -> Path:
+    directory = tmp_path / "runs"
+    directory.mkdir()
+    for name in NAMES:
+        shutil.copy2(files / "series" / name, directory / name)
+    return directory
+
+
+@pytest.fixture(params=["disk", "store"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "disk":
+        return str(tmp_path / "copies")
+    bucket: Bucket = request.getfixturevalue("s3")
+    return bucket.url("copies")
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.pth"))
+
+
+def test_only_what_was_copied_is_removed(run: Run, runs: Path, location: str) -> None:
+    assert run("copy", runs / NAMES[0], runs / NAMES[2], location).status == 0
+    answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", location)
+    assert answer.status == 0
+    assert f"keep    {NAMES[1]}  not proven in {location}\n" in answer.out
+    assert names(runs) == [NAMES[1], NAMES[3]]
+    run("copy", runs, location)
+    assert run("prune", runs, "--keep", "1", "--yes", "--require-copy", location).status == 0
+    assert names(runs) == [NAMES[3]]
+
+
+def test_another_file_of_that_name_is_no_copy(run: Run, runs: Path, location: str) -> None:
+    assert run("copy", runs, location).status == 0
+    data = bytearray((runs / NAMES[0]).read_bytes())
+    data[-1] ^= 1  # in the comment of a zip, which changes no tensor
+    (runs / NAMES[0]).write_bytes(data)
+    shutil.copy2(runs / NAMES[2], runs / NAMES[1])
+    run("prune", runs, "--keep", "1", "--series", "*", "--yes", "--require-copy", location)
+    assert {NAMES[0], NAMES[1], NAMES[3]} <= set(names(runs))
+
+
+def test_a_link_is_no_copy(run: Run, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(runs)
+    answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", tmp_path / "linked")
+    assert answer.status == 2 and "is no other place" in answer.err
+    (tmp_path / "hard").mkdir()
+    for name in NAMES:
+        (tmp_path / "hard" / name).hardlink_to(runs / name)
+    run("prune", runs, "--keep", "1", "--yes", "--require-copy", tmp_path / "hard")
+    assert names(runs) == NAMES
+
+
+def test_manifest_has_to_be_there_too(run: Run, runs: Path, location: str) -> None:
+    assert run("copy", runs, location).status == 0
+    assert run("verify", "--write-manifest", runs / NAMES[0]).status == 0
+    run("prune", runs, "--keep", "1", "--yes", "--require-copy", location)
+    assert names(runs) == [NAMES[0], NAMES[3]]
+
+
+def test_place_without_anything_has_no_copy(run: Run, runs: Path, s3: Bucket) -> None:
+    assert run("prune", runs, "--keep", "1", "--yes", "--require-copy", "s3://no-such-bucket/x").status == 0
+    assert names(runs) == NAMES
