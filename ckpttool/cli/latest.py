@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 from ckpttool.cli.options import (
     HERE,
     Depth,
-    Directory,
     Given,
     Jobs,
     Json,
     Mode,
     Null,
     OptionsOf,
+    PathText,
     Quiet,
+    path_argument,
     typer_option,
 )
 from ckpttool.cli.output import COULD_NOT, grouped_messages, print_json, say, say_error, say_warning
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 3
 
+Directories = Annotated[
+    list[PathText] | None, path_argument("[DIR...]", "Directories of checkpoints. [default: .]")
+]
 Verify = Annotated[
     Depth,
     typer_option(
@@ -90,7 +94,7 @@ Wait = Annotated[
 
 
 def latest(
-    directory: Directory = HERE,
+    directories: Directories = None,
     *,
     best: Best = None,
     mode: BestMode = None,
@@ -106,13 +110,17 @@ def latest(
     null: Null = False,
     quiet: Quiet = False,
 ) -> int:
-    """Print the path of the newest intact checkpoint."""
+    """Print the path of the newest intact checkpoint.
+
+    Of several directories, such as a disk and its copy in a store, the newest of all.
+    """
     from ckpttool.core.amounts import seconds
     from ckpttool.runs.members.full_read import no_progress
-    from ckpttool.runs.resuming.latest import latest as find_latest
+    from ckpttool.runs.resuming.several_places import latest_of
 
-    found = find_latest(
-        directory,
+    places = [str(directory) for directory in directories or (HERE,)]
+    found = latest_of(
+        places,
         **scope,
         **logs,
         depth=verify.value,
@@ -145,7 +153,7 @@ def latest(
         return COULD_NOT
     if found.entry is None and missing_ok and found.none_yet:
         if not quiet:
-            _tell(f"{directory}: no checkpoint yet")
+            _tell(f"{', '.join(places)}: no checkpoint yet")
         return 0
     if found.entry is None:
         say_error(found.reason or "")

@@ -73,6 +73,7 @@ def test_manifest_has_to_be_there_too(run: Run, runs: Path, location: str) -> No
     assert names(runs) == [NAMES[0], NAMES[3]]
 
 
-def test_place_without_anything_has_no_copy(run: Run, runs: Path, s3: Bucket) -> None:
-    assert run("prune", runs, "--keep", "1", "--yes", "--require-copy", "s3://no-such-bucket/x").status == 0
+def test_place_that_cannot_be_asked_stops_it(run: Run, runs: Path, s3: Bucket) -> None:
+    answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", "s3://no-such-bucket/x")
+    assert answer.status == 2 and "nosuchbucket" in answer.err
     assert names(runs) == NAMES

@@ -1,0 +1,97 @@
+"""The checkpoint to resume from where a run has several places: a disk of this machine, and a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckpttool.core.errors import NotFound
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import Group, newest_first
+from ckpttool.runs.metrics.modes import inferred_mode
+from ckpttool.runs.pruning.request import Depth
+from ckpttool.runs.resuming.latest import Latest, latest
+
+
+def latest_of(
+    directories: Sequence[str | os.PathLike[str]],
+    *,
+    depth: Depth = "full",
+    wait: float = 0,
+    missing_ok: bool = False,
+    **options: Any,
+) -> Latest:
+    """Return the newest intact checkpoint of several directories; of equals, that of the first directory.
+
+    Only what may be the answer is read in full. A directory that doesn't exist has none, unless all don't.
+
+    Args:
+        directories: Where they lie; the nearest first.
+        depth, wait, missing_ok: As in ``latest``.
+        options: Further ones of ``latest``.
+
+    Raises:
+        NotFound: No directory exists.
+        CheckpointError: One of them can't be looked at: nobody knows then which is the newest.
+    """
+    if len(directories) == 1:
+        return latest(directories[0], depth=depth, wait=wait, missing_ok=missing_ok, **options)
+    found: dict[str, Latest] = {}
+    missing: list[NotFound] = []
+    for directory in dict.fromkeys(os.fspath(path) for path in directories):
+        left = max(wait - sum(one.waited for one in found.values()), 0)
+        try:
+            found[directory] = latest(directory, depth="quick", wait=left, missing_ok=missing_ok, **options)
+        except NotFound as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    read: dict[str, Latest] = {}
+    while True:
+        first = _first({**found, **read}, options)
+        if first is None or first in read or depth == "quick":
+            return _joined({**found, **read}, first)
+        read[first] = latest(first, depth="full", missing_ok=missing_ok, **options)
+
+
+def _first(found: Mapping[str, Latest], options: Mapping[str, Any]) -> str | None:
+    """Return the directory that has the newest, or the best; None where none has one."""
+    entries = {directory: one.entry for directory, one in found.items() if one.entry is not None}
+    best = options.get("best")
+    if best is not None:
+        sign = 1 if inferred_mode(best, options.get("mode"), "--best") == "min" else -1
+        values = {directory: sign * (found[directory].value or 0.0) for directory in entries}
+        entries = {name: one for name, one in entries.items() if values[name] == min(values.values())}
+    groups: list[Group] = []
+    for directory, entry in entries.items():
+        if not any(_is_same_save(entry, group.entries[0]) for group in groups):
+            groups.append(Group(directory, (entry,)))
+    newest = next(newest_first(groups), None)
+    return next((group.key for group in groups if group.entries[0] is newest), None)
+
+
+def _is_same_save(entry: Entry, other: Entry) -> bool:
+    """Tell whether two checkpoints were saved at one moment of a training: one is a copy of the other."""
+    if (entry.epoch, entry.step, entry.signature) != (other.epoch, other.step, other.signature):
+        return False
+    is_counted = entry.epoch is not None or entry.step is not None
+    return is_counted or (entry.name, entry.nbytes) == (other.name, other.nbytes)
+
+
+def _joined(found: Mapping[str, Latest], first: str | None) -> Latest:
+    """Return the answer of one directory, with what was noticed in all of them."""
+    answer = found[first] if first is not None else next(iter(found.values()))
+    everything = list(found.values())
+    reasons = [one.reason for one in everything if one.reason is not None]
+    return replace(
+        answer,
+        reason=None if answer.entry is not None else "; ".join(reasons),
+        passed_over=tuple(problem for one in everything for problem in one.passed_over),
+        warnings=tuple(dict.fromkeys(warning for one in everything for warning in one.warnings)),
+        journals=tuple(path for one in everything for path in one.journals),
+        waited=sum(one.waited for one in everything),
+        waited_for=tuple(path for one in everything for path in one.waited_for),
+        none_yet=all(one.none_yet for one in everything),
+    )

@@ -1,0 +1,69 @@
+"""``latest`` of several places: the newest of all, and the nearest of copies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Run
+from tests.support.stores import Bucket
+
+
+@pytest.fixture
+def place(files: Path, tmp_path: Path):
+    def make(name: str, *epochs: int) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        for epoch in epochs:
+            shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", directory)
+        return directory
+
+    return make
+
+
+def damage(path: Path) -> None:
+    """Change the bytes of a tensor, so that only who reads it all sees it."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b"/data/0") + 80] ^= 1
+    path.write_bytes(data)
+
+
+def test_newest_of_all(run: Run, place, s3: Bucket) -> None:
+    a, b = place("a", 1, 3), place("b", 2)
+    assert run("latest", a, b).out == f"{a}/model_epoch_3.pth\n"
+    assert run("latest", b, a).out == f"{a}/model_epoch_3.pth\n"
+    shutil.copy(a / "model_epoch_3.pth", b)
+    assert run("latest", b, a).out == f"{b}/model_epoch_3.pth\n"
+    s3.upload(place("c", 3, 4), "run")
+    assert run("latest", a, s3.url("run")).out == f"{s3.url('run')}/model_epoch_4.pth\n"
+    assert run("latest", a, s3.url("run"), "--before", "4").status in (0, 1)
+
+
+def test_damaged_newest_gives_way_to_another_place(run: Run, place) -> None:
+    a, b = place("a", 1, 4), place("b", 3)
+    damage(a / "model_epoch_4.pth")
+    answer = run("latest", a, b)
+    assert answer.out == f"{b}/model_epoch_3.pth\n" and "model_epoch_4.pth: skipped" in answer.err
+    assert run("latest", a, b, "--verify", "quick").out == f"{a}/model_epoch_4.pth\n"
+
+
+def test_best_of_all(run: Run, place) -> None:
+    a, b = place("a", 1, 2), place("b", 3)
+    values = {
+        path: run("inspect", "--field", "training.loss", path).out for path in (*a.iterdir(), *b.iterdir())
+    }
+    best = min(values, key=lambda path: float(values[path]))
+    assert run("latest", a, b, "--best", "loss").out == f"{best}\n"
+
+
+def test_places_that_are_not_there(run: Run, place, tmp_path: Path, s3: Bucket) -> None:
+    a = place("a", 1)
+    assert run("latest", tmp_path / "none", a).out == f"{a}/model_epoch_1.pth\n"
+    assert run("latest", tmp_path / "none", tmp_path / "neither").status == 2
+    assert run("latest", tmp_path / "none", tmp_path / "neither", "--missing-ok").status == 0
+    answer = run("latest", a, "s3://no-such-bucket/run")
+    assert answer.status == 2 and answer.out == ""
+    (a / "model_epoch_1.pth").unlink()
+    assert run("latest", a, place("b")).status == 1
