@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
+from ckpttool.io import fs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -20,6 +21,11 @@ R = TypeVar("R")
 SCHEME = "dask://"
 _ANSWERS_WITHIN = "10s"
 """A scheduler that is there answers at once; one that is still being started has to be waited for outside."""
+
+
+def path_everywhere(path: str) -> str:
+    """Return a path that means the same on all machines; a URL does, as it is."""
+    return path if fs.is_remote(path) else fs.abspath(path)
 
 
 def answer_of(future: Future[R], path: str) -> R | CheckpointError:

@@ -6,15 +6,14 @@ which has a line a tensor.
 
 from __future__ import annotations
 
-import os
 import re
 
 from ckpttool.core.errors import CheckpointError, from_os_error
-from ckpttool.formats.interface import SIDECARS, Unit
+from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
+from ckpttool.ops.manifest import DIGESTS_SUFFIX, base_at
 
-_, _DIGESTS = SIDECARS
 _HEAD_BYTES = 512
 _HEAD = re.compile(
     rb'(\{\n "schema": "ckpttool\.digests/\d+",\n)( "verified": \{"at": "([0-9TZ:-]{1,32})"[^\n]*\n)?'
@@ -25,8 +24,8 @@ def record_of(unit: Unit) -> str | None:
     """Return the path of the digests beside a checkpoint on this machine; None if there are none."""
     if fs.is_remote(unit.path):
         return None
-    own = os.path.basename(unit.path.rstrip(os.sep)) + _DIGESTS
-    return os.path.join(os.path.dirname(unit.path.rstrip(os.sep)), own) if own in unit.members else None
+    record = base_at(unit.path, unit.format.name if unit.format else None) + DIGESTS_SUFFIX
+    return record if fs.isfile(record) else None
 
 
 def last_read(record: str) -> str | None:

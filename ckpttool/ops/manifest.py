@@ -29,16 +29,21 @@ _FLUID_SERIAL = re.compile(r"checkpoint_\d+")
 
 
 def base_of(checkpoint: Checkpoint) -> str:
-    """Return the path that the names of a checkpoint's own manifest and digests begin with.
+    """Return the path that the names of a checkpoint's own manifest and digests begin with."""
+    return base_at(checkpoint.path, checkpoint.format)
+
+
+def base_at(path: str, format: str | None) -> str:
+    """Return that path of a checkpoint that isn't open.
 
     They lie beside the checkpoint, with one exception: the loader of Paddle Fluid fails on any name beside
     its numbered directories that is none of them, so there they lie inside, hidden.
     """
-    bare = checkpoint.path.rstrip(os.sep) or checkpoint.path
+    bare = path.rstrip(os.sep) or path
     if os.path.basename(bare) in ("", os.curdir, os.pardir):
         bare = fs.abspath(bare)
     name = os.path.basename(bare)
-    is_serial = checkpoint.format == "fluid" and fs.isdir(bare) and _FLUID_SERIAL.fullmatch(name)
+    is_serial = format == "fluid" and fs.isdir(bare) and _FLUID_SERIAL.fullmatch(name)
     return os.path.join(bare, f".{name}") if is_serial else bare
 
 

@@ -22,7 +22,7 @@ from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.io import fs
-from ckpttool.io.executors import answer_of, not_the_same, not_visible
+from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
 from ckpttool.io.work import Progress, no_progress, submitted
 from ckpttool.ops.verdict import CHECKS, NOT_ASKED_FOR, QUICK_CHECKS, SAMPLED_OUT, Verification
 from ckpttool.transaction.paths import shown
@@ -181,7 +181,7 @@ class _RemoteTask:
 
     @classmethod
     def of(cls, task: VerifyTask) -> _RemoteTask:
-        unit = replace(task.unit, path=fs.abspath(task.unit.path))
+        unit = replace(task.unit, path=path_everywhere(task.unit.path))
         return cls(replace(task, unit=unit, jobs=task.jobs or 1), size_of(unit))
 
     def run(self) -> TaskResult:
@@ -212,7 +212,7 @@ def _answer_of(task: VerifyTask, future: Future[TaskResult]) -> TaskResult:
         return TaskResult(error=answer, is_lost=True)
     if answer.is_lost and not task.is_named and current_unit(task.unit) is None:
         return TaskResult()
-    absolute = fs.abspath(path)
+    absolute = path_everywhere(path)
     verdict, error, sealed = answer.verification, answer.error, answer.sealed
     if verdict is not None:
         verdict = replace(verdict, path=path)

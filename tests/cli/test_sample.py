@@ -96,6 +96,14 @@ def test_a_manifest_stays_what_it_is(run: Run, runs: Path) -> None:
     assert (status, out.count("already there:")) == (0, COUNT)
 
 
+def test_a_manifest_in_a_directory_remembers_too(run: Run, files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "fluid" / "guide", tmp_path / "guide")
+    assert run("verify", tmp_path / "guide", "--write-manifest").status == 0
+    assert run("verify", tmp_path / "guide", "--sample", "100%").status == 0
+    (record,) = (tmp_path / "guide").rglob(".*.digests.json")
+    assert '"verified"' in record.read_text()
+
+
 def test_what_is_damaged_is_read_again_each_time(
     run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from ckpttool import list_checkpoints, verify_all
 from ckpttool.io.executors import executor_at
 from tests.support.clusters import Deadly, Elsewhere, local_cluster
 from tests.support.commands import Run
+from tests.support.stores import Bucket
 
 COUNT = 30
 
@@ -114,6 +115,16 @@ def test_what_a_worker_does_not_see_is_no_answer(runs: Path, content: bytes | No
         listing = list_checkpoints(runs / "run_0", depth=depth, executor=executor)
         assert [(one.path, why in one.message) for one in listing.problems] == [(str(path), True)]
         assert len(listing.checkpoints) == COUNT // 3 - 1
+
+
+def test_an_executor_reads_from_a_store(s3: Bucket, files: Path) -> None:
+    for number in range(3):
+        s3.upload(files / "pytorch" / "guide.pth", f"runs/model_epoch_{number}.pth")
+    alone, listed = verify_all(s3.url("runs")), list_checkpoints(s3.url("runs"), depth="full")
+    with ThreadPoolExecutor(2) as executor:
+        assert verify_all(s3.url("runs"), executor=executor) == alone
+        spread = list_checkpoints(s3.url("runs"), depth="full", executor=executor)
+    assert (spread.to_dict(), alone.ok) == (listed.to_dict(), True)
 
 
 @pytest.mark.parametrize("address", ["dask://", "dask://host", "http://host:1", "dask://host:port"])

@@ -14,7 +14,7 @@ from ckpttool.core.tensor import Role
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.opening import open_unit
 from ckpttool.io import fs
-from ckpttool.io.executors import answer_of, not_the_same
+from ckpttool.io.executors import answer_of, not_the_same, path_everywhere
 from ckpttool.io.work import Progress as Progress
 from ckpttool.io.work import no_progress as no_progress
 from ckpttool.io.work import submitted
@@ -62,7 +62,7 @@ def read_each_in_full(
     if executor is None:
         yield from (read_in_full(entry, jobs, progress) for entry in entries)
         return
-    absolute = (replace(one, unit=replace(one.unit, path=fs.abspath(one.unit.path))) for one in entries)
+    absolute = (replace(one, unit=replace(one.unit, path=path_everywhere(one.unit.path))) for one in entries)
     with closing(submitted(partial(_read_as_worker, jobs=jobs or 1), absolute, executor)) as futures:
         for entry, future in zip(entries, futures, strict=True):
             with progress(entry.name, entry.nbytes):

@@ -14,7 +14,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
 from ckpttool.io.children import Child, Lost
-from ckpttool.io.executors import answer_of, not_the_same, not_visible
+from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
 from ckpttool.io.work import (
     Advance,
     Pool,
@@ -163,9 +163,9 @@ def _look_elsewhere(
 
 def _absolute(candidate: Discovered) -> Discovered:
     if isinstance(candidate, str):
-        return candidate if fs.is_remote(candidate) else fs.abspath(candidate)
+        return path_everywhere(candidate)
     unit, holds_others = candidate
-    return unit if fs.is_remote(unit.path) else replace(unit, path=fs.abspath(unit.path)), holds_others
+    return replace(unit, path=path_everywhere(unit.path)), holds_others
 
 
 def _as_found(
