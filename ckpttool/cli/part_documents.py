@@ -43,7 +43,8 @@ def add_share(document: dict[str, Any], outcome: VerifyOutcome) -> dict[str, Any
     for row in document.get("errors", ()):
         row["position"] = next(places.get(row["path"], iter(())), -1)
     begin = {"schema": document.pop("schema"), "part": share.part.number, "of": share.part.of}
-    return {**begin, "found": share.found, "split": share.digest, **document}
+    gone = sorted(position for left in places.values() for position in left)
+    return {**begin, "found": share.found, "gone": gone, "split": share.digest, **document}
 
 
 def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, Any]:
@@ -84,18 +85,22 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
     """Return what one run of ``verify`` would have come to."""
     owners: dict[str, str] = {}
     rows: list[_Row] = []
+    gone: list[int] = []
     outcome = VerifyOutcome()
     for one in documents:
         own = one.parsed(_rows_of)
+        gone += one.parsed(lambda body: [*map(int, body["gone"])])
         for path in {row.path for row in own if row.position >= 0}:
             if path in owners:
                 raise UsageError(f"{one.path}: {path} is in {owners[path]}, too")
             owners[path] = one.path
         rows += own
-        if (
-            full := one.parsed(lambda body: body.get("sampled") and int(body["sampled"]["full"]))
-        ) is not None:
+        if (full := one.parsed(_full_of)) is not None:
             outcome.read_in_full = (outcome.read_in_full or 0) + full
+    found, _ = documents[0].run
+    told = [*gone, *(row.position for row in rows if 0 <= row.position < found)]
+    if sorted(told) != [*range(found)]:
+        raise UsageError(f"the parts tell of {len(told):,} of {found:,} checkpoints")
     rows.sort(key=lambda row: row.position)
     errors = {(row.position, row.error.path, row.error.reason): row.error for row in rows if row.error}
     outcome.failures += errors.values()
@@ -158,6 +163,10 @@ def _list_of(
         raise KeyError("a row without a path")
     series = [{**one, "count": int(one["count"])} for one in body["series"]]
     return rows, series, [(str(one["path"]), str(one["message"])) for one in body["problems"]]
+
+
+def _full_of(body: Mapping[str, Any]) -> int | None:
+    return int(body["sampled"]["full"]) if "sampled" in body else None
 
 
 def _rows_of(body: Mapping[str, Any]) -> list[_Row]:

@@ -167,7 +167,7 @@ class Share:
     Attributes:
         found: How many there are in all parts.
         digest: Of all of them and of what is asked; parts with another one don't go together.
-        positions: Where each of all has its place, by its path; one that was named twice has two.
+        positions: Where each has its place among all, by its path; one that was named twice has two.
     """
 
     part: Part
@@ -184,10 +184,12 @@ def _take_part(
 
     sizes: dict[str, int] = {}
     positions: dict[str, list[int]] = {}
-    for position, one in enumerate(targets):
+    for one in targets:
         sizes[one.path] = 0 if isinstance(one.unit, CheckpointError) else size_of(one.unit)
-        positions.setdefault(one.path, []).append(position)
     numbers = split(sizes, part.of)
+    for position, one in enumerate(targets):
+        if numbers[one.path] == part.number:
+            positions.setdefault(one.path, []).append(position)
     asked = (*options.checks, f"strict {options.strict}", f"sample {options.sample}", f"seal {options.seal}")
     share = Share(part, len(targets), digest_of_work(sizes, asked), positions)
     return share, [one for one in targets if numbers[one.path] == part.number]

@@ -54,7 +54,7 @@ Merge = Annotated[
     bool,
     typer_option(
         "--merge",
-        help="PATHs are JSON documents of all parts (--part): show the verdicts on the whole.",
+        help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
         panel=SELECTION_PANEL,
     ),
 ]
@@ -94,9 +94,9 @@ def verify(
     summary: reports.Summary = None,
     config: Config = None,
     scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
-    merge: Merge = False,
     jobs: Jobs = None,
     workload: Annotated[Given, OptionsOf(Workload)],
+    merge: Merge = False,
     json: Json = False,
     quiet: ProblemsOnly = False,
     verbose: EveryCheck = False,

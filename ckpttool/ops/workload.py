@@ -152,14 +152,14 @@ class Workload:
     part: Part | None = option(
         "--part",
         metavar="I/N",
-        help="Take only part I of N, in which a job array splits the checkpoints.",
+        help="Take only part I of N of the checkpoints, for a job array.",
         parse=Part.parse,
         panel=SELECTION_PANEL,
     )
     sample: Sample | None = option(
         "--sample",
         metavar="5%|10G",
-        help="Read only so much in full, the least recently read first; of the rest, check the structure.",
+        help="Read only this much in full, another part each day; of the rest, check only the structure.",
         parse=Sample.parse,
         panel=SELECTION_PANEL,
     )

@@ -12,6 +12,7 @@ import pytest
 
 from ckpttool import open_checkpoint
 from tests.support.commands import Run
+from tests.support.moments import before_verifying
 
 PARTS = 3
 Documents = Callable[..., list[Path]]
@@ -233,6 +234,23 @@ def test_a_verdict_that_its_checks_do_not_give(run: Run, runs: Path, documents: 
     paths = documents(runs)
     changed(paths[0], lambda document: document["checkpoints"][0]["checks"][1].update(status="failed"))
     refused(run, paths, "part-1.json: an entry is malformed")
+
+
+def test_a_part_that_lost_a_verdict(run: Run, runs: Path, documents: Documents) -> None:
+    paths = documents(runs)
+    changed(paths[0], lambda document: document["checkpoints"].pop())
+    refused(run, paths, "the parts tell of 12 of 13 checkpoints")
+
+
+def test_what_is_removed_meanwhile_is_no_gap(
+    run: Run, runs: Path, documents: Documents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        before_verifying(patch, lambda unit: (runs / "run_1" / "m_1.pth").unlink(missing_ok=True))
+        first = run("verify", runs, "--json", "--part", "1/1")
+    assert "m_1.pth: removed or renamed in the meantime" in first.err
+    Path("part.json").write_text(first.out)
+    assert run("verify", "--merge", "part.json", "--json").out == run("verify", runs, "--json").out
 
 
 def test_a_checkpoint_in_two_parts(run: Run, runs: Path, documents: Documents) -> None:
