@@ -147,6 +147,7 @@ def copy_file(
     target: str,
     replaces: os.stat_result | None = None,
     advance: Advance = no_advance,
+    check: Callable[[str], object] | None = None,
 ) -> tuple[str, ...]:
     """Copy a file, and prove that it arrived: all of it stands there after, or nothing of it does.
 
@@ -156,6 +157,7 @@ def copy_file(
         target: Where it is to lie; the directory is made.
         replaces: What it takes the place of; None if nothing may be there.
         advance: Told the bytes that were sent.
+        check: Called with the path of what arrived on a disk, before it has its name; may raise.
 
     Returns:
         What could not be cleared away there, each in a sentence.
@@ -171,7 +173,7 @@ def copy_file(
             if fs.is_remote(target):
                 _into_store(source, blocks, target, replaces)
                 return ()
-            return _onto_disk(blocks, target, seen, replaces)
+            return _onto_disk(blocks, target, seen, replaces, check)
         except OSError as error:
             raise _write_error(error, target) from error
 
@@ -294,7 +296,11 @@ def _into_store(
 
 
 def _onto_disk(
-    blocks: Iterator[bytes], target: str, seen: os.stat_result, replaces: os.stat_result | None
+    blocks: Iterator[bytes],
+    target: str,
+    seen: os.stat_result,
+    replaces: os.stat_result | None,
+    check: Callable[[str], object] | None,
 ) -> tuple[str, ...]:
     from ckpttool.transaction.staged_output import StagedOutput
 
@@ -317,6 +323,8 @@ def _onto_disk(
                 arrived.update(block)
         if arrived.digest() != sent.digest():
             raise AccessDenied(target, "the disk has other bytes than were written", expected="run it again")
+        if check is not None:
+            check(staged.path)
         # Retention goes by the times of files, and a manifest counts if it isn't older than its checkpoint.
         os.utime(staged.path, ns=(seen.st_mtime_ns, seen.st_mtime_ns))
         if replaces is not None and not is_unchanged(target, replaces):

@@ -27,12 +27,12 @@ from ckpttool.core.keywords import attribute_names, require_known, shows_keyword
 from ckpttool.core.report import Severity, counted
 from ckpttool.core.result import Table
 from ckpttool.formats import recognition_error
-from ckpttool.formats.copy_notes import COPYING, EVERYTHING
+from ckpttool.formats.copy_notes import COPYING, EVERYTHING, read_note
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.formats.traits import is_commit_marker
 from ckpttool.io import fs
-from ckpttool.io.work import Advance, in_order
+from ckpttool.io.work import Advance, in_order, no_advance
 from ckpttool.ops.file_copy import (
     BadDestination,
     change_note,
@@ -237,15 +237,15 @@ class PlannedCopy:
         """Return where a note says that it isn't whole yet; None for a file, which is whole at once."""
         if fs.isdir(self.unit.path) and not fs.islink(self.unit.path):
             return os.path.join(self.target, COPYING)
-        return os.path.join(os.path.dirname(self.target), COPYING) if len(self._members) > 1 else None
+        return os.path.join(os.path.dirname(self.target), COPYING) if len(self.members) > 1 else None
 
     @property
     def noted(self) -> list[str]:
         """Return what the note names: all that lies beside it, or the files of a set."""
-        return [EVERYTHING] if os.path.dirname(self.note or "") == self.target else self._members
+        return [EVERYTHING] if os.path.dirname(self.note or "") == self.target else self.members
 
     @property
-    def _members(self) -> list[str]:
+    def members(self) -> list[str]:
         above = os.path.dirname(self.target)
         return list(dict.fromkeys(os.path.relpath(file.target, above).split("/")[0] for file in self.files))
 
@@ -408,6 +408,10 @@ def _reason(error: Exception, path: str) -> str:
     return str(error)
 
 
+class _Invalid(Exception):
+    """A checkpoint that isn't valid; the message says why."""
+
+
 class _Copying:
     """One checkpoint on its way."""
 
@@ -423,22 +427,39 @@ class _Copying:
 
     def run(self, advance: Advance) -> CheckpointCopy:
         """Copy it, as far as it isn't there; return what became of it."""
-        planned, note, others = self._planned, self._planned.note, self._others()
+        planned, others = self._planned, self._others()
         missing, differing = self._compare(advance)
         if others or (differing and not self._request.force):
             why = f"it also holds {_named(others)}" if others else _named_differences(planned, differing)
             return _outcome(planned, CopyStatus.DIFFERS, why)
-        if not missing and not differing:
-            if note is not None and not self._dry_run:  # a kill may have come before it was taken back
-                change_note(note, lambda noted: noted.pop(self._name, None))
-            return _outcome(planned, CopyStatus.PRESENT)
-        if (fault := self._fault(advance)) is not None:
-            return _outcome(planned, CopyStatus.INVALID, fault)
         files = [*missing, *differing]
-        if not self._dry_run:
-            self._send(files, bool(differing), note, advance)
+        if not files and not self._is_unfinished():
+            return _outcome(planned, CopyStatus.PRESENT)
+        try:
+            self._verify(planned.unit, "quick" if self._verifies_arrived else self._request.depth, advance)
+            if not self._dry_run:
+                self._send(files, bool(differing), advance)
+        except _Invalid as fault:
+            return _outcome(planned, CopyStatus.INVALID, str(fault))
         nbytes = sum(self._seen[file].st_size for file in files)
-        return _outcome(planned, CopyStatus.COPIED, sent_bytes=nbytes)
+        return _outcome(planned, CopyStatus.COPIED if files else CopyStatus.PRESENT, sent_bytes=nbytes)
+
+    @property
+    def _verifies_arrived(self) -> bool:
+        """Tell whether its copy is verified before it counts: to read it twice from a store takes long."""
+        from_store, to_store = fs.is_remote(self._planned.unit.path), fs.is_remote(self._planned.target)
+        return from_store and not to_store and self._request.depth == "full"
+
+    def _is_unfinished(self) -> bool:
+        """Tell whether a note says that not all is there, or not verified."""
+        return any(
+            target_status(note) is not None and self._name in read_note(note) for note in self._notes()
+        )
+
+    def _notes(self) -> list[str]:
+        """Return where notes of it may be: beside it, and in a directory."""
+        note, beside = self._planned.note, os.path.join(os.path.dirname(self._planned.target), COPYING)
+        return [] if note is None else list(dict.fromkeys((beside, note)))
 
     def _compare(self, advance: Advance) -> tuple[list[_File], list[_File]]:
         """Return which files aren't there, and which are others there; of the rest it is proven."""
@@ -470,34 +491,53 @@ class _Copying:
             if path not in own and not os.path.relpath(path, above).split("/")[-1].startswith(OWN_PREFIX)
         ]
 
-    def _fault(self, advance: Advance) -> str | None:
-        """Return why it isn't valid; None where it is."""
+    def _verify(self, unit: Unit, depth: Depth, advance: Advance) -> None:
         from ckpttool.ops.verdict import CHECKS, QUICK_CHECKS
         from ckpttool.ops.verify import verify
 
-        checks = CHECKS if self._request.depth == "full" else QUICK_CHECKS
-        verdict = verify(self._planned.unit, only=checks, jobs=self._request.jobs, advance=advance)
-        return None if verdict.is_valid else _first_fault(verdict)
+        checks = CHECKS if depth == "full" else QUICK_CHECKS
+        verdict = verify(unit, only=checks, jobs=self._request.jobs, advance=advance)
+        if not verdict.is_valid:
+            raise _Invalid(_first_fault(verdict))
 
     # Sending ----------------------------------------------------------------------------------------
 
-    def _send(self, files: Sequence[_File], replaces: bool, note: str | None, advance: Advance) -> None:
+    def _send(self, files: Sequence[_File], replaces: bool, advance: Advance) -> None:
         """Send files in their order; if one changed meanwhile, what makes the checkpoint whole isn't sent."""
+        note = self._planned.note
         if note is not None:
             change_note(note, lambda noted: noted.update({self._name: self._planned.noted}))
         if replaces and len(self._planned.files) > 1:
             self._withdraw_markers()
         ordered = sorted(files, key=lambda file: file.rank)
-        early = [file for file in ordered if not self._is_late(file)]
-        late = [file for file in ordered if self._is_late(file)]
-        self._send_all(early, advance)
+        self._send_all([file for file in ordered if not self._is_late(file)], advance)
         changed = next((file for file, seen in self._seen.items() if not is_unchanged(file.path, seen)), None)
         if changed is not None:
             raise DamagedCheckpoint(changed.path, "it changed while it was copied", expected="run it again")
-        for file in late:
+        for file in filter(self._is_late, ordered):
             self._send_one(advance, file)
-        if note is not None:
-            change_note(note, lambda noted: noted.pop(self._name, None))
+        if note is not None and self._verifies_arrived:
+            self._verify_arrived(files, advance)
+        for one in self._notes():
+            change_note(one, lambda noted: noted.pop(self._name, None))
+
+    def _verify_arrived(self, files: Sequence[_File], advance: Advance) -> None:
+        """Verify what arrived, while a note beside says that it doesn't count yet; remove it if bad."""
+        beside, *inside = self._notes()
+        change_note(beside, lambda noted: noted.update({self._name: self._planned.members}))
+        for one in inside:
+            change_note(one, lambda noted: noted.pop(self._name, None))
+        try:
+            self._verify(replace(self._planned.unit, path=self._planned.target), "full", advance)
+        except _Invalid:
+            for file in files:
+                remove_file(file.target, target_status(file.target))
+            change_note(beside, lambda noted: noted.pop(self._name, None))
+            raise
+
+    def _verify_staged(self, path: str) -> None:
+        """Verify a file that arrived, and doesn't have its name yet."""
+        self._verify(replace(self._planned.unit, path=path), "full", no_advance)
 
     def _is_late(self, file: _File) -> bool:
         return any(file.rank[:2]) or file.target == self._planned.target
@@ -520,7 +560,8 @@ class _Copying:
 
     def _send_one(self, advance: Advance, file: _File) -> None:
         there = self._there[file]
-        self.warnings += copy_file(file.path, self._seen[file], file.target, there, advance)
+        check = self._verify_staged if self._verifies_arrived and self._planned.note is None else None
+        self.warnings += copy_file(file.path, self._seen[file], file.target, there, advance, check)
 
 
 def _existing_status(path: str) -> os.stat_result:

@@ -103,7 +103,7 @@ def test_interrupted_copy_is_no_other_checkpoint(
         for name, files in whole_checkpoints(target).items():
             assert files == whole.get(name), f"{name} at file {number}"
     done = ckpttool.copy(source, target)
-    assert done.is_complete and {one.status for one in done.checkpoints} <= DONE
+    assert {one.status for one in done.checkpoints} <= DONE, [one.why for one in done.checkpoints]
     assert whole_checkpoints(target) == whole
     assert not interruption.hits(count + 1, lambda: ckpttool.copy(source, target))
 
@@ -191,3 +191,29 @@ DONE = {CopyStatus.COPIED, CopyStatus.PRESENT}
 
 def request(source: str, destination: str) -> CopyRequest:
     return CopyRequest(sources=(source,), destination=destination)
+
+
+def test_damage_in_a_store_is_seen_before_the_copy_counts(files: Path, tmp_path: Path, s3: Bucket) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    sharded(run, range(1, 3))
+    (run / "best").unlink()
+    shutil.copytree(files / "torch-dcp" / "two-ranks", run / "step-1")
+    for number in (1, 2):
+        shutil.copy(files / "series" / f"model_epoch_{number}.pth", run)
+    for path in (min(run.glob("set-1-*.safetensors")), run / "model_epoch_1.pth", *run.glob("step-1/__0*")):
+        data = bytearray(path.read_bytes())
+        at = data.index(b"/data/0") + 80 if path.suffix == ".pth" else len(data) // 2
+        data[at : at + 8] = b"\xff" * 8  # NaN, or another CRC
+        path.write_bytes(data)
+    s3.upload(run, "run")
+    here, there = verify_each(str(run)), ckpttool.copy(s3.url("run"), tmp_path / "copies")
+    assert {os.path.basename(one.path): one.status is CopyStatus.COPIED for one in there.checkpoints} == here
+    assert not all(here.values()) and any(here.values())
+    whole = {name for name, is_valid in here.items() if is_valid}
+    assert {os.path.basename(name) for name in whole_checkpoints(str(tmp_path / "copies"))} == whole
+    assert not list((tmp_path / "copies").rglob(".ckpttool*"))
+
+
+def verify_each(directory: str) -> dict[str, bool]:
+    return {os.path.basename(unit.path): verify(unit).is_valid for unit in discover(directory)}
