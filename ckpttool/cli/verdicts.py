@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -52,6 +53,7 @@ class VerifyOptions:
 
     Attributes:
         checks: The names of the checks to run, without those of a prediction.
+        against: Where a copy of the one path is, with which each checkpoint in it is compared.
         predict: Whether a prediction was asked for on the command line.
         prediction_options: Attributes of a prediction's ``PredictionRequest`` that were given there.
         config: The configuration that applies.
@@ -63,6 +65,7 @@ class VerifyOptions:
     """
 
     checks: tuple[str, ...]
+    against: str | None = None
     strict: bool = False
     jobs: int | None = None
     exclude: Sequence[str] = ()
@@ -190,7 +193,8 @@ def _take_part(
     for position, one in enumerate(targets):
         if numbers[one.path] == part.number:
             positions.setdefault(one.path, []).append(position)
-    asked = (*options.checks, f"strict {options.strict}", f"sample {options.sample}", f"seal {options.seal}")
+    others = (options.strict, options.sample, options.seal, options.against)
+    asked = (*options.checks, *map(str, others))
     share = Share(part, len(targets), digest_of_work(sizes, asked), positions)
     return share, [one for one in targets if numbers[one.path] == part.number]
 
@@ -230,13 +234,16 @@ def _work_of(target: _VerifyTarget, options: VerifyOptions) -> int:
     passes = 1
     if options.seal:
         passes += 2  # of its files, and of its tensors
-    if (
-        OPTIONAL in options.checks
-        and not options.force
-        and any(name.endswith(SIDECARS) for name in target.unit.members)
-    ):
+    if OPTIONAL in options.checks and not options.force and _has_digests(target.unit):
         passes += 1
     return passes * target.unit.nbytes
+
+
+def _has_digests(unit: Unit) -> bool:
+    """Tell whether something says what the bytes of a checkpoint should be."""
+    from ckpttool.io.content_addresses import content_address
+
+    return any(name.endswith(SIDECARS) for name in unit.members) or any(map(content_address, unit.files()))
 
 
 def _verify_each(
@@ -281,19 +288,21 @@ def _task_of(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> Verif
         is_sampled_out=target.is_sampled_out,
         seal=options.seal,
         force=options.force,
+        against=target.copy,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _VerifyTarget:
     """A checkpoint, or the error that keeps it from being read; what is asked of it; whether it was named;
-    whether it is another one's turn to be read in full.
+    whether it is another one's turn to be read in full; where a copy of it is to be.
     """
 
     unit: Unit | CheckpointError
     settings: PredictionSettings | None
     is_named: bool
     is_sampled_out: bool = False
+    copy: str | None = None
 
     @property
     def path(self) -> str:
@@ -345,9 +354,19 @@ def _find_targets(
     for unit in units:
         is_named = unit.path == path
         settings = _settings_of(unit.path, options)
-        yield _VerifyTarget(unit if is_named else replace(unit, path=shown(unit.path)), settings, is_named)
+        copy = _copy_of(unit.path, path, options.against)
+        shown_unit = unit if is_named else replace(unit, path=shown(unit.path))
+        yield _VerifyTarget(shown_unit, settings, is_named, copy=copy)
     for one in errors:
         yield _VerifyTarget(one, None, False)
+
+
+def _copy_of(unit: str, path: str, copy: str | None) -> str | None:
+    """Return where the copy of a checkpoint is, which was found at or below a path."""
+    if copy is None or unit == path:
+        return copy
+    relative = os.path.relpath(fs.abspath(unit), fs.abspath(path)).replace(os.sep, "/")
+    return f"{copy.rstrip('/')}/{relative}"
 
 
 def _drop_interrupted(path: str, units: list[Unit]) -> list[Unit]:

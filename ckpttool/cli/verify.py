@@ -42,6 +42,15 @@ Only = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer_option("--strict", help="Treat warnings as failures.", panel=CHECK_PANEL)]
+Against = Annotated[
+    str | None,
+    typer_option(
+        "--against",
+        metavar="COPY",
+        help="Check that every file is in this copy, too, byte for byte.",
+        panel=CHECK_PANEL,
+    ),
+]
 WriteManifest = Annotated[
     bool,
     typer_option(
@@ -83,6 +92,7 @@ def verify(
     quick: Quick = False,
     only: Only = None,
     strict: Strict = False,
+    against: Against = None,
     write_manifest: WriteManifest = False,
     force: Force = False,
     predict: predicting.Predict = False,
@@ -114,7 +124,19 @@ def verify(
     wanted = reports.Reports(junit, sarif, github, summary)
     shown = _Shown(json=json, verbose=verbose, quiet=quiet)
     if merge:
-        others = (quick, only, write_manifest, force, predict, prediction, config, scope, jobs, workload)
+        others = (
+            quick,
+            only,
+            against,
+            write_manifest,
+            force,
+            predict,
+            prediction,
+            config,
+            scope,
+            jobs,
+            workload,
+        )
         if not paths or any(others):
             raise UsageError(
                 "--merge takes the JSON documents of --part, and only options of output and reports"
@@ -131,16 +153,9 @@ def verify(
     may_predict = predict or settings is not None
     is_complete = not quick and only is None
     _check_prediction_files(prediction_options, may_predict=may_predict)
-    if write_manifest and not is_complete:
-        raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
-    if write_manifest and may_predict:
-        raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
-    if work.sample is not None and (not is_complete or write_manifest or may_predict):
-        raise UsageError(
-            "--sample goes with a PATH, and without --quick, --only, --write-manifest and --predict"
-        )
-    if work.executor is not None and may_predict:
-        raise UsageError("--executor takes a PATH, and neither --predict nor a configuration")
+    _require_compatible(work, seals=write_manifest, is_complete=is_complete, may_predict=may_predict)
+    if against is not None and (write_manifest or len(paths or ()) != 1):
+        raise UsageError("--against takes one PATH, and no --write-manifest")
     if force and not write_manifest and "record" not in prediction_options:
         raise UsageError("--force goes with --write-manifest or --record")
     places = [*map(str, paths or (settings.paths if settings else ()))]
@@ -156,6 +171,7 @@ def verify(
     )
     options = VerifyOptions(
         checks=checks,
+        against=against,
         strict=strict or (settings is not None and settings.strict),
         jobs=jobs,
         exclude=[*scope.get("exclude", ()), *(settings.exclude if settings else ())],
@@ -177,6 +193,22 @@ def verify(
     for warning in outcome.warnings if not quiet else ():
         say_warning(warning)
     return _report(outcome, wanted, shown, strict=options.strict)
+
+
+def _require_compatible(work: Workload, *, seals: bool, is_complete: bool, may_predict: bool) -> None:
+    """Require that what is asked for goes together."""
+    from ckpttool.core.errors import UsageError
+
+    if seals and not is_complete:
+        raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
+    if seals and may_predict:
+        raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
+    if work.sample is not None and (not is_complete or seals or may_predict):
+        raise UsageError(
+            "--sample goes with a PATH, and without --quick, --only, --write-manifest and --predict"
+        )
+    if work.executor is not None and may_predict:
+        raise UsageError("--executor takes a PATH, and neither --predict nor a configuration")
 
 
 class _Shown(NamedTuple):

@@ -1,6 +1,9 @@
 """CRC-32C, the masked form in which TensorFlow and LevelDB store it, and the CRC of bytes put together.
 
-Source: google/leveldb ``util/crc32c.h``; google/crc32c ``include/crc32c/crc32c.h``.
+Stores keep CRC-32, CRC-32C or CRC-64/NVME of what is in them.
+
+Source: google/leveldb ``util/crc32c.h``; google/crc32c ``include/crc32c/crc32c.h``; NVM Express, NVM Command
+Set Specification 1.0d, section 5.2.1.3.4.
 """
 
 from __future__ import annotations
@@ -13,7 +16,38 @@ _ALL = 0xFFFFFFFF
 _STEP = 1 << 18
 _CRC32_POLYNOMIAL = 0xEDB88320
 _CRC32C_POLYNOMIAL = 0x82F63B78
-_POLYNOMIALS = {"crc32": _CRC32_POLYNOMIAL, "crc32c": _CRC32C_POLYNOMIAL}
+_CRC64NVME_POLYNOMIAL = 0x9A6C9329AC4BC9B5
+_POLYNOMIALS = {
+    "crc32": _CRC32_POLYNOMIAL,
+    "crc32c": _CRC32C_POLYNOMIAL,
+    "crc64nvme": _CRC64NVME_POLYNOMIAL,
+}
+"""The bits of each in reverse, so that the highest one is set."""
+
+Crc = Callable[[memoryview, int], int]
+"""Returns the CRC of bytes, told that of the bytes in front of them."""
+
+
+def crc_functions() -> dict[str, Crc]:
+    """Return what sums a writable buffer, by algorithm; CRC-64 only if a package is there that does it."""
+    from isal import isal_zlib
+
+    functions: dict[str, Crc] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
+    try:
+        from awscrt.checksums import crc64nvme
+    except ImportError:
+        return functions
+    return functions | {"crc64nvme": crc64nvme}
+
+
+def crc_digits(crc: int, algorithm: str) -> str:
+    """Return a CRC in hexadecimal digits."""
+    return f"{crc:0{crc_bytes(algorithm) * 2}x}"
+
+
+def crc_bytes(algorithm: str) -> int:
+    """Return how many bytes a CRC has."""
+    return _POLYNOMIALS[algorithm].bit_length() // 8
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
@@ -94,7 +128,7 @@ def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC3
 def _zero_bits(polynomial: int, exponent: int) -> list[int]:
     """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
     if exponent == 0:
-        return [polynomial] + [1 << bit for bit in range(31)]
+        return [polynomial] + [1 << bit for bit in range(polynomial.bit_length() - 1)]
     rows = _zero_bits(polynomial, exponent - 1)
     return [_image(rows, row) for row in rows]
 

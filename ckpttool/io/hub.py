@@ -9,18 +9,22 @@ import errno
 import json
 import os
 import re
+from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request
 
 from ckpttool.core.errors import UsageError
+from ckpttool.io.checksums import Checksum, StoredChecksums
+from ckpttool.io.stored_checksums import opener
 from ckpttool.io.stores import BucketStore, Listing, ObjectStatus, Replaced, Store
 from ckpttool.io.urls import HUB_KINDS
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_ANSWER = 1 << 26
 _TIMEOUT_SECONDS = 30
 
@@ -53,6 +57,7 @@ class HubStore(Store):
         self._web = f"{endpoint}/{above}{name}"
         self._revision = revision
         self._headers = _headers()
+        self._checksums: dict[str, Checksum] = {}
 
     def status(self, name: str) -> ObjectStatus:
         directory, _, own = name.rpartition("/")
@@ -75,7 +80,24 @@ class HubStore(Store):
                     directories.add(own)
                 elif row.get("type") == "file" and isinstance(row.get("size"), int):
                     objects[own] = ObjectStatus(row["size"], 0, str(row.get("oid", "")))
+                    self._note_checksum(row)
         return Listing(frozenset(directories), objects)
+
+    def _note_checksum(self, row: Mapping[str, Any]) -> None:
+        """Remember what the tree says of a file: the SHA-256 of one in LFS, git's own digest of another."""
+        lfs = row.get("lfs")
+        digits = str((lfs.get("oid") if isinstance(lfs, dict) else row.get("oid")) or "")
+        if isinstance(lfs, dict) and _SHA256.fullmatch(digits):
+            self._checksums[row["path"]] = Checksum("sha256", digits)
+        elif lfs is None and _COMMIT.fullmatch(digits):
+            self._checksums[row["path"]] = Checksum("git-sha1", digits)
+
+    def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
+        if name not in self._checksums:
+            self.status(name)  # the listing says both
+        if name not in self._checksums:
+            return StoredChecksums(reason="the hub states no checksum of it")
+        return StoredChecksums((self._checksums[name],))
 
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
         found, data = self._files.read_range(name, begin, end)  # of a commit, which never changes
@@ -99,7 +121,7 @@ class HubStore(Store):
     def _answer(self, url: str) -> tuple[Any, str]:
         """Return what the hub answers, and where it goes on; nothing if it knows no such thing."""
         try:
-            with _opener().open(Request(url, headers=self._headers), timeout=_TIMEOUT_SECONDS) as answer:
+            with opener().open(Request(url, headers=self._headers), timeout=_TIMEOUT_SECONDS) as answer:
                 content = answer.read(_MAX_ANSWER + 1)
                 more = answer.headers.get("Link", "")
             if len(content) > _MAX_ANSWER:
@@ -114,18 +136,6 @@ class HubStore(Store):
             raise OSError(errno.EIO, f"the hub can't be reached: {error.reason}", self.root) from error
         except ValueError as error:
             raise OSError(errno.EIO, "the hub's answer is not JSON", self.root) from error
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """The token of a user goes to no other host."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-@cache
-def _opener() -> Any:
-    return build_opener(_NoRedirects())
 
 
 def _headers() -> dict[str, str]:

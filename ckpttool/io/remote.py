@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
+from ckpttool.io.checksums import StoredChecksums
 from ckpttool.io.stores import BucketStore, ObjectStatus, Store, WebStore
 from ckpttool.io.urls import plain_url, store_root
 
@@ -166,6 +167,20 @@ def _raise_failure(count: int, directory: str) -> None:
         failed = next((one for one in _failures[count:] if one[0].startswith(directory)), None)
     if failed is not None:
         raise from_os_error(failed[1], failed[0]) from failed[1]
+
+
+def checksums_of(url: str) -> StoredChecksums:
+    """Return the checksums that a store keeps of an object.
+
+    Raises:
+        FileNotFoundError: There is none.
+        OSError: The store doesn't say what is there.
+    """
+    found = look_at(url).object
+    if found is None:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    store, name = store_at(url)
+    return store.checksums(name, found)
 
 
 def _plain(url: str) -> str:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import MissingPackage, UsageError
+from ckpttool.io.checksums import StoredChecksums
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ObstoreStore
@@ -121,6 +122,14 @@ class Store(ABC):
         """
         raise OSError(errno.EROFS, "nothing can be removed there", f"{self.root}/{name}")
 
+    def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
+        """Return the checksums that are kept of an object, without reading it.
+
+        Raises:
+            Replaced: It is another one now.
+        """
+        return StoredChecksums(reason="this store tells no checksums")
+
 
 class Replaced(OSError):
     """An object is another one than the one that was asked about."""
@@ -197,6 +206,20 @@ class BucketStore(Store):
     def _guarded(self, blocks: Iterable[bytes], name: str, replaces: ObjectStatus | None) -> Iterator[bytes]:
         yield from blocks
         self.require_replaceable(name, replaces)
+
+    def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
+        from ckpttool.io.stored_checksums import checksums_in_google, checksums_in_s3
+
+        scheme, _, bucket = self.root.partition("://")
+        if scheme in ("s3", "s3a"):
+            found = checksums_in_s3(bucket, name)
+        elif scheme == "gs":
+            found = checksums_in_google(self._store, bucket, name)
+        else:
+            return super().checksums(name, of)
+        if found.version.strip('"') not in ("", of.version.strip('"')):
+            raise Replaced(f"{self.root}/{name}")
+        return found
 
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
         """Return bytes of an object, and what it is now; ``Replaced`` if that isn't the version."""

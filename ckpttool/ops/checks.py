@@ -17,7 +17,7 @@ from ckpttool.core.values import storages_of
 from ckpttool.io.scan import Scanned, count_specials, scan
 from ckpttool.io.work import Advance
 from ckpttool.ops.hollow_weights import Element, hollow_findings
-from ckpttool.ops.manifest import compare_manifests, has_digests, manifests_of
+from ckpttool.ops.manifest import compare_manifests, has_statements, manifests_of
 from ckpttool.ops.scan_findings import (
     checksum_findings,
     covered_by_checksums,
@@ -29,8 +29,11 @@ from ckpttool.ops.scan_findings import (
     why_no_checksums,
     why_no_values,
 )
+from ckpttool.ops.stored_sums import why_unproven
 from ckpttool.ops.verdict import (
     CHECKS,
+    COPY,
+    COPY_UNPROVEN,
     NOT_ASKED_FOR,
     NOTHING_CHECKED,
     OPTIONAL,
@@ -65,19 +68,23 @@ class Verifier:
         strict: bool,
         jobs: int,
         advance: Advance,
+        against: str | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._only = only
         self._strict = strict
         self._jobs = jobs
         self._advance = advance
+        self._against = against
         self._findings: list[Finding] = []
         self._scanned: list[Scanned] = []
         self._manifests = manifests_of(checkpoint)
         self._rereads = 0
         self._elements: dict[Path, bytes | None] = {}
         """What tensors that were looked at one by one consist of, if it is one element again and again."""
-        self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
+        self._has_manifest = has_statements(checkpoint, self._manifests)
+        self._reads_objects = bool({"checksum", "values"} & set(only))
+        """Whether objects in a store may be read; what asks for neither is to cost little."""
 
     def run(self, prediction: Prediction | None, ignores: Sequence[Ignore]) -> Verification:
         """Run all checks that were asked for, a prediction last."""
@@ -92,6 +99,8 @@ class Verifier:
             if not has_failed:
                 self._findings.extend(answer.owed())
             checks += tuple(self._stage_check(stage) for stage in (answer.load, answer.predict))
+        if self._against is not None:
+            checks += (self._copy(self._against),)
         return self._verification(checks)
 
     def _verification(self, checks: tuple[Check, ...]) -> Verification:
@@ -240,5 +249,29 @@ class Verifier:
     def _manifest(self) -> Check:
         if not self._has_manifest:
             return Check("manifest", Status.SKIPPED, "there is none beside it")
-        findings, compared = compare_manifests(self._checkpoint, self._manifests, self._jobs, self._advance)
-        return self._check("manifest", findings, compared)
+        comparison = compare_manifests(
+            self._checkpoint,
+            self._manifests,
+            self._jobs,
+            self._advance,
+            reads_objects=self._reads_objects,
+        )
+        check = self._check("manifest", comparison.findings, comparison.compared)
+        if check.status is Status.PASSED and comparison.unproven:
+            return Check("manifest", Status.SKIPPED, why_unproven(comparison.unproven))
+        return check
+
+    def _copy(self, copy: str) -> Check:
+        """Compare it with a copy; a file that can't be compared is no copy that was proven."""
+        from ckpttool.ops.copy_check import compare_with_copy, copy_findings
+
+        compared = compare_with_copy(
+            self._checkpoint, copy, self._jobs, self._advance, reads_objects=self._reads_objects
+        )
+        findings, proofs, unproven = copy_findings(compared)
+        check = self._check(COPY, findings, proofs)
+        if not unproven:
+            return check
+        reason = why_unproven(unproven)
+        self._findings.append(replace(error(COPY_UNPROVEN, reason), check=COPY))
+        return check if check.status is Status.FAILED else Check(COPY, Status.SKIPPED, reason)

@@ -1,12 +1,12 @@
-"""SHA-256 of whole files and of single tensors: each is read once, in constant memory, on several threads."""
+"""Checksums of whole files and of single tensors, each read once, in constant memory, on several threads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
@@ -14,43 +14,114 @@ from ckpttool.core.readable import aligned_buffer
 from ckpttool.core.report import Finding, error
 from ckpttool.core.tensor import Tensor
 from ckpttool.io import fs
+from ckpttool.io.checksums import BLOCK_BYTES, CRCS, FileSums
+from ckpttool.io.crc import crc_digits, crc_functions
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.work import Advance, in_order, no_advance
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
 SCHEMA = "ckpttool.digests/1"
+_CHUNK_BYTES = 1 << 18
+"""What is read and summed at once: it has to stay in a processor's own cache."""
 MAX_BYTES = 1 << 27
 """The most bytes of per-tensor digests that are read; half a million tensors have fewer."""
 
-_BLOCK_BYTES = 1 << 20
-
-T = TypeVar("T")
 Digest = str | CheckpointError
 """SHA-256 in hexadecimal digits, or why the bytes can't be read."""
 
 
-def digests_of_files(
-    paths: Iterable[str], jobs: int, executor: Executor | None = None, advance: Advance = no_advance
-) -> dict[str, Digest]:
-    """Return the digest of each file by its path; every file is read by one thread.
+class Wanted(NamedTuple):
+    """Which checksums of a file to compute; ``block_bytes`` is of how many bytes there is a CRC."""
 
-    Instead of threads here, an executor may do it, wherever it has the files; then nobody is told the bytes.
+    algorithms: Collection[str]
+    block_bytes: int = BLOCK_BYTES
+
+
+def sums_of_files(
+    wanted: Mapping[str, Wanted], jobs: int, advance: Advance = no_advance
+) -> dict[str, FileSums | CheckpointError]:
+    """Return checksums of files by their paths, or why they can't be read; each is read by one thread.
+
+    Args:
+        wanted: Which, for each path.
+        jobs: How many threads read.
+        advance: Called with the bytes read, from any thread.
     """
-
-    wanted = list(dict.fromkeys(paths))
-    digests = in_order(partial(_digest_of, _blocks_of_file, advance), wanted, jobs, executor)
-    return dict(zip(wanted, digests, strict=True))
+    sums = in_order(partial(_sums_of, advance), wanted.items(), jobs)
+    return dict(zip(wanted, sums, strict=True))
 
 
-def _blocks_of_file(path: str) -> Iterator[memoryview]:
+def _sums_of(
+    advance: Advance, item: tuple[str, Wanted], check: Callable[[], None]
+) -> FileSums | CheckpointError:
+    path, wanted = item
+    try:
+        return sums_of_file(
+            path, wanted.algorithms, block_bytes=wanted.block_bytes, check=check, advance=advance
+        )
+    except CheckpointError as failure:
+        return failure
+
+
+def sums_of_file(
+    path: str,
+    algorithms: Collection[str],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    check: Callable[[], None] = lambda: None,
+    advance: Advance = no_advance,
+) -> FileSums:
+    """Return checksums of a file, which is read once; CRC-64/NVME only if a package is there that does it.
+
+    Args:
+        path: A file, or an object in a store.
+        algorithms: Which, of those in ``TITLES``.
+        block_bytes: Of how many bytes there is a CRC.
+        check: Called now and then; it ends the work that nobody waits for.
+        advance: Called with the bytes read.
+    """
     with fs.open_source(path) as source:
-        buffer = aligned_buffer(min(_BLOCK_BYTES, source.size))
-        for start in range(0, source.size, _BLOCK_BYTES):
-            block = buffer[: min(_BLOCK_BYTES, source.size - start)]
-            source.read_into(start, block)
-            yield block
+        digests = {name: _new_digest(name, source.size) for name in algorithms if name not in CRCS}
+        functions = {name: function for name, function in crc_functions().items() if name in algorithms}
+        blocks: dict[str, list[int]] = {name: [] for name in functions}
+        buffer = aligned_buffer(min(_CHUNK_BYTES, source.size))
+        for at, nbytes in _chunks(source.size, block_bytes):
+            chunk = buffer[:nbytes]
+            check()
+            source.read_into(at, chunk)
+            for digest in digests.values():
+                digest.update(chunk)
+            for name, function in functions.items():
+                if at % block_bytes == 0:
+                    blocks[name].append(0)
+                blocks[name][-1] = function(chunk, blocks[name][-1])
+            advance(nbytes)
+        return FileSums(
+            source.size,
+            {name: digest.hexdigest() for name, digest in digests.items()},
+            {name: tuple(crcs) for name, crcs in blocks.items()},
+            block_bytes,
+        )
+
+
+def _chunks(size: int, block_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield where to read next and how much, so that nothing crosses the end of a block."""
+    for block in range(0, size, block_bytes):
+        end = min(block + block_bytes, size)
+        for at in range(block, end, _CHUNK_BYTES):
+            yield at, min(_CHUNK_BYTES, end - at)
+
+
+def _new_digest(algorithm: str, size: int) -> Any:
+    import hashlib
+
+    if algorithm == "sha256":
+        return hashlib.sha256()
+    if algorithm == "md5":
+        return hashlib.md5(usedforsecurity=False)
+    digest = hashlib.sha1(usedforsecurity=False)
+    if algorithm == "git-sha1":
+        digest.update(f"blob {size}\0".encode())
+    return digest
 
 
 def digests_of_tensors(
@@ -63,19 +134,17 @@ def digests_of_tensors(
     wanted = {tensor.name: tensor for tensor in tensors}
     owners = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
     read = [tensor for name, tensor in wanted.items() if name not in owners and tensor.values is not None]
-    digests = in_order(partial(_digest_of, Tensor.blocks, advance), read, jobs)
+    digests = in_order(partial(_digest_of, advance), read, jobs)
     by_name = {tensor.name: digest for tensor, digest in zip(read, digests, strict=True)}
     return {name: by_name.get(owners.get(name) or name) for name in wanted}
 
 
-def _digest_of(
-    blocks: Callable[[T], Iterator[memoryview]], advance: Advance, item: T, check: Callable[[], None]
-) -> Digest:
+def _digest_of(advance: Advance, tensor: Tensor, check: Callable[[], None]) -> Digest:
     import hashlib
 
     running = hashlib.sha256()
     try:
-        for block in blocks(item):
+        for block in tensor.blocks():
             check()
             running.update(block)
             advance(block.nbytes)
@@ -98,17 +167,20 @@ class TensorDigest:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What was written down of a checkpoint: sizes of files in bytes by name, and its tensors by name."""
+    """What was written down of a checkpoint: sizes and CRCs of its files by name, and its tensors by name.
 
-    files: Mapping[str, int]
+    Files whose manifest is of an earlier ckpttool have no CRCs.
+    """
+
+    files: Mapping[str, FileSums]
     tensors: Mapping[str, TensorDigest]
 
 
 def dumps_digests(
-    files: Mapping[str, int], tensors: Iterable[Tensor], digests: Mapping[str, Digest | None]
+    files: Mapping[str, FileSums], tensors: Iterable[Tensor], digests: Mapping[str, Digest | None]
 ) -> bytes:
-    """Return the text of the document, with a line a tensor."""
-    sizes = {name: {"bytes": nbytes} for name, nbytes in files.items()}
+    """Return the text of the document, with a line a file and a line a tensor."""
+    sums = [f"  {json.dumps(name)}: {json.dumps(_file_entry(one))}" for name, one in files.items()]
     lines = []
     for tensor in tensors:
         entry = {
@@ -118,20 +190,33 @@ def dumps_digests(
             "sha256": digests[tensor.name],
         }
         lines.append(f"  {json.dumps(tensor.name)}: {json.dumps(entry)}")
-    text = f'{{\n "schema": "{SCHEMA}",\n "files": {json.dumps(sizes)},\n "tensors": {{\n'
+    text = f'{{\n "schema": "{SCHEMA}",\n "files": {{\n' + ",\n".join(sums) + '\n },\n "tensors": {\n'
     return (text + ",\n".join(lines) + "\n }\n}\n").encode()
+
+
+def _file_entry(sums: FileSums) -> dict[str, Any]:
+    crcs = {name: [crc_digits(crc, name) for crc in blocks] for name, blocks in sums.blocks.items()}
+    return {"bytes": sums.nbytes, "block_bytes": sums.block_bytes, **crcs}
 
 
 def read_digests(path: str) -> Digests:
     """Return what a document says."""
+    return _digests_in(path, _read_document(path))
+
+
+def _read_document(path: str) -> Any:
     with fs.open_source(path) as source:
         if source.size > MAX_BYTES:
             raise DamagedCheckpoint(path, f"{source.size:,} bytes", expected=f"at most {MAX_BYTES:,}")
         document = parse_json(path, source.read(0, source.size), "manifest", surrogates=True)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise DamagedCheckpoint(path, "no digests of tensors", expected=f"schema {SCHEMA}")
+    return document
+
+
+def _digests_in(path: str, document: Any) -> Digests:
     try:
-        files = {name: _integer(entry["bytes"]) for name, entry in document["files"].items()}
+        files = {name: _file_sums(entry) for name, entry in document["files"].items()}
         tensors = {}
         for name, entry in document["tensors"].items():
             sha256 = entry["sha256"]
@@ -144,10 +229,49 @@ def read_digests(path: str) -> Digests:
     return Digests(files, tensors)
 
 
+def _file_sums(entry: Mapping[str, Any]) -> FileSums:
+    nbytes, block_bytes = _integer(entry["bytes"]), _integer(entry.get("block_bytes", BLOCK_BYTES))
+    if nbytes < 0 or block_bytes <= 0:
+        raise ValueError("a size below zero")
+    blocks = {name: tuple(int(one, 16) for one in entry[name]) for name in CRCS if name in entry}
+    if any(len(crcs) != -(-nbytes // block_bytes) for crcs in blocks.values()):
+        raise ValueError("another number of blocks than the file has")
+    return FileSums(nbytes, blocks=blocks, block_bytes=block_bytes)
+
+
 def _integer(value: object) -> int:
     if type(value) is not int:
         raise TypeError("no whole number")
     return value
+
+
+def document_difference(path: str, text: bytes) -> str | None:
+    """Return how a document that is there differs from one to be written; empty if it says as much.
+
+    None stands for one that is not there, or says less: an earlier ckpttool wrote no CRCs.
+    """
+    if not fs.lexists(path):
+        return None
+    try:
+        there = _read_document(path)
+        _digests_in(path, there)
+    except CheckpointError as failure:
+        return f"can't be read: {failure.reason}"
+    there.pop("verified", None)  # what ``last_read`` has added
+    new = json.loads(text)
+    old_crcs, new_crcs = _take_crcs(there), _take_crcs(new)
+    if there != new or any(old_crcs[key] != new_crcs[key] for key in old_crcs.keys() & new_crcs.keys()):
+        return "says something else"
+    return None if new_crcs.keys() - old_crcs.keys() else ""
+
+
+def _take_crcs(document: Any) -> dict[tuple[str, str], Any]:
+    """Take the CRCs out of a document, and return them by the file's name and the algorithm."""
+    taken: dict[tuple[str, str], Any] = {}
+    for name, entry in document["files"].items():
+        entry.pop("block_bytes", None)
+        taken |= {(name, algorithm): entry.pop(algorithm) for algorithm in CRCS if algorithm in entry}
+    return taken
 
 
 def changed_tensors(

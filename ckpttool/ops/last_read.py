@@ -54,8 +54,3 @@ def write_last_read(record: str, moment: str) -> None:
         write_atomically(record, _HEAD.sub(lambda match: match[1] + line, text, count=1))
     except OSError as error:
         raise from_os_error(error, record) from error
-
-
-def without_last_read(text: bytes) -> bytes:
-    """Return the text of a document without what ``write_last_read`` has added."""
-    return _HEAD.sub(lambda match: match[1], text, count=1)

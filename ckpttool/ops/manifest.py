@@ -10,21 +10,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error, warning
 from ckpttool.io import fs
+from ckpttool.io.checksums import TITLES, Checksum, FileSums
+from ckpttool.io.content_addresses import ContentAddress, content_address
 from ckpttool.io.manifest import Manifest, read_manifest
 from ckpttool.io.work import Advance, no_advance
-from ckpttool.ops.digests import Digest, Digests, changed_tensors, digests_of_files, read_digests
+from ckpttool.ops.digests import Digests, Wanted, changed_tensors, read_digests, sums_of_files
+from ckpttool.ops.stored_sums import compare_sums, shown_digits, stored_checksums
 
 SUFFIX = ".sha256"
 DIGESTS_SUFFIX = ".digests.json"
 SHARED = ("SHA256SUMS", "sha256sums.txt")
 """Names of manifests of a whole directory; what they say of other files is left alone."""
 
+_CRC32C = Checksum("crc32c", "")
 _FLUID_SERIAL = re.compile(r"checkpoint_\d+")
 
 
@@ -49,19 +53,23 @@ def base_at(path: str, format: str | None) -> str:
 
 def manifests_of(checkpoint: Checkpoint) -> list[Manifest]:
     """Return the manifests that speak of a checkpoint: its own, those of its files, the directory's."""
-    paths = (base_of(checkpoint), *(entry.path for entry in checkpoint.files))
+    return _manifests_at(checkpoint.path, base_of(checkpoint), [entry.path for entry in checkpoint.files])
+
+
+def _manifests_at(path: str, base: str, parts: Sequence[str]) -> list[Manifest]:
+    paths = (base, *parts)
     found = {
-        fs.abspath(path + SUFFIX): read_manifest(path + SUFFIX, of=path)
-        for path in paths
-        if fs.isfile(path + SUFFIX)
+        fs.abspath(one + SUFFIX): read_manifest(one + SUFFIX, of=one)
+        for one in paths
+        if fs.isfile(one + SUFFIX)
     }
-    files = {fs.abspath(entry.path) for entry in checkpoint.files}
+    files = set(map(fs.abspath, parts))
     for directory in dict.fromkeys(map(os.path.dirname, paths)):
-        for path in (os.path.join(directory, name) for name in SHARED):
-            if fs.isfile(path):
-                shared = read_manifest(path).about(fs.abspath(checkpoint.path), files)
+        for listing in (os.path.join(directory, name) for name in SHARED):
+            if fs.isfile(listing):
+                shared = read_manifest(listing).about(fs.abspath(path), files)
                 if not files.isdisjoint(shared.digests):
-                    found.setdefault(fs.abspath(path), shared)
+                    found.setdefault(fs.abspath(listing), shared)
     return list(found.values())
 
 
@@ -70,80 +78,208 @@ def has_digests(checkpoint: Checkpoint) -> bool:
     return fs.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
 
 
+@dataclass(frozen=True, slots=True)
+class ManifestComparison:
+    """How a checkpoint differs from what lies beside it.
+
+    Attributes:
+        findings: The differences.
+        compared: What was compared, in words.
+        unproven: Of files that could not be compared, why not, by name.
+    """
+
+    findings: Sequence[Finding]
+    compared: str
+    unproven: Mapping[str, str] = field(default_factory=dict)
+
+
+def has_statements(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> bool:
+    """Tell whether anything says what the files of a checkpoint should be."""
+    if manifests or has_digests(checkpoint):
+        return True
+    return any(content_address(entry.path) is not None for entry in checkpoint.files)
+
+
 def compare_manifests(
-    checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int, advance: Advance = no_advance
-) -> tuple[list[Finding], str]:
-    """Return how a checkpoint differs from what lies beside it, and what was compared, in words."""
-    written, findings = None, [finding for manifest in manifests for finding in manifest.malformed]
-    if has_digests(checkpoint):
-        path = base_of(checkpoint) + DIGESTS_SUFFIX
-        try:
-            written = read_digests(path)
-        except CheckpointError as failure:
-            findings.append(error("manifest-malformed", failure.reason, os.path.basename(path)))
-    stated = _stated_digests(manifests)
+    checkpoint: Checkpoint,
+    manifests: Sequence[Manifest],
+    jobs: int,
+    advance: Advance = no_advance,
+    *,
+    reads_objects: bool = True,
+) -> ManifestComparison:
+    """Return how a checkpoint differs from what lies beside it, and from its names in a cache.
+
+    Objects in a store are compared by the checksums that the store keeps. Only if it keeps none that help are
+    they read, and that only if ``reads_objects``.
+    """
+    findings = [finding for manifest in manifests for finding in manifest.malformed]
+    base, parts = base_of(checkpoint), [entry.path for entry in checkpoint.files]
+    written = _read_digests(base, findings)
+    stated = _statements(base, parts, manifests, written)
+    present = list(_present_files(checkpoint, stated, findings))
+    kept = _compare_stored(stated, [path for path in present if fs.is_remote(path)])
+    unread = {} if reads_objects else kept.unproven
+    by_store = [path for path in present if fs.is_remote(path) and path not in kept.unproven]
+    to_read = [path for path in present if path not in by_store and path not in unread]
+    found = sums_of_files({path: Wanted(stated[path].algorithms) for path in to_read}, jobs, advance=advance)
+    changed = [*kept.findings, *_changed_files(stated, found)]
+    findings += changed
+    may_read = reads_objects or not fs.is_remote(checkpoint.path)
+    if written is not None and may_read and (changed or not stated):
+        findings += changed_tensors(checkpoint, written, jobs, advance)
+    if not stated:
+        what = counted(len(written.tensors), "tensor") if written else "digests that can't be read"
+        return ManifestComparison(findings, what)
+    findings += _unlisted_files(checkpoint, manifests) if manifests else ()
+    compared = counted(len(present) - len(unread), "file")
+    if by_store:
+        compared += (
+            f", {'' if len(by_store) == len(present) else f'{len(by_store):,} '}by the store's checksums"
+        )
+    return ManifestComparison(findings, compared, {stated[path].name: why for path, why in unread.items()})
+
+
+def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
+    """Return what manifests and caches say of the files of a checkpoint, by their paths.
+
+    Args:
+        path: The checkpoint.
+        base: What the names of its own manifest and digests begin with.
+        parts: Its files.
+    """
+    stated = _statements(base, parts, _manifests_at(path, base, parts), _read_digests(base, []))
+    found = {}
+    for part in parts:
+        one = stated.get(fs.abspath(part))
+        if one is not None and len(one.sums) == 1:  # manifests that contradict each other say nothing
+            known = {one.address.algorithm: one.address.digits} if one.address else {}
+            found[part] = replace(one.sums[0], digests={**known, **one.sums[0].digests})
+    return found
+
+
+def _read_digests(base: str, findings: list[Finding]) -> Digests | None:
+    """Return what is written beside a checkpoint of its tensors, or add why it can't be read."""
+    path = base + DIGESTS_SUFFIX
+    if not fs.isfile(path):
+        return None
+    try:
+        return read_digests(path)
+    except CheckpointError as failure:
+        findings.append(error("manifest-malformed", failure.reason, os.path.basename(path)))
+        return None
+
+
+@dataclass(slots=True)
+class _Statement:
+    """What is said of a file: its name in the first manifest, the SHA-256 in all, CRCs and its address."""
+
+    name: str
+    digests: set[str] = field(default_factory=set)
+    crcs: FileSums = field(default_factory=lambda: FileSums(None))
+    address: ContentAddress | None = None
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        """Return which checksums have to be computed to compare the file."""
+        wanted = {self.address.algorithm} if self.address else set()
+        return frozenset(wanted | ({"sha256"} if self.digests else set()) or {"crc32c"})
+
+    @property
+    def sums(self) -> list[FileSums]:
+        """Return what the file should be; where manifests contradict each other, it can't be all of it."""
+        return [replace(self.crcs, digests={"sha256": one}) for one in self.digests] or [self.crcs]
+
+
+def _statements(
+    base: str, parts: Iterable[str], manifests: Iterable[Manifest], written: Digests | None
+) -> dict[str, _Statement]:
+    """Return what is said of files, by path."""
+    stated: dict[str, _Statement] = {}
+    for manifest in manifests:
+        directory = os.path.dirname(fs.abspath(manifest.path))
+        for path, digests in manifest.digests.items():
+            name = os.path.relpath(path, directory)
+            stated.setdefault(path, _Statement(name)).digests.update(digests)
+    directory = os.path.dirname(fs.abspath(base))
+    for name, sums in written.files.items() if written else ():
+        path = fs.normpath(os.path.join(directory, name))
+        if "crc32c" in sums.blocks and fs.is_remote(path):  # on this machine the tensors are compared
+            stated.setdefault(path, _Statement(name))
+        if path in stated:
+            stated[path].crcs = sums
+    for part in parts:
+        if (address := content_address(part)) is not None:
+            path = fs.abspath(part)
+            stated.setdefault(path, _Statement(os.path.basename(path))).address = address
+    return stated
+
+
+def _present_files(
+    checkpoint: Checkpoint, stated: Mapping[str, _Statement], findings: list[Finding]
+) -> Iterator[str]:
+    """Yield the files that can be compared, and add an error for each of the others."""
     own_files = {fs.abspath(entry.path) for entry in checkpoint.files}
-    outside: list[str] = []
-    missing: list[str] = []
-    present: list[str] = []
+    leads_out = "a link that leads out of the manifest's directory; it was not opened"
+    outside, missing = [], []
     for path, one in stated.items():
         directory = os.path.join(fs.realpath(path[: len(path) - len(one.name)]), "")
         if path not in own_files and not fs.realpath(path).startswith(directory):
-            outside.append(path)
+            outside.append(error("manifest-malformed", leads_out, one.name))
+        elif not fs.lexists(path):
+            missing.append(error("manifest-missing-file", "there is no such file", one.name))
         else:
-            (present if fs.lexists(path) else missing).append(path)
-    found = digests_of_files(present, jobs, advance=advance)
-    changed = list(_changed_files(stated, found, written))
-    leads_out = "a link that leads out of the manifest's directory; it was not opened"
-    findings += [error("manifest-malformed", leads_out, stated[path].name) for path in outside]
-    findings += [
-        error("manifest-missing-file", "there is no such file", stated[path].name) for path in missing
-    ]
-    findings += changed
-    if written is not None and (changed or not manifests):
-        findings += changed_tensors(checkpoint, written, jobs, advance)
-    if not manifests:
-        return findings, counted(len(written.tensors), "tensor") if written else "digests that can't be read"
+            yield path
+    findings += [*outside, *missing]
+
+
+def _compare_stored(stated: Mapping[str, _Statement], urls: Sequence[str]) -> ManifestComparison:
+    """Compare objects with what is said of them by the checksums that stores keep; nothing is read."""
+    findings, unproven = [], {}
+    for url, stored in stored_checksums(urls).items():
+        one = stated[url]
+        compared = [compare_sums(sums, stored) for sums in one.sums]
+        differences = [each.difference for each in compared if each.difference]
+        if one.crcs.nbytes not in (None, nbytes := fs.getsize(url)):
+            differences.insert(0, f"it has {nbytes:,} bytes instead of {one.crcs.nbytes:,}")
+        if differences:
+            findings.append(error("manifest-mismatch", differences[0], one.name))
+        elif not all(each.algorithm for each in compared):
+            unproven[url] = stored.reason or "the manifest has none of the checksums that the store keeps"
+    return ManifestComparison(findings, "", unproven)
+
+
+def _changed_files(
+    stated: Mapping[str, _Statement], found: Mapping[str, FileSums | CheckpointError]
+) -> Iterator[Finding]:
+    """Yield an error for each file that isn't what is said of it."""
+    for path, sums in found.items():
+        one = stated[path]
+        if isinstance(sums, CheckpointError):
+            yield error(sums.code, sums.reason, one.name)
+            continue
+        was, size = one.crcs.nbytes, ""
+        if was not in (None, sums.nbytes):
+            size = f"; it has {sums.nbytes:,} bytes instead of {was:,}"
+        sha256, crc32c = sums.digests.get("sha256", ""), sums.value_like(_CRC32C)
+        if one.digests and one.digests != {sha256}:
+            other = min(one.digests - {sha256})
+            message = f"SHA-256 is {shown_digits(sha256)} instead of {shown_digits(other)}{size}"
+            yield error("manifest-mismatch", message, one.name)
+        elif not (one.digests or one.address) and crc32c != (crc := one.crcs.value_like(_CRC32C)):
+            yield error("manifest-mismatch", f"CRC-32C is {crc32c} instead of {crc}{size}", one.name)
+        address = one.address
+        if address is not None and (digest := sums.digests[address.algorithm]) != address.digits:
+            instead = f"{shown_digits(address.digits)}, {address.origin}"
+            message = f"{TITLES[address.algorithm]} is {shown_digits(digest)} instead of {instead}"
+            yield error("content-mismatch", message, one.name)
+
+
+def _unlisted_files(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> Iterator[Finding]:
     # Manifests list neither themselves nor each other.
     listed = {fs.abspath(base_of(checkpoint)) + DIGESTS_SUFFIX}
     for manifest in manifests:
         listed |= {fs.abspath(manifest.path), *manifest.digests}
     for entry in checkpoint.files:
         if fs.abspath(entry.path) not in listed:
-            findings.append(
-                warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))
-            )
-    return findings, counted(len(found), "file")
-
-
-class _StatedDigests(NamedTuple):
-    """What manifests state of a file: its name in the first of them, and its digest; of several, all."""
-
-    name: str
-    digests: frozenset[str]
-
-
-def _stated_digests(manifests: Iterable[Manifest]) -> dict[str, _StatedDigests]:
-    stated: dict[str, _StatedDigests] = {}
-    for manifest in manifests:
-        directory = os.path.dirname(fs.abspath(manifest.path))
-        for path, digests in manifest.digests.items():
-            name, others = stated.get(path, (os.path.relpath(path, directory), frozenset[str]()))
-            stated[path] = _StatedDigests(name, others | digests)
-    return stated
-
-
-def _changed_files(
-    stated: Mapping[str, _StatedDigests], found: Mapping[str, Digest], written: Digests | None
-) -> Iterator[Finding]:
-    """Yield an error for each file whose digest is another."""
-    for path, digest in found.items():
-        name, digests = stated[path]
-        if isinstance(digest, CheckpointError):
-            yield error(digest.code, digest.reason, name)
-        elif digests != {digest}:
-            other = min(digests - {digest})
-            was, nbytes = written.files.get(name) if written else None, fs.getsize(path)
-            size = f"; it has {nbytes:,} bytes instead of {was:,}" if was not in (None, nbytes) else ""
-            message = f"SHA-256 is {digest[:16]}… instead of {other[:16]}…{size}"
-            yield error("manifest-mismatch", message, name)
+            yield warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))

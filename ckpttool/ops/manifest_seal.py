@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
@@ -14,16 +15,15 @@ from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
+from ckpttool.io.checksums import CRCS
 from ckpttool.io.manifest import Line, dumps_manifest, read_manifest
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
-from ckpttool.ops.last_read import without_last_read
+from ckpttool.ops.digests import Wanted, digests_of_tensors, document_difference, dumps_digests, sums_of_files
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
 from ckpttool.ops.verify import verify
 
-_MAX_COMPARED = 1 << 10
-"""So much longer a document may be that says the same: by the line on when it was last read."""
+T = TypeVar("T")
 Moment = tuple[tuple[str, int, int, int], ...]
 
 
@@ -91,7 +91,10 @@ def _moment(unit: Unit) -> Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A file to be written; ``difference`` says how the one there differs: empty not at all, None no file."""
+    """A file to be written; ``difference`` says how the one there differs: empty not at all.
+
+    None stands for no file there, or one that says less.
+    """
 
     path: str
     text: bytes
@@ -111,19 +114,18 @@ def _write_manifest(
         if name.split("/")[0] == os.pardir:
             raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
         files[name] = entry.path
-    of_files = digests_of_files(files.values(), jobs, advance=advance)
-    lines = [Line(name, _require_digest(of_files[path])) for name, path in files.items()]
+    sums = sums_of_files(dict.fromkeys(files.values(), Wanted(("sha256", *CRCS))), jobs, advance)
+    of_files = {name: _require_read(sums[path]) for name, path in files.items()}
+    lines = [Line(name, one.digests["sha256"]) for name, one in of_files.items()]
     listed = _Document(manifest, dumps_manifest(lines), _listing_difference(manifest, lines))
 
     tensors = list(checkpoint.values())
     of_tensors = digests_of_tensors(tensors, jobs, advance)
     for digest in of_tensors.values():
-        _require_digest(digest)
-    sizes = {fs.abspath(entry.path): entry.nbytes for entry in checkpoint.files}
-    nbytes = {name: sizes[fs.abspath(path)] for name, path in files.items()}
-    text = dumps_digests(nbytes, tensors, of_tensors)
+        _require_read(digest)
+    text = dumps_digests(of_files, tensors, of_tensors)
     # The manifest is written last: it never lies there without what explains it.
-    documents = (_Document(digests, text, _text_difference(digests, text)), listed)
+    documents = (_Document(digests, text, document_difference(digests, text)), listed)
     if _moment(unit) != before:
         return SealResult(refused="it has changed while it was read")
     for document in documents if not force else ():
@@ -139,10 +141,10 @@ def _write_manifest(
     return SealResult((manifest, digests), was_there=not to_write)
 
 
-def _require_digest(digest: Digest | None) -> str:
-    if isinstance(digest, CheckpointError):
-        raise digest
-    return digest or ""
+def _require_read(found: T | CheckpointError) -> T:
+    if isinstance(found, CheckpointError):
+        raise found
+    return found
 
 
 def _listing_difference(path: str, lines: list[Line]) -> str | None:
@@ -156,14 +158,3 @@ def _listing_difference(path: str, lines: list[Line]) -> str | None:
     new = {line.name: line.digest for line in lines}
     differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return f"says something else of {differing[0]}" if differing else ""
-
-
-def _text_difference(path: str, text: bytes) -> str | None:
-    if not fs.lexists(path):
-        return None
-    try:
-        with fs.open_source(path) as source:
-            is_same = without_last_read(source.read(0, min(source.size, _MAX_COMPARED + len(text)))) == text
-    except CheckpointError as failure:
-        return f"can't be read: {failure.reason}"
-    return "" if is_same else "says something else"

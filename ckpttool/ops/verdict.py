@@ -12,6 +12,8 @@ from ckpttool.core.result import Result
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 OPTIONAL = "manifest"
 """The check that stands in the answer only where there is something to compare with, or it was asked for."""
+COPY = "copy"
+"""The check that a copy to compare with brings."""
 PREDICTION = ("load", "predict")
 """The checks that a request for a prediction brings; both stand in the answer, or none."""
 QUICK_CHECKS = ("structure", "safety")
@@ -23,7 +25,8 @@ SAMPLED_OUT = "sampled out"
 """The detail of a check that a sample left out: it is another checkpoint's turn."""
 VALUES_NOT_READ = "values-not-read"
 """The finding of a check of values that could not see all of them: it doesn't pass, whoever accepts it."""
-OWED = (NOTHING_CHECKED, NOT_PREDICTED)
+COPY_UNPROVEN = "copy-unproven"
+OWED = (NOTHING_CHECKED, NOT_PREDICTED, COPY_UNPROVEN)
 """Findings which say that what was asked for was not done."""
 
 

@@ -21,6 +21,7 @@ from ckpttool.io import fs
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.verdict import (
     CHECKS,
+    COPY,
     NOT_ASKED_FOR,
     OPTIONAL,
     PREDICTION,
@@ -48,6 +49,7 @@ def verify(
     advance: Advance | None = None,
     prediction: PredictionRequest | None = None,
     ignores: Sequence[Ignore] = (),
+    against: str | os.PathLike[str] | None = None,
 ) -> Verification:
     """Return the verdict on one checkpoint. A damaged one is invalid, not an error.
 
@@ -58,6 +60,7 @@ def verify(
         jobs: Number of threads; by default the processors that this process may use.
         advance: Called with the bytes read, from any thread.
         prediction: How to load it with its framework and run it, in a process of its own.
+        against: A copy of it, whose files are compared with its own; on this machine or in a store.
         ignores: What keeps it from no prediction; ``apply_ignores`` marks it in the verdict.
 
     Raises:
@@ -66,8 +69,9 @@ def verify(
         CheckpointError: It can't be read at all.
     """
     unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
+    copy = None if against is None else os.fspath(against)
     with fs.answers_below(os.path.dirname(name)):
-        return _verify(unit, name, only, strict, jobs, advance, prediction, ignores)
+        return _verify(unit, name, only, strict, jobs, advance, prediction, ignores, copy)
 
 
 def _verify(
@@ -79,6 +83,7 @@ def _verify(
     advance: Advance | None,
     prediction: PredictionRequest | None,
     ignores: Sequence[Ignore],
+    copy: str | None,
 ) -> Verification:
     format = unit.format if unit else None
     try:
@@ -91,15 +96,15 @@ def _verify(
         ):
             from ckpttool.ops.checks import Verifier
 
-            return Verifier(checkpoint, only, strict, jobs or default_jobs(), advance or no_advance).run(
-                child, ignores
-            )
+            verifier = Verifier(checkpoint, only, strict, jobs or default_jobs(), advance or no_advance, copy)
+            return verifier.run(child, ignores)
     except (AmbiguousFormat, DamagedCheckpoint, Unsupported) as failure:
         is_ambiguous = isinstance(failure, AmbiguousFormat)
         hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
         unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
         nbytes = replace(unit, members=unit.parts).nbytes
-        found = _unopened_verification(name, hint, failure, only, predicts=prediction is not None)
+        others = ((COPY,) if copy is not None else ()) + (PREDICTION if prediction is not None else ())
+        found = _unopened_verification(name, hint, failure, only, others)
         return replace(found, nbytes=nbytes)
 
 
@@ -115,7 +120,7 @@ def _start_prediction(
 
 
 def _unopened_verification(
-    path: str, format: Format | None, failure: CheckpointError, only: Collection[str], *, predicts: bool
+    path: str, format: Format | None, failure: CheckpointError, only: Collection[str], others: Sequence[str]
 ) -> Verification:
     """Return the verdict on what can't be opened; what was seen before the damage still counts."""
     seen = getattr(failure, "safety", ())
@@ -131,7 +136,7 @@ def _unopened_verification(
         if name != OPTIONAL or asks_for_manifest(only) or fs.isfile(path + _MANIFEST)
     ]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
-    checks += [Check(name, Status.SKIPPED, reason) for name in PREDICTION if predicts]
+    checks += [Check(name, Status.SKIPPED, reason) for name in others]
     safety = Safety.UNSAFE if has_errors(seen) else Safety.UNKNOWN
     if safety is Safety.UNSAFE and "safety" in only:
         checks[CHECKS.index("safety")] = Check("safety", Status.FAILED, counted(len(seen), "finding"))

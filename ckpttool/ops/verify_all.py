@@ -48,6 +48,7 @@ class VerifyTask:
         is_sampled_out: Whether only its structure and safety are checked, as it is not its turn.
         seal: Whether a manifest is written.
         force: Whether it replaces one that says something else.
+        against: A copy of it, whose files are compared with its own.
     """
 
     unit: Unit
@@ -60,6 +61,7 @@ class VerifyTask:
     is_sampled_out: bool = False
     seal: bool = False
     force: bool = False
+    against: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,7 @@ def _do(progress: Progress, task: VerifyTask) -> TaskResult:
                     advance=advance,
                     prediction=task.prediction,
                     ignores=task.ignores,
+                    against=task.against,
                 )
     except CheckpointError as error:
         return TaskResult(error=error)
@@ -182,7 +185,8 @@ class _RemoteTask:
     @classmethod
     def of(cls, task: VerifyTask) -> _RemoteTask:
         unit = replace(task.unit, path=path_everywhere(task.unit.path))
-        return cls(replace(task, unit=unit, jobs=task.jobs or 1), size_of(unit))
+        copy = None if task.against is None else path_everywhere(task.against)
+        return cls(replace(task, unit=unit, jobs=task.jobs or 1, against=copy), size_of(unit))
 
     def run(self) -> TaskResult:
         """Do the task on the machine that it came to."""

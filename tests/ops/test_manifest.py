@@ -7,12 +7,15 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from ckpttool import Check, Status, verify
+from tests.support.checksums import crc64nvme
 from tests.support.commands import run_redirected
 from tests.support.faults import hit_call, is_killed_at
 from tests.support.manifests import seal, sha256sum_accepts, sums
@@ -77,7 +80,16 @@ def test_digests_of_tensors_are_the_frameworks(name: str, files: Path, tmp_path:
     seal(copy)
     told = json.loads(Path(f"{copy}.digests.json").read_text())
     assert told["schema"] == "ckpttool.digests/1"
-    assert told["files"] == {name: {"bytes": copy.stat().st_size}}
+    data = copy.read_bytes()
+    assert told["files"] == {
+        name: {
+            "bytes": len(data),
+            "block_bytes": 8 << 20,
+            "crc32": [f"{zlib.crc32(data):08x}"],
+            "crc32c": [f"{google_crc32c.value(data):08x}"],
+            "crc64nvme": [f"{crc64nvme(data):016x}"],
+        }
+    }
     keys = ("path", "dtype", "shape", "sha256")
     expected = {".".join(map(str, one["path"])): {key: one[key] for key in keys} for one in truth}
     assert told["tensors"] == expected

@@ -21,6 +21,7 @@ from ckpttool.cli.render.terminal import (
 )
 from ckpttool.core.report import Finding, Severity, counted, first_names
 from ckpttool.ops.verdict import (
+    COPY,
     NOT_ASKED_FOR,
     PREDICTION,
     SAMPLED_OUT,
@@ -35,7 +36,7 @@ SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 """The worst first: what CI shows is cut at the end."""
 _MOST_FINDINGS = 40
 """More lines than that push out what matters; ``--json`` has all."""
-_BRIEFED = ("values", "checksum", "manifest", "structure", "safety")
+_BRIEFED = ("values", "checksum", "manifest", "copy", "structure", "safety")
 """Of which checks a line says what they saw, and in which order."""
 _SKIPPED = {"checksum": "no checksums", "manifest": ""}
 _MARK_WIDTH, _BRIEF_WIDTH, _SHORTEST_PATH = 11, 18, 16
@@ -55,6 +56,7 @@ class Mark(NamedTuple):
 MARKS = {
     "invalid": Mark("✗", "INVALID", Style.RED),
     "failed prediction": Mark("✗", "FAILED", Style.RED),
+    "unlike its copy": Mark("✗", "DIFFERS", Style.RED),
     "unsafe": Mark("!", "UNSAFE", Style.RED),
     "not run": Mark("✗", "NOT RUN", Style.RED),
     SAMPLED_OUT: Mark("–", "sampled", Style.DIM),
@@ -141,7 +143,7 @@ def _in_brief(verification: Verification) -> str:
         return ", ".join(failed) or "not checked as asked"
     if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
         done = [check.name for check in verification.checks if check.status is Status.PASSED]
-        return f"only {' and '.join(done)}"
+        return f"only {' and '.join(filter(None, (', '.join(done[:-1]), *done[-1:])))}"
     if is_sampled_out(verification):
         return f"{SAMPLED_OUT}: only structure and safety"
     parts = ["safety unknown"] if verification.safety is not Safety.SAFE else []
@@ -156,7 +158,7 @@ def _looked_at(check: Check) -> str:
         return _SKIPPED.get(check.name, f"{check.name} not checked")
     if check.name == "checksum":
         return "partial checksums" if ";" in check.detail else ""
-    return {"values": check.detail, "manifest": "manifest ok"}.get(check.name, "")
+    return {"values": check.detail, "manifest": "manifest ok", COPY: "copy ok"}.get(check.name, "")
 
 
 def _check_lines(verification: Verification, style: VerifyStyle) -> list[str]:
@@ -277,6 +279,8 @@ def verdict_word(verification: Verification) -> str:
         failed = {check.name for check in verification.checks if check.status is Status.FAILED}
         if failed and failed <= {*PREDICTION}:
             return "failed prediction"
+        if failed == {COPY}:
+            return "unlike its copy"
         return "not run" if verification.is_owed else "invalid"
     if verification.safety is Safety.UNSAFE:
         return "unsafe"

@@ -1,0 +1,266 @@
+"""Whether every file of a checkpoint is in a copy of it, byte for byte, by the cheapest proof.
+
+First the sizes are compared. Then what a store keeps of an object is compared with what the other store
+keeps, or with what a manifest or a cache says of the other file. Only what is left is read, and summed as the
+other side is, if anything is known of it. One side at least has been looked at: that two manifests are alike
+proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.report import Finding, counted, error
+from ckpttool.io import fs
+from ckpttool.io.checksums import BLOCK_BYTES, CRCS, TITLES, Checksum, FileSums, StoredChecksums
+from ckpttool.io.crc import crc_functions
+from ckpttool.io.work import Advance, no_advance
+from ckpttool.ops.digests import Wanted, sums_of_files
+from ckpttool.ops.manifest import base_of, stated_sums
+from ckpttool.ops.stored_sums import SumsComparison, compare_sums, shown_digits, stored_checksums
+
+_STRONGEST_FIRST = ("sha256", "git-sha1", "sha1", "crc64nvme", "md5", "crc32c", "crc32")
+
+
+@dataclass(frozen=True, slots=True)
+class FileComparison:
+    """How a file compares with its copy; exactly one of the last three says something.
+
+    Attributes:
+        path: The file.
+        copy: Where its copy is, or should be.
+        proof: What proves that both are the same.
+        difference: How they differ.
+        unproven: Why they could not be compared.
+    """
+
+    path: str
+    copy: str
+    proof: str | None = None
+    difference: str | None = None
+    unproven: str | None = None
+    is_missing: bool = False
+
+
+def copy_findings(compared: Sequence[FileComparison]) -> tuple[list[Finding], str, dict[str, str]]:
+    """Return an error for each file that differs, what proves that the others don't, and what is unproven."""
+    findings = [
+        error("copy-missing-file" if one.is_missing else "copy-mismatch", one.difference, one.copy)
+        for one in compared
+        if one.difference
+    ]
+    proofs = Counter(one.proof for one in compared if one.proof)
+    found = "; ".join(f"{counted(count, 'file')} by {proof}" for proof, count in proofs.items())
+    return (
+        findings,
+        found or counted(len(compared), "file"),
+        {one.copy: one.unproven for one in compared if one.unproven},
+    )
+
+
+def compare_with_copy(
+    checkpoint: Checkpoint,
+    copy: str,
+    jobs: int,
+    advance: Advance = no_advance,
+    *,
+    reads_objects: bool = True,
+) -> list[FileComparison]:
+    """Compare each file of a checkpoint with that in a copy of it.
+
+    Args:
+        checkpoint: The one.
+        copy: The path of the other; for a file, also the directory that it is in.
+        jobs: How many threads read.
+        advance: Called with the bytes read.
+        reads_objects: Whether objects in a store may be read if nothing else proves what they are.
+    """
+    place = _CopyPlace(checkpoint.path, copy)
+    parts = [entry.path for entry in checkpoint.files]
+    pairs = {part: place.of(part) for part in parts}
+    _list_directories([place.of(base_of(checkpoint)), *pairs.values()])
+    stated = stated_sums(checkpoint.path, base_of(checkpoint), parts)
+    stated |= stated_sums(place.path, place.of(base_of(checkpoint)), list(pairs.values()))
+    return compare_files(pairs, stated, jobs, advance, reads_objects=reads_objects)
+
+
+def _list_directories(paths: Sequence[str]) -> None:
+    """Have the directories of a bucket listed: that is one request, where each name in them would be two."""
+    for directory in dict.fromkeys(map(fs.dirname, paths)):
+        if fs.is_remote(directory) and not directory.startswith("http"):
+            try:
+                fs.entries(directory)
+            except OSError:  # what isn't there, or can't be listed, is found missing, or asked for by name
+                continue
+
+
+class _CopyPlace:
+    """Where the files of a checkpoint are in its copy."""
+
+    def __init__(self, path: str, copy: str) -> None:
+        if fs.is_remote(copy):
+            from ckpttool.io.remote import require_plain
+
+            require_plain(copy)
+        self._origin = fs.abspath(path)
+        bare = copy.rstrip("/") or copy
+        is_inside = fs.isdir(bare) and not fs.isdir(path)
+        self.path = os.path.join(bare, os.path.basename(self._origin)) if is_inside else bare
+        self._is_directory = fs.isdir(path)
+
+    def of(self, part: str) -> str:
+        """Return where a file, or a name beside the checkpoint, is in the copy."""
+        part = fs.abspath(part)
+        if part == self._origin:
+            return self.path
+        if self._is_directory and part.startswith(os.path.join(self._origin, "")):
+            return os.path.join(
+                self.path, part[len(self._origin) :].lstrip("/" + os.sep).replace(os.sep, "/")
+            )
+        relative = os.path.relpath(part, os.path.dirname(self._origin)).replace(os.sep, "/")
+        return fs.normpath(os.path.join(os.path.dirname(self.path), relative))
+
+
+def compare_files(
+    pairs: Mapping[str, str],
+    stated: Mapping[str, FileSums],
+    jobs: int,
+    advance: Advance = no_advance,
+    *,
+    reads_objects: bool = True,
+) -> list[FileComparison]:
+    """Compare files with their copies.
+
+    Args:
+        pairs: Each file, and its copy.
+        stated: What manifests and caches say of any of them.
+        jobs: How many threads read.
+        advance: Called with the bytes read.
+        reads_objects: Whether objects in a store may be read if nothing else proves what they are.
+    """
+    results = {path: _compare_sizes(path, copy, stated) for path, copy in pairs.items()}
+    undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
+    both = [*undecided, *undecided.values()]
+    stored = stored_checksums(dict.fromkeys(path for path in both if fs.is_remote(path)))
+    to_read: dict[str, Wanted] = {}
+    for path, copy in undecided.items():
+        pair = _Pair(path, copy, stated, stored)
+        results[path] = pair.compare_unread() or pair.plan_reading(to_read, reads_objects=reads_objects)
+    read = sums_of_files(to_read, jobs, advance=advance)
+    for path, copy in undecided.items():
+        if results[path] is None:
+            results[path] = _Pair(path, copy, stated, stored).compare_read(read)
+    return [one for one in results.values() if one is not None]
+
+
+def _compare_sizes(path: str, copy: str, stated: Mapping[str, FileSums]) -> FileComparison | None:
+    if not fs.isfile(copy):
+        return FileComparison(path, copy, difference="there is no such file", is_missing=True)
+    was, size = fs.getsize(path), fs.getsize(copy)
+    if was != size:
+        return FileComparison(path, copy, difference=f"it has {size:,} bytes instead of {was:,}")
+    return None
+
+
+class _Pair:
+    """A file and its copy, which have the same size, and what is known of them."""
+
+    def __init__(
+        self, path: str, copy: str, stated: Mapping[str, FileSums], stored: Mapping[str, StoredChecksums]
+    ) -> None:
+        self._paths = path, copy
+        self._stated = [stated.get(one, FileSums(None)) for one in self._paths]
+        self._stored = [stored.get(one, StoredChecksums()) for one in self._paths]
+
+    def compare_unread(self) -> FileComparison | None:
+        """Compare what the stores keep, and what is stated; None if that proves nothing."""
+        first, second = self._stored
+        for one in first.checksums:
+            for other in second.checksums:
+                if (one.algorithm, one.parts) == (other.algorithm, other.parts):
+                    title = TITLES[one.algorithm]
+                    if one.digits == other.digits:
+                        return self._same(f"{title} (store, store)")
+                    return self._different(f"its {title} is {_instead(other.digits, one.digits)}")
+        for known, kept, sides in (
+            (self._stated[0], second, "manifest, store"),
+            (self._stated[1], first, "store, manifest"),
+        ):
+            compared = compare_sums(known, kept)
+            if compared.difference:
+                return self._different(compared.difference)
+            if compared.algorithm:
+                return self._same(f"{TITLES[compared.algorithm]} ({sides})")
+        return None
+
+    def plan_reading(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> FileComparison | None:
+        """Add what has to be read; nothing, and the reason in the answer, if it can't be."""
+        can_read = [reads_objects or not fs.is_remote(path) for path in self._paths]
+        for side, other in ((0, 1), (1, 0)):
+            wanted = _computable(self._stored[other])
+            if can_read[side] and wanted is not None:
+                block_bytes = wanted.parts[0] if wanted.parts else BLOCK_BYTES
+                to_read[self._paths[side]] = Wanted((wanted.algorithm,), block_bytes)
+                return None
+        for side, other in ((1, 0), (0, 1)):
+            if can_read[side] and (known := self._stated[other].digests):
+                to_read[self._paths[side]] = Wanted(tuple(known))
+                return None
+        if all(can_read):
+            to_read |= dict.fromkeys(self._paths, Wanted(("sha256",)))
+            return None
+        reason = next((one.reason for one in self._stored if one.reason), "no checksum is known of both")
+        return FileComparison(*self._paths, unproven=reason)
+
+    def compare_read(self, read: Mapping[str, FileSums | CheckpointError]) -> FileComparison:
+        """Compare what was read with what is known of the other side."""
+        found = [read.get(path) for path in self._paths]
+        for one in found:
+            if isinstance(one, CheckpointError):
+                return FileComparison(*self._paths, unproven=str(one))
+        sums = [one for one in found if isinstance(one, FileSums)]
+        if len(sums) == 2:
+            mine, other = (one.digests["sha256"] for one in sums)
+            if mine == other:
+                return self._same("SHA-256 (read, read)")
+            return self._different(f"its SHA-256 is {_instead(other, mine)}")
+        side = 0 if found[0] is not None else 1
+        compared = compare_sums(sums[0], self._stored[1 - side])
+        how = "store"
+        if compared == SumsComparison():
+            digests = self._stated[1 - side].digests.items()
+            stated = StoredChecksums(tuple(Checksum(name, digits) for name, digits in digests))
+            compared, how = compare_sums(sums[0], stated, "the manifest's"), "manifest"
+        if compared.difference:
+            return self._different(compared.difference)
+        if compared.algorithm is None:
+            return FileComparison(*self._paths, unproven="no checksum is known of both")
+        sides = f"read, {how}" if side == 0 else f"{how}, read"
+        return self._same(f"{TITLES[compared.algorithm]} ({sides})")
+
+    def _same(self, proof: str) -> FileComparison:
+        return FileComparison(*self._paths, proof=proof)
+
+    def _different(self, difference: str) -> FileComparison:
+        return FileComparison(*self._paths, difference=difference)
+
+
+def _instead(digits: str, other: str) -> str:
+    return f"{shown_digits(digits)} instead of {shown_digits(other)}"
+
+
+def _computable(stored: StoredChecksums) -> Checksum | None:
+    """Return the checksum that a store keeps and that can be computed from the bytes; the strongest one."""
+    usable = [one for one in stored.checksums if _can_compute(one)]
+    return min(usable, key=lambda one: _STRONGEST_FIRST.index(one.algorithm), default=None)
+
+
+def _can_compute(checksum: Checksum) -> bool:
+    if checksum.algorithm not in CRCS:
+        return not checksum.parts
+    return checksum.algorithm in crc_functions() and len(set(checksum.parts[:-1])) <= 1
