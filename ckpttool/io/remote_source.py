@@ -18,7 +18,8 @@ from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.io import remote
 from ckpttool.io.source import Source
 
-FIRST_WINDOW = 1 << 16
+FIRST_WINDOW, NEW_WINDOW = 1 << 16, 1 << 14
+"""Bytes that are asked for at the beginning, where most headers are, and at any other new place."""
 LARGEST_WINDOW = 1 << 23
 MAX_CACHED = 1 << 27
 """The most bytes of all objects that are kept for those who read on."""
@@ -161,8 +162,8 @@ class RemoteSource(Source):
         known = _windows.find(self._key, offset)
         if known is not None:
             return known
-        before = _windows.length_before(self._key, offset)
-        length = max(nbytes if nbytes <= LARGEST_WINDOW else LARGEST_WINDOW, FIRST_WINDOW, 2 * before)
+        least = FIRST_WINDOW if offset == 0 else NEW_WINDOW
+        length = max(nbytes, least, 2 * _windows.length_before(self._key, offset))
         end = min(offset + min(length, LARGEST_WINDOW), self.size)
         return offset, self._fetch(offset, end, where)
 

@@ -41,7 +41,7 @@ with files.open(sys.argv[2], "rb", block_size=1 << 16, cache_type="readahead") a
 """
 
 
-_MEBIBYTES = 1024
+_MEBIBYTES = int(os.environ.get("MEBIBYTES", "1024"))
 _CHECKPOINTS: dict[str, Callable[[Path, int], None]] = {
     "a PyTorch zip": data.write_zip,
     "safetensors": data.write_safetensors,
