@@ -2,8 +2,8 @@
 
 First the sizes are compared. Then what a store keeps of an object is compared with what the other store
 keeps, or with what a manifest or a cache says of the other file. Only what is left is read, and summed as the
-other side is, if anything is known of it. One side at least has been looked at: that two manifests are alike
-proves nothing.
+other side is, if anything is known of it. That two manifests are alike proves nothing, nor does one of
+the copy beside a file that was read. One in a store counts as far as the store's own checksum bears it out.
 """
 
 from __future__ import annotations
@@ -174,8 +174,11 @@ class _Pair:
         self, path: str, copy: str, stated: Mapping[str, FileSums], stored: Mapping[str, StoredChecksums]
     ) -> None:
         self._paths = path, copy
-        self._stated = [stated.get(one, FileSums(None)) for one in self._paths]
         self._stored = [stored.get(one, StoredChecksums()) for one in self._paths]
+        self._stated = [
+            _believed(one, stated.get(one, FileSums(None)), kept)
+            for one, kept in zip(self._paths, self._stored, strict=True)
+        ]
 
     def compare_unread(self) -> FileComparison | None:
         """Compare what the stores keep, and what is stated; None if that proves nothing."""
@@ -207,10 +210,9 @@ class _Pair:
                 block_bytes = wanted.parts[0] if wanted.parts else BLOCK_BYTES
                 to_read[self._paths[side]] = Wanted((wanted.algorithm,), block_bytes)
                 return None
-        for side, other in ((1, 0), (0, 1)):
-            if can_read[side] and (known := self._stated[other].digests):
-                to_read[self._paths[side]] = Wanted(tuple(known))
-                return None
+        if can_read[1] and (known := self._stated[0].digests):
+            to_read[self._paths[1]] = Wanted(tuple(known))
+            return None
         if all(can_read):
             to_read |= dict.fromkeys(self._paths, Wanted(("sha256",)))
             return None
@@ -222,7 +224,7 @@ class _Pair:
         found = [read.get(path) for path in self._paths]
         for one in found:
             if isinstance(one, CheckpointError):
-                return FileComparison(*self._paths, unproven=str(one))
+                return FileComparison(*self._paths, unproven=one.reason)
         sums = [one for one in found if isinstance(one, FileSums)]
         if len(sums) == 2:
             mine, other = (one.digests["sha256"] for one in sums)
@@ -248,6 +250,13 @@ class _Pair:
 
     def _different(self, difference: str) -> FileComparison:
         return FileComparison(*self._paths, difference=difference)
+
+
+def _believed(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
+    """Return what is stated of a file; of an object only what the store's checksum bears out."""
+    compared = compare_sums(stated, stored)
+    is_borne_out = compared.algorithm is not None and compared.difference is None
+    return stated if is_borne_out or not fs.is_remote(path) else FileSums(None)
 
 
 def _instead(digits: str, other: str) -> str:

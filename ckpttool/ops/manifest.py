@@ -143,18 +143,26 @@ def compare_manifests(
 def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
     """Return what manifests and caches say of the files of a checkpoint, by their paths.
 
+    On this machine, a manifest that is older than a file says nothing of it: it was written of another one.
+
     Args:
         path: The checkpoint.
         base: What the names of its own manifest and digests begin with.
         parts: Its files.
     """
-    stated = _statements(base, parts, _manifests_at(path, base, parts), _read_digests(base, []))
+    manifests, written = _manifests_at(path, base, parts), _read_digests(base, [])
+    documents = [manifest.path for manifest in manifests] + ([base + DIGESTS_SUFFIX] if written else [])
+    oldest = min((fs.stat(document).st_mtime_ns for document in documents), default=0)
+    stated = _statements(base, parts, manifests, written)
     found = {}
     for part in parts:
         one = stated.get(fs.abspath(part))
-        if one is not None and len(one.sums) == 1:  # manifests that contradict each other say nothing
-            known = {one.address.algorithm: one.address.digits} if one.address else {}
-            found[part] = replace(one.sums[0], digests={**known, **one.sums[0].digests})
+        if one is None or len(one.sums) != 1:  # manifests that contradict each other say nothing
+            continue
+        known = {one.address.algorithm: one.address.digits} if one.address else {}
+        is_older = not fs.is_remote(part) and fs.stat(part).st_mtime_ns > oldest
+        sums = FileSums(None) if is_older else one.sums[0]
+        found[part] = replace(sums, digests={**known, **sums.digests})
     return found
 
 

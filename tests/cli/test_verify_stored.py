@@ -312,6 +312,11 @@ def test_a_copy_on_this_machine(large: Path, run: Run, tmp_path: Path) -> None:
         f"✓ valid    {large}  safetensors  21 MB  1 tensor, no checksums, manifest ok, copy ok\n",
         "",
     )
+    seal(copy)
+    os.unlink(f"{large}.sha256")
+    os.unlink(f"{large}.digests.json")
+    assert copy_check(run, large, "--against", copy) == both  # that a copy has a manifest proves nothing
+    seal(large)
     copy.write_bytes(flipped(large.read_bytes()))
     status, out, err = run("verify", large, "--against", copy)
     is_, was = (hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in (copy, large))
@@ -343,6 +348,39 @@ def test_a_copy_in_a_store(s3: Bucket, large: Path, run: Run, read: list[int]) -
     expected = ("copy-mismatch", f"the store's CRC-32 is {is_} instead of {was}")
     assert findings(run, large, "--quick", "--against", url) == [expected]
     assert sum(read) < MB / 2
+
+
+def test_a_manifest_that_is_older_is_not_believed(s3: Bucket, large: Path, run: Run) -> None:
+    s3.put(f"run/{LARGE}", large.read_bytes())
+    url = s3.url(f"run/{LARGE}")
+    seal(large)
+    assert copy_check(run, large, "--against", url)[1] == "1 file by CRC-32 (manifest, store)"
+    large.write_bytes(flipped(large.read_bytes()))
+    moment = os.stat(f"{large}.sha256").st_mtime + 60
+    os.utime(large, (moment, moment))
+    assert copy_check(run, large, "--quick", "--against", url)[0] == "failed"
+
+
+def test_a_manifest_in_a_store_proves_nothing_by_itself(
+    s3: Bucket, large: Path, run: Run, read: list[int], without_boto3: None
+) -> None:
+    url = upload_sealed(s3, large)
+    s3.put(f"run/{LARGE}", flipped(large.read_bytes()))
+    remote.forget()
+    assert copy_check(run, large, "--quick", "--against", url)[0] == "skipped"
+    assert copy_check(run, url, "--quick", "--against", large)[0] == "skipped"
+    assert copy_check(run, large, "--against", url)[0] == "failed"
+
+
+def test_a_manifest_leads_from_one_store_to_the_other(
+    s3: Bucket, large: Path, run: Run, read: list[int]
+) -> None:
+    first, second = upload_sealed(s3, large), s3.url(f"other/{LARGE}")
+    for data, expected in ((large.read_bytes(), "passed"), (flipped(large.read_bytes()), "failed")):
+        upload_parts(s3, f"other/{LARGE}", data, 8 * MB)
+        assert copy_check(run, first, "--quick", "--against", second)[0] == expected
+        assert copy_check(run, second, "--quick", "--against", first)[0] == expected
+    assert sum(read) < MB
 
 
 def test_two_stores(s3: Bucket, large: Path, run: Run, read: list[int]) -> None:
