@@ -332,14 +332,16 @@ def _planned(unit: Unit, root: str, destination: str) -> PlannedCopy:
     files = [
         _File(path, target_of(path))
         for path in paths
-        if fs.lexists(path)
-        and not any(
-            part.startswith(OWN_PREFIX) for part in os.path.relpath(path, directory or ".").split("/")
-        )
+        if fs.lexists(path) and not _is_ours(os.path.relpath(path, directory or os.curdir))
     ]
     nbytes = sum(fs.getsize(file.path) for file in files if fs.exists(file.path))
     ordered = tuple(sorted(files, key=lambda file: file.rank))
     return PlannedCopy(replace(unit, path=shown(unit.path)), target_of(unit.path), ordered, nbytes)
+
+
+def _is_ours(path: str) -> bool:
+    """Tell whether something is a note, a stage or the like of ckpttool's, and no part of a checkpoint."""
+    return any(name.startswith(OWN_PREFIX) for name in path.split("/"))
 
 
 def _require_distinct(copies: Sequence[PlannedCopy]) -> None:
@@ -420,6 +422,16 @@ class _Copying:
         self._seen = {file: _existing_status(file.path) for file in planned.files}
         self._there = {file: target_status(file.target) for file in planned.files}
         self.warnings: list[str] = []
+        if not dry_run and not fs.is_remote(planned.target):
+            self._clear_stages()
+
+    def _clear_stages(self) -> None:
+        """Clear what a kill left where files are to lie: where all of them are there, nothing else does."""
+        from ckpttool.transaction.staged_output import clear_beside, is_area_name
+
+        for directory in dict.fromkeys(os.path.dirname(file.target) for file in self._planned.files):
+            if fs.isdir(directory) and any(map(is_area_name, fs.listdir(directory))):
+                self.warnings += clear_beside(os.path.join(directory, self._name))
 
     @property
     def _name(self) -> str:
@@ -488,7 +500,7 @@ class _Copying:
         return [
             os.path.relpath(path, above)
             for path in found
-            if path not in own and not os.path.relpath(path, above).split("/")[-1].startswith(OWN_PREFIX)
+            if path not in own and not _is_ours(os.path.relpath(path, above))
         ]
 
     def _verify(self, unit: Unit, depth: Depth, advance: Advance) -> None:

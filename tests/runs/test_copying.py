@@ -217,3 +217,14 @@ def test_damage_in_a_store_is_seen_before_the_copy_counts(files: Path, tmp_path:
 
 def verify_each(directory: str) -> dict[str, bool]:
     return {os.path.basename(unit.path): verify(unit).is_valid for unit in discover(directory)}
+
+
+def test_what_a_kill_left_is_cleared(files: Path, tmp_path: Path) -> None:
+    source, copies = files / "torch-dcp" / "two-ranks", tmp_path / "copies"
+    assert ckpttool.copy(source, copies).is_complete
+    stage = copies / "two-ranks" / f".ckpttool-{'a' * 12}.new"
+    stage.mkdir(mode=0o700)
+    (stage / "owner").touch()
+    done = ckpttool.copy(source, copies)
+    assert done.checkpoints[0].status is CopyStatus.PRESENT and not done.warnings
+    assert not stage.exists()
