@@ -1,6 +1,6 @@
 """``python -m tests.benchmarks.stores``: what reading from a store costs in requests and bytes, as a table.
 
-Checkpoints of 1 GiB, 256 tensors each, lie on a local server that answers as Amazon S3 does; a proxy in front
+Checkpoints of 256 tensors lie on a local server that answers as Amazon S3 does; a proxy in front
 of it counts. ``--peer PYTHON`` names a Python with s3fs and h5py, which lists what is in the same objects.
 """
 
@@ -41,7 +41,7 @@ with files.open(sys.argv[2], "rb", block_size=1 << 16, cache_type="readahead") a
 """
 
 
-_MEBIBYTES = int(os.environ.get("MEBIBYTES", "1024"))
+_MEBIBYTES = 64
 _CHECKPOINTS: dict[str, Callable[[Path, int], None]] = {
     "a PyTorch zip": data.write_zip,
     "safetensors": data.write_safetensors,

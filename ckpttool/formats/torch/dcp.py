@@ -47,6 +47,8 @@ from ckpttool.io.source import Source
 METADATA = ".metadata"
 EXTRA = "meta.pt"
 """What Lightning's Fabric writes beside: everything that is not sharded."""
+_ITEM_FRAME = 1 << 11
+"""Bytes that the records of an item take before and behind its values, nearly always."""
 _OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
 _DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 _TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
@@ -219,6 +221,9 @@ class _DcpDirectory:
                 continue
             items = sorted(by_file[name], key=lambda item: item[0])
             self._check_ranges(name, file.source.size, [place for place, _ in items])
+            # What is read of an item lies around the values, at both of its ends.
+            boundaries = {at for place, _ in items for at in (place.offset, place.offset + place.nbytes)}
+            file.source.prefetch((max(0, at - _ITEM_FRAME), at + _ITEM_FRAME) for at in boundaries)
             for place, key in items:
                 # Items behind the end of the file, and transformed ones, have a finding for them all.
                 if place.offset + place.nbytes <= file.source.size and key not in self._metadata.transformed:
