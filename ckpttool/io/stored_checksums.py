@@ -33,6 +33,9 @@ _S3_KEYS = {
     "ChecksumSHA256": "sha256",
     "ChecksumSHA1": "sha1",
 }
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_ENDPOINT_URL")
+_SETTINGS = (*_ENDPOINTS, "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_PROFILE")
+_CONNECTIONS = 32
 _GOOGLE_ENDPOINT = "https://storage.googleapis.com"
 _TIMEOUT_SECONDS = 30
 _MAX_PARTS_ASKED = 1000
@@ -93,15 +96,17 @@ def _s3_client() -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    names = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_PROFILE")
-    settings = tuple(map(os.environ.get, names))
+    settings = tuple(map(os.environ.get, _SETTINGS))
     with _lock:  # a session may be used by one thread at a time; a client by many
         if settings not in _clients:
             is_anonymous = (os.environ.get("AWS_SKIP_SIGNATURE") or "").lower() in ("1", "true")
+            options: dict[str, Any] = {"signature_version": UNSIGNED} if is_anonymous else {}
+            timeouts = {"connect_timeout": _TIMEOUT_SECONDS, "read_timeout": _TIMEOUT_SECONDS}
             _clients[settings] = boto3.session.Session().client(
                 "s3",
                 region_name=os.environ.get("AWS_REGION"),
-                config=Config(signature_version=UNSIGNED) if is_anonymous else None,
+                endpoint_url=next((url for name in _ENDPOINTS if (url := os.environ.get(name))), None),
+                config=Config(**options, **timeouts, max_pool_connections=_CONNECTIONS),
             )
         return _clients[settings]
 

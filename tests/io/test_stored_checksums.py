@@ -57,6 +57,17 @@ def test_what_boto3_uploads_by_default(s3: Bucket) -> None:
     )
 
 
+def test_the_endpoint_has_the_names_that_obstore_reads(
+    s3: Bucket, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put("m", DATA)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, s3_endpoint)
+        assert stored(s3.url("m")).checksums
+        monkeypatch.delenv(name)
+
+
 def test_an_upload_in_parts(s3: Bucket) -> None:
     first, second = bytes(5 << 20), b"the second part"
     asked = {"Bucket": s3.name, "Key": "m"}
