@@ -27,6 +27,8 @@ from tests.support.stores import Bucket, client_of, environment, new_bucket
 
 NUMBERS = range(1, 4)
 STORED_KINDS = ("PyTorch", "safetensors, sharded", "TensorFlow", "Paddle", "Trainer", "DCP", "Fluid")
+AT_ANY_TIME = 0.2
+"""How many of the kills don't wait until the copy has begun to write."""
 LARGE = 40 << 20
 """Bytes of one more file, which is sent in parts."""
 
@@ -82,6 +84,14 @@ def wrong(source: str, target: str, expected: set[str], had_arrived: int) -> Ite
         yield f"in the end there are {sorted(found)}, and not {sorted(expected)}"
 
 
+def has_begun(bucket: Bucket, place: str) -> bool:
+    """Tell whether anything was written to a place, be it a note or a stage."""
+    if place.startswith("s3://"):
+        prefix = place.removeprefix(f"s3://{bucket.name}/")
+        return bool(bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix).get("Contents"))
+    return os.path.isdir(place) and bool(os.listdir(place))
+
+
 def nbytes_arrived(bucket: Bucket, place: str) -> int:
     """Return the bytes of whole files at a place."""
     if place.startswith("s3://"):
@@ -107,16 +117,21 @@ def main(kills: int, seed: int) -> int:
             kind, source, expected, seconds, is_remote = sources[number % len(sources)]
             target = str(Path(temporary) / "out" / str(number)) if is_remote else bucket.url(f"out/{number}")
             process = started("copy", source, target)
-            time.sleep(random.uniform(0.4, 1) * seconds)
+            if random.random() < AT_ANY_TIME:
+                time.sleep(random.uniform(0, 1) * seconds)
+            else:
+                while process.poll() is None and not has_begun(bucket, target):
+                    time.sleep(0.005)
+                time.sleep(random.uniform(0, 0.5) * seconds)
             process.kill()
-            was_running = process.wait() < 0
+            is_amid = process.wait() < 0 and has_begun(bucket, target)
             arrived = nbytes_arrived(bucket, target)
             told = next(wrong(source, target, expected, arrived), None)
             if told is not None:
                 print(f"kill {number} ({kind}, {source}): {told}")
                 return 1
             seen[f"{kind}, {'out of a store' if is_remote else 'into a store'}"] += 1
-            seen["in the midst of it"] += was_running and arrived > 0
+            seen["in the midst of it"] += is_amid
             shutil.rmtree(Path(temporary) / "out", ignore_errors=True)
     print(f"{kills} kills, seed {seed}; nothing was lost:")
     for name, count in sorted(seen.items()):
