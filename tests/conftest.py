@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
-from tests.support.stores import Bucket, WebServer, client_of, environment, new_bucket, web_server
+from tests.support.stores import Bucket, WebServer, client_of, environment, new_bucket, serve, web_server
 
 pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
@@ -57,14 +56,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """Return the URL of a server that answers as Amazon S3 does."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with serve() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

@@ -87,12 +87,13 @@ def say_inferred_mode(metric: str | None, mode: object) -> None:
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
     from ckpttool.transaction.paths import shown
-    from ckpttool.transaction.pending_journals import owner_of_journal
-    from ckpttool.transaction.state_dir import state_dir_of_stage
+    from ckpttool.transaction.pending_journals import directory_of_journal, owner_of_journal
 
     for path in journals:
-        directory = state_dir_of_stage(os.path.dirname(path)).directory
+        directory = directory_of_journal(path)
         message = "a command was interrupted here; the next command that changes this directory recovers it"
+        if fs.is_remote(path):
+            message = "a prune was interrupted here, or is still running; the next prune finishes it"
         if (user := owner_of_journal(path)) is not None:
             message = f"a command of another user, {user}, was interrupted here, or is still running: {_HALF}"
         say_warning(f"{directory}: {message} ({shown(path)})")

@@ -24,7 +24,8 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.prune_options import unmatched_rules
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, UsageError
-from ckpttool.runs.reasons import true_of_all
+from ckpttool.io import fs
+from ckpttool.runs.reasons import Code, code_of, true_of_all
 
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
@@ -96,7 +97,8 @@ def _prune_directory(request: PruneRequest, trash: str | None, output: OutputOpt
         from ckpttool.cli.render.text_changes import question
 
         _print_plan(planned, output)
-        return output.consent.to(question(planned.plan, trash=trash is not None))
+        for_good = any(code_of(warning) is Code.FOR_GOOD for warning in planned.warnings)
+        return output.consent.to(question(planned.plan, trash=trash is not None, for_good=for_good))
 
     outcome = prune(
         request, dry_run=output.dry_run, confirm=confirm, progress=ProgressLines(), trash=trash or False
@@ -194,7 +196,7 @@ def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
     distinct = []
     for one in outcomes:
         places = {entry.directory for group in one.plan.groups for entry in _entries_of(group)}
-        real = {place: os.path.realpath(place) for place in places}
+        real = {place: fs.realpath(place) for place in places}
         groups = []
         for group in one.plan.groups:
             keep = tuple(kept for kept in group.keep if _real_path(kept.entry, real) not in seen)
@@ -326,11 +328,11 @@ def _request_around(options: PruneOptions, path: str) -> PruneRequest:
     around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
     requests = options.requests()
     for request in requests:
-        if os.path.realpath(request.directory) == os.path.realpath(around):
+        if fs.realpath(request.directory) == fs.realpath(around):
             return request
-    place = os.path.realpath(path)
+    place = fs.realpath(path)
     for request in requests:
-        inside = os.path.join(os.path.realpath(request.directory), "")
+        inside = os.path.join(fs.realpath(request.directory), "")
         if place.startswith(inside) and (request.recursive or _holds_checkpoint_at(inside, place)):
             return request
     if not options.paths:
@@ -368,6 +370,7 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
     """
     from ckpttool.runs.undo import directories_with_trash
     from ckpttool.transaction.paths import require_directory
+    from ckpttool.transaction.store_undo import empty_store_trash
     from ckpttool.transaction.trash import empty
 
     emptied: list[EmptiedTrash] = []
@@ -376,7 +379,8 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTr
         try:
             root = require_directory(path)
             for place in dict.fromkeys([root, *(directories_with_trash(root) if options.recursive else ())]):
-                emptied.append(empty(place, options.older_than, dry_run=dry_run))
+                empty_one = empty_store_trash if fs.is_remote(place) else empty
+                emptied.append(empty_one(place, options.older_than, dry_run=dry_run))
         except CheckpointError as failure:
             if len(options.paths) <= 1:
                 raise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import options_of
+from ckpttool.io import fs
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import RULES, Policy
@@ -84,7 +85,7 @@ class PruneOptions:
         """Return the directories, each once."""
         places: dict[str, str] = {}
         for path in self.paths or (os.curdir,):
-            places.setdefault(os.path.realpath(path), path)
+            places.setdefault(fs.realpath(path), path)
         return list(places.values())
 
 
@@ -183,7 +184,7 @@ def unmatched_rules(options: PruneOptions, requests: Sequence[PruneRequest]) -> 
     for rule in options.policies.unmatched(tuple(groups)):
         place = _fixed_directory(rule, base)
         is_elsewhere = options.is_narrowed and not any(
-            _is_within(place, os.path.realpath(request.directory)) for request in requests
+            _is_within(place, fs.realpath(request.directory)) for request in requests
         )
         is_unseen = any(_is_within(place, one) or _is_within(one, place) for one in unseen)
         if not (is_elsewhere or is_unseen):
@@ -202,7 +203,7 @@ def _groups(requests: Sequence[PruneRequest]) -> tuple[list[Group], list[str]]:
         try:
             survey = survey_directory(request.directory, replace(request, metrics=()))
         except CheckpointError:  # pruning it raises the same
-            unseen.append(os.path.realpath(request.directory))
+            unseen.append(fs.realpath(request.directory))
         else:
             groups += survey.groups
     return groups, unseen

@@ -104,8 +104,26 @@ def normpath(path: str) -> str:
     return plain_url(path) if is_remote(path) else os.path.normpath(path)
 
 
+def isabs(path: str) -> bool:
+    return is_remote(path) or os.path.isabs(path)
+
+
 def abspath(path: str) -> str:
     return normpath(path) if is_remote(path) else os.path.abspath(path)
+
+
+def samefile(path: str, other: str) -> bool:
+    if is_remote(path) or is_remote(other):
+        return normpath(path) == normpath(other)
+    return os.path.samefile(path, other)
+
+
+def commonpath(paths: list[str]) -> str:
+    """Return the directory that all lie in, of this machine or of one store, without ``..``."""
+    scheme, _, _ = paths[0].partition("://")
+    if not is_remote(paths[0]):
+        return os.path.commonpath([os.path.abspath(path) for path in paths])
+    return f"{scheme}://{os.path.commonpath([path.partition('://')[2] for path in paths])}"
 
 
 def realpath(path: str) -> str:

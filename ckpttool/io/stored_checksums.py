@@ -68,7 +68,7 @@ def checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
     except ImportError:
         return StoredChecksums(reason="boto3 is not installed")
     try:
-        client = _s3_client()
+        client = s3_client()
         head = client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
         kept = [(name, head[field]) for field, name in _S3_KEYS.items() if head.get(field)]
         if not kept:
@@ -90,7 +90,7 @@ def checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
 _clients: dict[tuple[str | None, ...], Any] = {}
 
 
-def _s3_client() -> Any:
+def s3_client() -> Any:
     """Return a client that finds endpoint and credentials where obstore does."""
     import boto3
     from botocore import UNSIGNED

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.io.checksums import StoredChecksums
 
 if TYPE_CHECKING:
+    from email.message import Message
+    from urllib.error import HTTPError
+
     from obstore.store import ObjectStore as ObstoreStore
 
 _RETRIES = 5
@@ -36,6 +40,12 @@ _MOST_PARTS = 10_000
 """As many parts may an object of S3 have."""
 PARTS_AT_ONCE = 6
 _ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
+_SIGNED_SECONDS = 300
+_FIRST_PAUSE = 0.1
+_FOR_THE_MOMENT = frozenset({408, 409, 429})
+_NO_OBJECT = ".ckpttool-clock"
+"""A name that nothing has: an answer tells the time whether there is such an object or not."""
+_CODE = re.compile(rb"<Code>(\w+)</Code>")
 _DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
 
 
@@ -130,6 +140,23 @@ class Store(ABC):
         """
         return StoredChecksums(reason="this store tells no checksums")
 
+    @property
+    def is_changeable(self) -> bool:
+        """Tell whether objects can be removed, copied, and written only if nobody else does."""
+        return False
+
+    def copy(self, name: str, to: str) -> None:
+        """Copy an object inside the store, over whatever is there."""
+        raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{to}")
+
+    def keeps_version(self, name: str) -> bool:
+        """Tell whether an object has a version that stays when the object is removed."""
+        return False
+
+    def clock(self) -> float:
+        """Return what time it is for the store, in seconds since 1970; this machine's if it doesn't say."""
+        return time.time()
+
 
 class Replaced(OSError):
     """An object is another one than the one that was asked about."""
@@ -191,9 +218,13 @@ class BucketStore(Store):
         return found
 
     def remove(self, name: str, of: ObjectStatus) -> None:
+        url = f"{self.root}/{name}"
         if not self.status(name).matches(of):
-            raise Replaced(f"{self.root}/{name}")
-        with _as_os_errors(f"{self.root}/{name}"):
+            raise Replaced(url)
+        if self._is_s3 and (signed := self._signed("DELETE", name)) is not None:
+            _send("DELETE", signed, url, {"If-Match": of.version})
+            return
+        with _as_os_errors(url):  # nothing else has a condition: the moment since its status is not covered
             self._store.delete(name)
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
@@ -230,6 +261,40 @@ class BucketStore(Store):
             answer = self._store.get(name, options=options)
             return _object_status(answer.meta), bytes(answer.bytes())
 
+    @property
+    def is_changeable(self) -> bool:
+        return True
+
+    def copy(self, name: str, to: str) -> None:
+        with _as_os_errors(f"{self.root}/{name}"):
+            self._store.copy(name, to)
+
+    def keeps_version(self, name: str) -> bool:
+        if not self._is_s3:  # Google's objects have a version whether older ones are kept or not
+            return False
+        with _as_os_errors(f"{self.root}/{name}"):
+            return self._store.head(name)["version"] not in (None, "", "null")
+
+    def clock(self) -> float:
+        signed = self._signed("HEAD", _NO_OBJECT)
+        date = None if signed is None else _send("HEAD", signed, f"{self.root}/{_NO_OBJECT}")
+        return time.time() if date is None else date
+
+    @property
+    def _is_s3(self) -> bool:
+        return self.root.startswith(("s3://", "s3a://"))
+
+    def _signed(self, method: Any, name: str) -> str | None:
+        """Return a URL that does something with an object; None where there are no credentials to sign it."""
+        from obstore import sign
+        from obstore.exceptions import BaseError
+
+        store: Any = self._store
+        try:
+            return sign(store, method, name, timedelta(seconds=_SIGNED_SECONDS))
+        except (BaseError, ValueError, TypeError):
+            return None
+
 
 def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks that are made in a thread: in the one from which obstore takes them, it can't be asked."""
@@ -249,9 +314,13 @@ def part_size(size: int) -> int:
 
 
 class WebStore(BucketStore):
-    """A web server: its files can be read, and not listed."""
+    """A web server: its files can be read, and neither listed nor changed."""
 
-    write = Store.write
+    write, remove, copy = Store.write, Store.remove, Store.copy
+
+    @property
+    def is_changeable(self) -> bool:
+        return False
 
     def listing(self, prefix: str) -> Listing:
         return Listing(frozenset(), {})
@@ -344,6 +413,55 @@ def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
         raise OSError(errno.ENOTSUP, reason, url) from error
     except (BaseError, ValueError) as error:
         raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
+
+
+def _send(method: str, signed: str, url: str, headers: Mapping[str, str] | None = None) -> float | None:
+    """Ask what obstore can't: with a condition, or for a header. Return the time of the answer.
+
+    What a store refuses for the moment is asked again, as obstore does.
+    """
+    from urllib.error import HTTPError
+    from urllib.request import Request
+
+    from ckpttool.io.stored_checksums import opener
+
+    request = Request(signed, method=method, headers={"User-Agent": "ckpttool", **(headers or {})})
+    for attempt in range(_RETRIES + 1):
+        if attempt:
+            time.sleep(_FIRST_PAUSE * 2**attempt)
+        try:
+            with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
+                return _date_of(answer.headers)
+        except HTTPError as error:
+            with error:
+                if method == "HEAD":
+                    return _date_of(error.headers)
+                refusal = _refusal(error, url)
+            if error.code < 500 and error.code not in _FOR_THE_MOMENT:
+                raise refusal from error
+        except OSError as error:
+            # Its text may hold the signed address.
+            refusal = OSError(errno.EIO, f"the store doesn't answer: {type(error).__name__}", url)
+    raise refusal
+
+
+def _refusal(error: HTTPError, url: str) -> OSError:
+    code = _CODE.search(error.read(1 << 16))
+    answer = f"the store answered {error.code} {error.reason}{f' ({code[1].decode()})' if code else ''}"
+    if error.code == 404:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    if error.code == 412:
+        return Replaced(url)
+    return OSError(errno.EACCES if error.code in (401, 403) else errno.EIO, answer, url)
+
+
+def _date_of(headers: Message) -> float | None:
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(headers["Date"]).timestamp()
+    except (TypeError, ValueError):  # none, or none that is one
+        return None
 
 
 def _answer(error: Exception) -> str:

@@ -24,7 +24,7 @@ from ckpttool.runs.pruning.request import Depth, PruneRequest
 from ckpttool.runs.reasons import true_of_all
 from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import GroupBy, Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
 from ckpttool.transaction.paths import Problem, shown
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class DirectoryPreview:
     protections: PointerProtections
     planned: PrunePlan | None = None
     refused: tuple[Problem, ...] = ()
+    uploads: tuple[str, ...] = ()
 
     @property
     def problems(self) -> list[Problem]:
@@ -71,7 +72,9 @@ class DirectoryPreview:
     def warnings(self) -> list[str]:
         """Return what is doubtful."""
         planned = () if self.planned is None else self.planned.warnings
-        return list(dict.fromkeys([*self.survey.warnings, *self.protections.warnings, *planned]))
+        return list(
+            dict.fromkeys([*self.survey.warnings, *self.protections.warnings, *self.uploads, *planned])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,7 @@ def preview_directory(
         )
     protections = Pointers(survey.root, survey.groups, recursive=listed.scope.recursive).protections()
     if request is None:
-        return DirectoryPreview(survey, protections)
+        return DirectoryPreview(survey, protections, uploads=tuple(upload_warnings(survey.root)))
     try:
         return DirectoryPreview(survey, protections, make_plan(request, progress, survey))
     except UsageError as error:

@@ -23,6 +23,7 @@ class Code(Enum):
     NEWEST = "newest"
     PART_OF = "a part of"
     MATCHED_NOTHING = "matched nothing"
+    FOR_GOOD = "for good"
 
 
 class Reason(str):

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.result import Result
@@ -31,6 +32,8 @@ from ckpttool.transaction.paths import NotUndone, Problem, require_directory, sh
 from ckpttool.transaction.record_undo import RecordUndo, undo_record
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import OWNER, TRASH
+from ckpttool.transaction.store_removal import Way, records_in
+from ckpttool.transaction.store_undo import undo_store_record
 from ckpttool.transaction.trash import (
     adopt_renamed_trashes,
     all_state_dirs,
@@ -63,7 +66,7 @@ class Undone(Result):
 
     Attributes:
         identity: Of the command that was taken back; None where there was none.
-        kind: What it had done: "trash" or "rename".
+        kind: What it had done: "trash" or "rename", or "prune" in a bucket that keeps versions.
         restored: What is back.
         pointers: The paths of the files that say again what they said, or what goes with what is back.
         dry_run: Whether nothing was changed.
@@ -73,7 +76,7 @@ class Undone(Result):
     """
 
     identity: str | None = None
-    kind: Kind | None = None
+    kind: Kind | Literal["prune"] | None = None
     restored: tuple[RestoredCheckpoint, ...] = ()
     pointers: tuple[str, ...] = ()
     dry_run: bool = False
@@ -102,6 +105,11 @@ def undo(directory: str, *, recursive: bool = True, dry_run: bool = False) -> Un
         CheckpointError: It can't be looked at, locked or changed.
     """
     root = require_directory(directory)
+    take_back = _undo_in_store if fs.is_remote(root) else _undo_here
+    return take_back(root, recursive=recursive, dry_run=dry_run)
+
+
+def _undo_here(root: str, *, recursive: bool, dry_run: bool) -> Undone:
     places = list(dict.fromkeys([root, *directories_with_trash(root)])) if recursive else [root]
     with ExitStack() as stack:
         progress = _UndoProgress(stack, dry_run)
@@ -137,6 +145,34 @@ def undo(directory: str, *, recursive: bool = True, dry_run: bool = False) -> Un
         waits = progress.identity is not None and _record_above(root, progress.identity) is not None
         progress.problems += _stale_names(progress.restored, progress.pointers, above=not waits)
     return progress.result()
+
+
+def _undo_in_store(root: str, *, recursive: bool, dry_run: bool) -> Undone:
+    """Take back the last prune of a directory in a store, in all directories below, too."""
+    places = dict.fromkeys([root, *(directories_with_trash(root) if recursive else ())])
+    done = RecordUndo()
+    with ExitStack() as stack:
+        for place in () if dry_run else places:
+            stack.enter_context(lock_directory(place))
+            done.problems += [Problem(path, why) for path, why in recover_directory(place).failed.items()]
+        records = [record for place in places for record in records_in(place)]
+        last = max(records, key=lambda record: record.identity, default=None)
+        if last is None:
+            below = 0 if recursive else sum(1 for _ in directories_with_trash(root, levels=_LEVELS_BELOW))
+            return Undone(dry_run=dry_run, problems=tuple(done.problems), below=below)
+        for record in (record for record in records if record.identity == last.identity):
+            undone = undo_store_record(record, dry_run)
+            done.restored |= undone.restored
+            done.pointers += undone.pointers
+            done.problems += undone.problems
+    return Undone(
+        identity=last.identity,
+        kind="trash" if last.way is Way.COPIES else "prune",
+        restored=tuple(RestoredCheckpoint(path, was) for path, was in done.restored.items()),
+        pointers=tuple(done.pointers),
+        dry_run=dry_run,
+        problems=tuple(done.problems),
+    )
 
 
 class _UndoProgress:
@@ -263,6 +299,8 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         names[:] = sorted(inside, key=natural)
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
+    if fs.is_remote(root):
+        return
     if root not in seen and any(identities(state_dir) for state_dir in state_dirs(root)):
         yield root
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.io import fs
 from ckpttool.io.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
 
@@ -30,8 +31,13 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 def lock_directory(directory: str) -> Iterator[None]:
     """Hold the lock of a directory; its file is gone afterwards.
 
-    A file system without locks is used without: every step checks each file again anyway.
+    A file system without locks is used without: every step checks each file again anyway. So is a store,
+    in which each change has a condition.
     """
+    if fs.is_remote(directory):
+        _require_changeable(directory)
+        yield
+        return
     around, suffix = state_dir_of(directory)
     name = LOCK + suffix
     try:
@@ -53,12 +59,23 @@ def lock_directory(directory: str) -> Iterator[None]:
                 os.close(descriptor)
 
 
+def _require_changeable(directory: str) -> None:
+    from ckpttool.io.remote import store_at
+
+    if not store_at(directory)[0].is_changeable:
+        raise AccessDenied(
+            directory, "ckpttool changes nothing in such a store", expected="s3://, gs:// or az://"
+        )
+
+
 def clear_stale(directories: Iterable[str]) -> None:
     """Remove the lock files that kills left in directories in which nothing is to be done now.
 
     One that somebody holds stays, and so does one that can't be opened or removed.
     """
     for directory in directories:
+        if fs.is_remote(directory):
+            continue
         around, suffix = state_dir_beside(directory)
         if os.path.lexists(os.path.join(directory, LOCK)) or os.path.lexists(
             os.path.join(around, LOCK + suffix)

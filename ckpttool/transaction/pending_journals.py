@@ -27,7 +27,9 @@ from ckpttool.transaction.state_dir import (
 def pending_journals(directory: str) -> list[str]:
     """Return the paths of the journals of a directory that the next command has to settle."""
     if fs.is_remote(directory):
-        return []
+        from ckpttool.transaction.store_removal import journals_in
+
+        return journals_in(directory)
     try:
         paths = stages(StateDir(directory))
         if may_keep_state_beside(directory):
@@ -46,8 +48,16 @@ def pending_journals(directory: str) -> list[str]:
     return pending
 
 
+def directory_of_journal(path: str) -> str:
+    """Return the directory that a journal is for."""
+    place = os.path.dirname(path)
+    return place if fs.is_remote(path) else state_dir_of_stage(place).directory
+
+
 def owner_of_journal(path: str) -> str | None:
     """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
+    if fs.is_remote(path):
+        return None
     stage = os.path.dirname(path)
     try:
         user, owner = fs.lstat(stage).st_uid, fs.stat(state_dir_of_stage(stage).directory).st_uid
@@ -59,6 +69,10 @@ def owner_of_journal(path: str) -> str | None:
 
 def incomplete_names(directory: str) -> frozenset[str]:
     """Return the names that belong to no whole checkpoint: some part is gone already, or on its way."""
+    if fs.is_remote(directory):
+        from ckpttool.transaction.store_removal import begun_names
+
+        return begun_names(directory)
     names: set[str] = set()
     for path in pending_journals(directory):
         try:

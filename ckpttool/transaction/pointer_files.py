@@ -21,6 +21,7 @@ from ckpttool.formats.tensorflow.state import (
     read_state,
     state_text,
 )
+from ckpttool.io import fs
 from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
 from ckpttool.io.directories import CREATE, link_or_rename, sync_descriptor
 from ckpttool.io.source import NotRegular, regular_descriptor
@@ -318,9 +319,9 @@ def _remaining_path(directory: str, path: str, removed: Collection[str]) -> str 
     name = base_name(path)
     if _goes(directory, path, removed):
         return None
-    if _is_there(os.path.join(directory, path)):
+    if _is_there(directory, path):
         return path
-    return name if name not in removed and _is_there(os.path.join(directory, name)) else None
+    return name if name not in removed and _is_there(directory, name) else None
 
 
 def _goes(directory: str, path: str, removed: Collection[str]) -> bool:
@@ -328,13 +329,17 @@ def _goes(directory: str, path: str, removed: Collection[str]) -> bool:
     if not any(base_name(name) in removed for name in (path, *expand_shards(path))):
         return False
     full = os.path.join(directory, path)
-    parent = os.path.realpath(os.path.dirname(full) or os.curdir)
-    return parent == os.path.realpath(directory) or not _is_there(full)
+    parent = fs.realpath(os.path.dirname(full) or os.curdir)
+    return parent == fs.realpath(directory) or not _is_there(directory, path)
 
 
-def _is_there(path: str) -> bool:
+def _is_there(directory: str, path: str) -> bool:
+    """Tell whether a listed checkpoint exists; a path of a machine tells a store's directory nothing."""
+    path = os.path.join(directory, path)
+    if fs.is_remote(directory) and not fs.is_remote(path):
+        return False
     try:
-        return any(map(os.path.exists, (f"{path}{INDEX}", expand_shards(path)[0])))
+        return any(map(fs.exists, (expand_shards(path)[0], f"{path}{INDEX}")))
     except ValueError:  # a NUL in it
         return False
 

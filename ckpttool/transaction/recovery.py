@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint
+from ckpttool.io import fs
 from ckpttool.transaction.journal import (
     JOURNAL,
     Moves,
@@ -30,6 +31,10 @@ from ckpttool.transaction.state_dir import (
 
 def recover_directory(directory: str) -> Recovery:
     """Settle all that was interrupted in a directory."""
+    if fs.is_remote(directory):
+        from ckpttool.transaction.store_removal import recover_store
+
+        return recover_store(directory)
     total = Recovery()
     paths = stages(StateDir(directory))
     try:

@@ -28,6 +28,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_serial import SERIAL
+from ckpttool.io import fs
 from ckpttool.io.directories import OpenDirectory
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.mounts import mount_points
@@ -71,7 +72,9 @@ class StateDir(NamedTuple):
 
 
 def state_dir_of(directory: str) -> StateDir:
-    """Return where the stage, the lock and the trash of a directory go."""
+    """Return where the stage, the lock and the trash of a directory go; no owner scans a store."""
+    if fs.is_remote(directory):
+        return StateDir(directory)
     if _is_scanned_by_accelerate(directory):
         real = os.path.realpath(directory)
         is_mount_point = os.path.ismount(real) or real in (mount_points(below=real) or ())
@@ -104,7 +107,7 @@ def state_dir_of_stage(path: str) -> StateDir:
 
 def enclosing_serial(directory: str) -> str | None:
     """Return the Fluid serial that a directory is a part of: what lies in it are no checkpoints."""
-    around, name = os.path.split(os.path.abspath(directory))
+    around, name = os.path.split(fs.abspath(directory))
     return around if name in (MODEL, *TABLES) and _is_serial(around) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -58,10 +59,28 @@ class Bucket:
         else:
             self.put(key, path.read_bytes())
 
+    def keep_versions(self) -> None:
+        """Let the bucket keep older versions of its objects from now on."""
+        enabled = {"Status": "Enabled"}
+        self.client.put_bucket_versioning(Bucket=self.name, VersioningConfiguration=enabled)
+
     def keys(self, prefix: str = "") -> list[str]:
         """Return the names of all objects."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         return [one["Key"] for page in pages for one in page.get("Contents", ())]
+
+
+@contextmanager
+def serve() -> Iterator[str]:
+    """Run a server that answers as Amazon S3 does, and yield its URL."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 def new_bucket(client: Any) -> Bucket:

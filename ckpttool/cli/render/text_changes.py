@@ -17,6 +17,7 @@ from ckpttool.cli.render.tables import NARROWEST_TEXT, aligned_pairs, hanging_li
 from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
 from ckpttool.core.report import counted
 from ckpttool.formats.interface import natural_path
+from ckpttool.io import fs
 from ckpttool.runs.reasons import in_words
 from ckpttool.transaction.paths import NotUndone, shown
 
@@ -232,10 +233,14 @@ def _total_words(pruned: Pruned) -> str:
     return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"
 
 
-def question(planned: RetentionPlan, *, trash: bool) -> str:
-    """Return what to ask before a plan is carried out."""
+def question(planned: RetentionPlan, *, trash: bool, for_good: bool = False) -> str:
+    """Return what to ask before a plan is carried out; ``for_good`` where nothing is kept of what goes."""
     checkpoints = f"{counted(len(planned.removals), 'checkpoint')} ({file_size(planned.freed_bytes)})"
-    return f"Move {checkpoints} to the trash?" if trash else f"Remove {checkpoints}?"
+    return (
+        f"Move {checkpoints} to the trash?"
+        if trash
+        else f"Remove {checkpoints}{' for good' if for_good else ''}?"
+    )
 
 
 def _hints(pruned: Pruned) -> Iterator[str]:
@@ -246,7 +251,8 @@ def _hints(pruned: Pruned) -> Iterator[str]:
     if len(places) == 1:
         (where,) = places
     else:
-        where = os.path.relpath(os.path.commonpath([os.path.abspath(place) for place in places]))
+        where = fs.commonpath(list(places))
+        where = where if fs.is_remote(where) else os.path.relpath(where)
     arguments = " -r" if len(places) > 1 else ""
     arguments += "" if where == os.curdir else f" {printable(quote(shown(where)))}"
     yield f"to restore them: ckpttool undo{arguments}"
@@ -308,7 +314,7 @@ def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
 
 
 _BECOMES = "  ->  "
-_COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
+_COMMANDS = {"trash": "prune --trash", "prune": "prune", "rename": "rename", "restore": "undo"}
 
 
 def rename_text(renamed: RenameResult, *, width: int | None = None, colour: bool = False) -> str:
@@ -366,8 +372,9 @@ def undo_text(done: Undone, *, width: int | None = None, colour: bool = False) -
     from ckpttool.transaction.history import moment_of
 
     command = _COMMANDS[done.kind or "trash"]
+    sources = {"trash": "from the trash", "prune": "from an older version"}
     rows = [
-        (one.path, "from the trash" if done.kind == "trash" else f"was {os.path.basename(one.was)}")
+        (one.path, sources.get(done.kind or "", f"was {os.path.basename(one.was)}"))
         for one in sorted(done.restored, key=lambda one: natural_path(one.path))
     ]
     rows += [(path, "rewritten") for path in done.pointers]

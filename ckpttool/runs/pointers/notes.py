@@ -128,7 +128,10 @@ class Mentions:
         self, parts: Sequence[str], known: str, directory: str, is_absolute: bool
     ) -> Sequence[Entry]:
         bases = list(_upwards(fs.abspath(directory)))
-        for base in [os.sep] if is_absolute else bases:
+        roots = (
+            [] if fs.is_remote(directory) else [os.sep]
+        )  # what lies on this machine says nothing of a store
+        for base in roots if is_absolute else bases:
             if entries := self._entries_at(base, parts):
                 return entries
             if exists(os.path.join(base, *parts)):

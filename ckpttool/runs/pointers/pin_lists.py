@@ -110,6 +110,8 @@ def _list_text(file: str) -> str:
         ValueError: It is no text, or can't be a list; the text says why.
         CheckpointError: It can't be read.
     """
+    if fs.is_remote(file) and not fs.lexists(file):
+        return ""
     try:
         with fs.open_regular(file) as opened:
             content = opened.read(MAX_STATE + 1)
@@ -136,17 +138,49 @@ def changed_text(
         raise _unreadable(file, error) from error
 
 
-def write_list(file: str, text: str) -> None:
-    """Write a list of pins; one that says nothing any more goes."""
+def write_list(file: str, before: str, text: str) -> None:
+    """Write a list of pins; one that says nothing any more goes.
+
+    Args:
+        file: The list.
+        before: What it says; in a store, where nothing is locked, it must still say that.
+        text: What it is to say.
+    """
+    says_nothing = "".join(text.split()) == f"{KEY}=[]"
     try:
+        if fs.is_remote(file):
+            _write_object(file, before, None if says_nothing else text)
+            return
         _require_trusted_link(file)
         target = fs.realpath(file)
-        if "".join(text.split()) == f"{KEY}=[]":
+        if says_nothing:
             os.unlink(target)
         else:
             write_atomically(target, text.encode())
     except OSError as error:
         raise AccessDenied(shown(file), f"{from_os_error(error, file).reason}; no pin was changed") from error
+
+
+def _write_object(file: str, before: str, text: str | None) -> None:
+    """Write a list as an object, or remove it, unless somebody else has written it meanwhile."""
+    from ckpttool.io import remote
+    from ckpttool.io.stores import Replaced
+
+    remote.forget()
+    store, name = remote.store_at(file)
+    status = remote.look_at(file).object if fs.lexists(file) else None
+    try:
+        if read_list(file) != before:
+            raise Replaced(file)
+        if text is not None:
+            data = text.encode()
+            store.write(name, [data], len(data), status)
+        elif status is not None:
+            store.remove(name, status)
+    except (Replaced, FileExistsError, FileNotFoundError) as error:
+        raise AccessDenied(shown(file), "it was changed meanwhile; no pin was changed") from error
+    finally:
+        remote.forget()
 
 
 def _require_trusted_link(file: str) -> None:

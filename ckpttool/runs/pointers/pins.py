@@ -94,7 +94,9 @@ def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
             new = [place for place in new if not _lists_pinning(place)]
             new = list({place.path: place for place in new}.values())
             if new:
-                write_list(file, changed_text(file, text, added=[_name_in(file, place) for place in new]))
+                write_list(
+                    file, text, changed_text(file, text, added=[_name_in(file, place) for place in new])
+                )
             changed += [place.path for place in new]
     return replace(_pinning(files, places, changed), recovered=recovered)
 
@@ -123,7 +125,7 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
                 if _is_pin_of(place, pinned)
             ]
             if ending:
-                write_list(file, changed_text(file, text, renamed={name: None for _, name in ending}))
+                write_list(file, text, changed_text(file, text, renamed={name: None for _, name in ending}))
             changed += [path for path, _ in ending]
     return replace(_pinning(files, places, changed), recovered=recovered)
 

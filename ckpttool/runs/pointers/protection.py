@@ -33,6 +33,7 @@ from ckpttool.runs.pointers.targets import (
     PointerProtections,
     exists,
     lies_nearby,
+    paths_of,
     renamed_targets,
     targets_elsewhere,
     targets_in_run,
@@ -133,7 +134,7 @@ def _follow_pointer(
         return
     inside = [pointer.holder] if fs.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
-    paths = [os.path.join(pointer.directory, pointer.target), pointer.target]
+    paths = paths_of(pointer.target, pointer.directory)
     is_there = any(map(exists, paths))
     targets = targets_in_run(pointer.target, directories, index)
     targets = targets or renamed_targets(pointer.target, directories, index)
@@ -217,6 +218,8 @@ def _follow_symlinks(
     pointed: PointerProtections, root: str, index: CheckpointIndex, series: SeriesIndex
 ) -> None:
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
+    if fs.is_remote(root):
+        return
     above = os.path.join(root, os.pardir)
     beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
     for link in [*beside, *links_below(root)]:

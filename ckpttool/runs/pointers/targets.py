@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
+from ckpttool.io.urls import store_root
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
 from ckpttool.transaction.journal import Move
@@ -99,6 +100,8 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
 
 def _rename_moves(directory: str) -> Iterator[Move]:
     """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
+    if fs.is_remote(directory):  # nothing is renamed there
+        return
     try:
         known = {identity: home for home in state_dirs(directory) for identity in identities(home)}
         records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
@@ -172,6 +175,19 @@ def _common_tail(parts: Sequence[str], path: str) -> int:
     """Return how many of the last names of two paths are the same."""
     pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
     return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
+
+
+def paths_of(target: str, directory: str) -> list[str]:
+    """Return the paths that a target in a directory may mean: those where the directory itself lies.
+
+    Whoever writes a pointer must not make us ask another store, and files of this machine say nothing of one.
+    """
+    paths = [os.path.join(directory, target), target]
+    return [path for path in paths if _store_of(path) == _store_of(directory)]
+
+
+def _store_of(path: str) -> str:
+    return store_root(path) if fs.is_remote(path) else ""
 
 
 def exists(path: str) -> bool:

@@ -39,7 +39,7 @@ from ckpttool.runs.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Prot
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
 from ckpttool.transaction.paths import Problem, require_directory, shown
 from ckpttool.transaction.state_dir import enclosing_serial
 
@@ -227,6 +227,7 @@ def _warnings(
     yield from unmatched_names(chosen, survey.root)
     yield from pointed.warnings
     yield from unseen_above(survey.root)
+    yield from upload_warnings(survey.root)
     yield from copy_warnings(survey.groups)
     yield from _nested_run_warnings(survey, request)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from shlex import quote
 
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.naming import is_named_best
 from ckpttool.core.report import counted
 from ckpttool.formats.discovery import OWN_PREFIX, discover
@@ -17,6 +17,7 @@ from ckpttool.formats.globs import Globs, last_name
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.traits import traits_of
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.series_doubts import (
@@ -45,8 +46,8 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
     ``min_age`` is in seconds: what changed later stays.
     """
     reasons: dict[str, list[str]] = {}
-    youngest = time.time_ns() - min_age * 10**9
-    points = mount_points(below=survey.root) or ()
+    youngest = (_now(survey.root) - min_age) * 1e9 if min_age else 0.0
+    points = () if fs.is_remote(survey.root) else mount_points(below=survey.root) or ()
     excluded = Globs(scope.exclude, survey.root)
     for entry in survey.entries:
         globs = (glob for place in entry.places for glob in excluded.of(place))
@@ -56,6 +57,18 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
             *(["too young"] if min_age and entry.modified_ns > youngest else ()),
         ]
     return reasons
+
+
+def _now(root: str) -> float:
+    """Return what time it is where the files get theirs, in seconds since 1970."""
+    if not fs.is_remote(root):
+        return time.time()
+    from ckpttool.io.remote import store_at
+
+    try:
+        return store_at(root)[0].clock()
+    except OSError as error:
+        raise from_os_error(error, root) from error
 
 
 def protections_of(

@@ -9,28 +9,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.core.errors import AccessDenied, CheckpointError
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.result import Result
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.io import fs
+from ckpttool.io import fs, remote
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
-from ckpttool.transaction.pending_journals import pending_journals
+from ckpttool.transaction.pending_journals import directory_of_journal, pending_journals
 from ckpttool.transaction.pointer_files import state_without
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, remove
-from ckpttool.transaction.state_dir import state_dir_of_stage
+from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
 
 Confirm = Callable[[PrunePlan], bool]
@@ -106,6 +107,8 @@ def prune(
     progress = progress or no_progress
     if dry_run:
         planned = make_plan(request, progress)
+        way = _way_back(request.directory, planned, trash or request.failed == "remove")
+        planned = _with_warning(planned, way)
         return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
     root = require_directory(request.directory)
     trash = trash or request.failed == "remove"
@@ -114,10 +117,8 @@ def prune(
         refusal = locks.refusal(root)
         recoveries = [_recover(root, refusal)]
         survey = survey_series(root, request, progress)
-        owners = dict.fromkeys(
-            state_dir_of_stage(os.path.dirname(journal)).directory for journal in survey.journals
-        )
-        below = [path for path in owners if fs.isdir(path) and not os.path.samefile(path, root)]
+        owners = dict.fromkeys(map(directory_of_journal, survey.journals))
+        below = [path for path in owners if fs.isdir(path) and not fs.samefile(path, root)]
         if below:  # what was interrupted there is part of what is planned with
             recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
             survey = survey_series(root, request, progress)
@@ -125,10 +126,12 @@ def prune(
         result = _result(planned)
         if planned.plan.removals and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
-        if planned.plan.removals and confirm is not None and not confirm(planned):
+        way = _way_back(root, planned, trash)
+        if planned.plan.removals and confirm is not None and not confirm(_with_warning(planned, way)):
             result = replace(result, declined=True)
         elif planned.plan.removals:
-            result = _carry_out(locks, root, planned, new_identity() if trash is True else trash or None)
+            identity = new_identity() if trash is True else trash or None
+            result = _carry_out(locks, root, planned, identity, way)
         clear_stale(locks.not_held({entry.directory for group in planned.groups for entry in group.entries}))
     problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
     return replace(
@@ -138,6 +141,30 @@ def prune(
         put_back=tuple(path for recovery in recoveries for path in recovery.put_back),
         warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings),
     )
+
+
+def _way_back(root: str, planned: PrunePlan, trash: str | bool) -> Way | None:
+    """Return how what goes can be restored from a store; None if it doesn't lie in one."""
+    if not fs.is_remote(root) or not planned.plan.removals:
+        return None
+    if trash:
+        return Way.COPIES
+    urls = (
+        [f"{entry.directory}/{name}" for name in in_order(file.path for file in entry.contents.files)]
+        for entry in planned.plan.removals
+    )
+    try:
+        return Way.VERSIONS if keeps_versions(urls) else Way.NONE
+    except OSError as error:
+        raise from_os_error(error, root) from error
+
+
+def _with_warning(planned: PrunePlan, way: Way | None) -> PrunePlan:
+    """Return a plan that says so if what goes can't be restored from a store."""
+    if way is not Way.NONE:
+        return planned
+    text = "undo can't restore what is removed from this store (--trash keeps copies)"
+    return replace(planned, warnings=(*planned.warnings, Reason(Code.FOR_GOOD, text)))
 
 
 class _Locks:
@@ -180,9 +207,12 @@ def _recover(directory: str, refusal: AccessDenied | None) -> Recovery:
     return Recovery()
 
 
-def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | None) -> Pruned:
+def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | None, way: Way | None) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = RemovalOutcome()
+    in_store = identity or new_identity()
+    if way is not None:
+        remote.forget()  # what was seen before the survivors were read may have changed
     going = _going_by_directory(planned.plan.groups)
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
     # The places of what those that stay need besides their own, with who needs it.
@@ -194,7 +224,9 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
         try:
             locks.hold(directory)
             removals = _removals(directory, parts, needed, total)
-            if identity is None:
+            if way is not None:
+                outcome = remove_from_store(directory, removals, in_store, way)
+            elif identity is None:
                 rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
                 outcome = remove(directory, Removals(tuple(removals), () if rewrite is None else (rewrite,)))
             else:

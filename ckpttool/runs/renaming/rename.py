@@ -12,6 +12,7 @@ from typing import Any
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.result import Result
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
@@ -98,6 +99,9 @@ def rename(
         CheckpointError: The directory can't be looked at, locked or changed; nothing was renamed.
     """
     request = _request(directory, template, keywords)
+    if fs.is_remote(request.directory):
+        hint = "rename checkpoints before they are copied there"
+        raise UsageError(f"{request.directory}: nothing can be renamed in a store ({hint})")
     if dry_run:
         planned = plan_rename(request)
         pairs = ((one.entry.path, one.to) for one in planned.plan.renamings)

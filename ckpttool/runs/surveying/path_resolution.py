@@ -110,7 +110,7 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
         if unit.format is None and not (is_beside or is_whole):
             continue  # a directory in a run's own is none of its parts
         if is_beside or enclosing.format.takes_in or is_whole:
-            path = directory if os.path.isabs(unit.path) else os.path.relpath(directory)
+            path = directory if fs.isabs(unit.path) else os.path.relpath(directory)
             unit = replace(enclosing, path=path)
     return unit
 

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, NotFound
+from ckpttool.core.report import counted
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
@@ -24,7 +25,7 @@ from ckpttool.runs.metrics.agreement import disagreements
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.scope import WHOLE_TREE, Scope
 from ckpttool.runs.surveying.look_workers import Discovered, LookResult, look_at_all
-from ckpttool.transaction.paths import bare
+from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.pending_journals import unaffected_units
 
 if TYPE_CHECKING:
@@ -105,6 +106,18 @@ def survey_directory(
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks))
+
+
+def upload_warnings(root: str) -> Iterator[str]:
+    """Yield a warning of uploads to a directory in a store that never came to an end, if boto3 can tell."""
+    if not root.startswith(("s3://", "s3a://")):
+        return
+    from ckpttool.io.s3_versions import unfinished_uploads
+
+    if (found := unfinished_uploads(root)) is not None:
+        size = "" if found.nbytes is None else f" ({found.nbytes:,} bytes)"
+        what = f"{counted(found.uploads, 'unfinished upload')}{size}"
+        yield f"{shown(root)}: {what}, which no listing shows; ckpttool leaves them alone"
 
 
 def nothing_in(root: str, *, recursive: bool) -> str:
