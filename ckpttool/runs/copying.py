@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from glob import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.core.errors import (
@@ -263,8 +264,8 @@ class CopyPlan:
 def plan_copy(request: CopyRequest) -> CopyPlan:
     """Return what is to be copied; nothing is read but names and headers."""
     destination = bare(request.destination)
-    if request.policy is not None and fs.is_remote(destination):
-        raise UsageError(f"{request.destination}: rules remove nothing in a store (leave them out)")
+    if request.policy is not None and not _is_prunable(destination):
+        raise UsageError(f"{request.destination}: nothing is removed from such a store (leave the rules out)")
     errors: list[CheckpointError] = []
     units: list[tuple[str, Unit]] = []
     left_out: list[str] = []
@@ -276,6 +277,14 @@ def plan_copy(request: CopyRequest) -> CopyPlan:
     _require_distinct(copies)
     problems = tuple(Problem(shown(error.path), error.reason) for error in errors)
     return CopyPlan(request, copies, problems, tuple(left_out))
+
+
+def _is_prunable(directory: str) -> bool:
+    if not fs.is_remote(directory):
+        return True
+    from ckpttool.io.remote import store_at
+
+    return store_at(directory)[0].is_changeable
 
 
 def _units_at(
@@ -393,7 +402,14 @@ def keep_policy(
     has_all = copied.checkpoints and all(one.is_there for one in copied.checkpoints)
     if request.policy is None or copied.dry_run or not has_all:
         return copied
-    what = _prune_request(bare(request.destination), request, request.depth)
+    destination = bare(request.destination)
+    # What a pin or a pointer keeps in the source stays here, too: the next copy would only bring it again.
+    preview = prune(_prune_request(destination, request, "quick"), dry_run=True)
+    targets = {fs.normpath(one.target) for one in copied.checkpoints}
+    going = [entry.unit.path for entry in preview.plan.removals if fs.normpath(entry.unit.path) in targets]
+    names = (escape(os.path.relpath(path, destination)) for path in going)
+    policy = replace(request.policy, keep_names=(*request.policy.keep_names, *names))
+    what = _prune_request(destination, replace(request, policy=policy), request.depth)
     return replace(copied, pruned=prune(what, confirm=confirm, progress=progress))
 
 

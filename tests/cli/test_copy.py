@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 import ckpttool
-from ckpttool.io import remote, stores
+from ckpttool.io import fs, remote, stores
 from tests.support.commands import Run
 from tests.support.faults import fill_disk
 from tests.support.stores import Bucket, environment
@@ -193,8 +193,8 @@ def test_sources_are_left_as_they_are(run: Run, runs: Path, destination: str) ->
 # A policy at the destination ------------------------------------------------------------------------
 
 
-def test_destination_keeps_a_policy(run: Run, files: Path, tmp_path: Path) -> None:
-    runs, copies = tmp_path / "runs", tmp_path / "copies"
+def test_destination_keeps_a_policy(run: Run, files: Path, tmp_path: Path, destination: str) -> None:
+    runs, copies = tmp_path / "runs", destination
     runs.mkdir()
     for number in range(1, 4):
         shutil.copy2(files / "series" / f"model_epoch_{number}.pth", runs)
@@ -205,7 +205,8 @@ def test_destination_keeps_a_policy(run: Run, files: Path, tmp_path: Path) -> No
         shutil.copy2(files / "series" / f"model_epoch_{number}.pth", runs)
     answer = run("copy", runs, copies, "--keep", "2", "--yes")
     assert answer.status == 0 and "removed 2 of 4 checkpoints" in answer.out
-    assert sorted(content(copies)) == ["model_epoch_4.pth", "model_epoch_5.pth"]
+    remote.forget()
+    assert sorted(fs.listdir(copies)) == ["model_epoch_4.pth", "model_epoch_5.pth"]
     assert len(content(runs)) == 5
     answer = run("copy", runs, copies, "--keep", "2", "--json")
     assert answer.status == 0 and json.loads(answer.out)["pruned"]["schema"].startswith("ckpttool.prune/")
@@ -276,6 +277,22 @@ def test_store_that_refuses_ends_it(
     assert answer.status == 2
     assert f"s3://bucket/runs/a/{SERIES[0]}: " in answer.out and str(status) in answer.out
     assert answer.out.count("not tried after the failure") == 2
+
+
+def test_what_a_pin_keeps_in_the_source_stays_there_too(run: Run, files: Path, tmp_path: Path) -> None:
+    runs, copies = tmp_path / "runs", tmp_path / "copies"
+    runs.mkdir()
+    for number in range(1, 5):
+        shutil.copy2(files / "series" / f"model_epoch_{number}.pth", runs)
+    assert run("pin", runs / "model_epoch_1.pth").status == 0
+    for _ in range(2):
+        assert run("copy", runs, copies, "--keep", "1", "--yes").status == 0
+        assert sorted(content(copies)) == ["model_epoch_1.pth", "model_epoch_4.pth"]
+
+
+def test_rules_are_refused_where_nothing_is_removed(run: Run, runs: Path) -> None:
+    answer = run("copy", runs, "memory://copies", "--keep", "1")
+    assert answer.status == 2 and "nothing is removed from such a store" in answer.err
 
 
 def test_other_file_systems_are_destinations_too(run: Run, files: Path, tmp_path: Path) -> None:
