@@ -119,11 +119,14 @@ def samefile(path: str, other: str) -> bool:
 
 
 def commonpath(paths: list[str]) -> str:
-    """Return the directory that all lie in, of this machine or of one store, without ``..``."""
-    scheme, _, _ = paths[0].partition("://")
-    if not is_remote(paths[0]):
-        return os.path.commonpath([os.path.abspath(path) for path in paths])
-    return f"{scheme}://{os.path.commonpath([path.partition('://')[2] for path in paths])}"
+    """Return the directory that all paths lie in; nothing if some are in a store, and others elsewhere."""
+    roots = {store_root(path) if is_remote(path) else "" for path in paths}
+    if len(roots) > 1:
+        return ""
+    (root,) = roots
+    if not root:
+        return os.path.commonpath(paths)
+    return root + os.path.commonpath([path.removeprefix(root) or "/" for path in paths]).rstrip("/")
 
 
 def realpath(path: str) -> str:

@@ -42,7 +42,7 @@ PARTS_AT_ONCE = 6
 _ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
 _SIGNED_SECONDS = 300
 _FIRST_PAUSE = 0.1
-_FOR_THE_MOMENT = frozenset({408, 409, 429})
+_FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
 _NO_OBJECT = ".ckpttool-clock"
 """A name that nothing has: an answer tells the time whether there is such an object or not."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
@@ -222,9 +222,13 @@ class BucketStore(Store):
         if not self.status(name).matches(of):
             raise Replaced(url)
         if self._is_s3 and (signed := self._signed("DELETE", name)) is not None:
-            _send("DELETE", signed, url, {"If-Match": of.version})
-            return
-        with _as_os_errors(url):  # nothing else has a condition: the moment since its status is not covered
+            try:
+                _send("DELETE", signed, url, {"If-Match": of.version})
+                return
+            except OSError as error:
+                if error.errno != errno.ENOTSUP:
+                    raise
+        with _as_os_errors(url):  # without a condition: the moment since its status is not covered
             self._store.delete(name)
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
@@ -437,7 +441,7 @@ def _send(method: str, signed: str, url: str, headers: Mapping[str, str] | None 
                 if method == "HEAD":
                     return _date_of(error.headers)
                 refusal = _refusal(error, url)
-            if error.code < 500 and error.code not in _FOR_THE_MOMENT:
+            if error.code < 502 and error.code not in _FOR_THE_MOMENT:
                 raise refusal from error
         except OSError as error:
             # Its text may hold the signed address.
@@ -452,7 +456,8 @@ def _refusal(error: HTTPError, url: str) -> OSError:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     if error.code == 412:
         return Replaced(url)
-    return OSError(errno.EACCES if error.code in (401, 403) else errno.EIO, answer, url)
+    codes = {401: errno.EACCES, 403: errno.EACCES, 501: errno.ENOTSUP}
+    return OSError(codes.get(error.code, errno.EIO), answer, url)
 
 
 def _date_of(headers: Message) -> float | None:

@@ -288,7 +288,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         levels: How many levels to descend; None is all.
     """
     seen: set[str] = set()
-    for directory, names, _ in fs.walk(root):
+    for directory, names, _ in fs.walk(root, _raise_of_store):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
                 for place in [directory] if name == TRASH else directories_of_trash(directory, name):
@@ -303,6 +303,13 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         return
     if root not in seen and any(identities(state_dir) for state_dir in state_dirs(root)):
         yield root
+
+
+def _raise_of_store(error: OSError) -> None:
+    """Raise what a store didn't answer; what can't be listed on a disk has no trash of ours."""
+    path = os.fspath(error.filename or "")
+    if fs.is_remote(path) and not isinstance(error, FileNotFoundError):
+        raise from_os_error(error, path)
 
 
 def _all_records(directory: str) -> Iterator[CommandRecord]:

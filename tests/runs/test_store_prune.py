@@ -475,6 +475,25 @@ def test_a_part_that_could_not_be_removed_goes_with_the_next_prune(
     assert not [key for key in s3.keys("") if "set-1" in key or OWN in key.replace("pins", "")]
 
 
+def test_servers_without_conditions_remove_what_was_seen_just_before(
+    series_in_store: Bucket, run: Run, refusals: Refusals
+) -> None:
+    refusals.refuse("DELETE .*X-Amz-Signature", 501)
+    assert run("prune", series_in_store.url("runs"), "--keep", "3", "--yes").status == 0
+    assert len(series_in_store.keys("runs/model")) == 3
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_series_whose_newest_is_not_answered_stays(
+    series_in_store: Bucket, run: Run, refusals: Refusals, status: int
+) -> None:
+    """What it says of the best is not known."""
+    refusals.refuse(r"GET /bucket-\d+/runs/model_epoch_10", status)
+    done = run("prune", series_in_store.url("runs"), "--keep", "3", "--yes")
+    assert done.status in (1, 2), done
+    assert len(series_in_store.keys("runs/model")) == 10
+
+
 def test_no_answer_shows_a_signature(series_in_store: Bucket, run: Run, refusals: Refusals) -> None:
     refusals.refuse("DELETE", 403)
     done = run("prune", series_in_store.url("runs"), "--keep", "3", "--yes", "--json")

@@ -11,7 +11,7 @@ from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-_CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+_CODES = {403: "AccessDenied", 500: "InternalError", 501: "NotImplemented", 503: "SlowDown"}
 
 
 @dataclass

@@ -251,7 +251,7 @@ def _hints(pruned: Pruned) -> Iterator[str]:
     if len(places) == 1:
         (where,) = places
     else:
-        where = fs.commonpath(list(places))
+        where = fs.commonpath([fs.abspath(place) for place in places])
         where = where if fs.is_remote(where) else os.path.relpath(where)
     arguments = " -r" if len(places) > 1 else ""
     arguments += "" if where == os.curdir else f" {printable(quote(shown(where)))}"

@@ -12,6 +12,7 @@ from ckpttool.cli.render.numbers import file_size, number
 from ckpttool.cli.render.tables import aligned_numbers, hanging_lines, is_number, shorten_names, text_table
 from ckpttool.cli.render.terminal import Style, display_width, fit, printable, styled
 from ckpttool.core.report import counted
+from ckpttool.io import fs
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 from ckpttool.runs.reasons import Code, code_of, in_words
 
@@ -234,13 +235,13 @@ def _table_below(
 
 def _directory(row: ListedCheckpoint) -> str:
     """Return the directory that a checkpoint lies in; nothing for the current one."""
-    directory = os.path.normpath(row.entry.directory)
+    directory = fs.normpath(row.entry.directory)
     return "" if directory == os.curdir else directory
 
 
 def _common_directory(rows: Sequence[ListedCheckpoint]) -> str:
     """Return the directory that checkpoints lie below; nothing for the current one."""
-    return os.path.commonpath([_directory(row) for row in rows])
+    return fs.commonpath([_directory(row) for row in rows])
 
 
 def _columns(

@@ -16,6 +16,7 @@ from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import NotRegular
 from ckpttool.io.toml import change_strings, parse_toml
+from ckpttool.io.urls import store_root
 from ckpttool.runs.pointers.readers import MAX_STATE, PIN_LISTS, PINS
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.transaction.paths import is_within, shown
@@ -230,7 +231,9 @@ def _directories_above(directory: str) -> Iterator[str]:
         directory, parent = parent, fs.dirname(parent)
 
 
-def _device(directory: str) -> int | None:
+def _device(directory: str) -> int | str | None:
+    if fs.is_remote(directory):
+        return store_root(directory)
     try:
         return fs.stat(directory).st_dev
     except OSError:  # it is not there, or may not be looked at
