@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, Quiet, path_argument
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
+from ckpttool.core.errors import CheckpointError
+from ckpttool.io import fs
+from ckpttool.io.urls import is_remote
 from ckpttool.ops.conversion import ConvertOptions
 
 if TYPE_CHECKING:
@@ -41,7 +47,7 @@ def convert(
     options = ConvertOptions(**given, jobs=jobs)
     with open_checkpoint(single_checkpoint(str(source))) as checkpoint:
         return _plan_and_convert(
-            lambda following: plan_conversion(checkpoint, str(target), options, following),
+            lambda path, following: plan_conversion(checkpoint, path, options, following),
             str(target),
             options,
             json=json,
@@ -70,7 +76,7 @@ def merge(
     options = ConvertOptions(**given, jobs=jobs)
     with open_parts([single_checkpoint(str(path)) for path in sources]) as whole:
         return _plan_and_convert(
-            lambda following: plan_merge(whole, str(target), options, following),
+            lambda path, following: plan_merge(whole, path, options, following),
             str(target),
             options,
             json=json,
@@ -78,8 +84,36 @@ def merge(
         )
 
 
+@contextmanager
+def _local_path(target: str) -> Iterator[str]:
+    """Yield where a checkpoint is written: of one in a store, in a temporary directory of this machine."""
+    if not is_remote(target):
+        yield target
+        return
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="ckpttool-") as directory:
+        yield os.path.join(directory, os.path.basename(target.rstrip("/")))
+
+
+def _upload(path: str, target: str, options: ConvertOptions) -> None:
+    """Copy what was written and compared to the store that it is for, and prove that it is there."""
+    from ckpttool.cli.progress import ProgressLines
+    from ckpttool.runs.copying import copy
+
+    destination = fs.dirname(target.rstrip("/"))
+    copied = copy(
+        path, destination, force=options.force, depth="quick", jobs=options.jobs, progress=ProgressLines()
+    )
+    for one in copied.checkpoints:
+        if not one.is_there:
+            raise CheckpointError(target, f"not written: {one.why}")
+    if not copied.checkpoints:
+        raise CheckpointError(target, "not written: what was converted was not found again")
+
+
 def _plan_and_convert(
-    make: Callable[[Checkpoint | None], ConversionPlan],
+    make: Callable[[str, Checkpoint | None], ConversionPlan],
     target: str,
     options: ConvertOptions,
     *,
@@ -90,10 +124,13 @@ def _plan_and_convert(
     from ckpttool.ops.conversion_plan import model_of
     from ckpttool.ops.convert import carry_out
 
-    with model_of(options) as model:
-        planned = make(model)
-        with progress("writing", 0 if options.dry_run else planned.work) as advance:
-            converted = carry_out(planned, advance=advance)
+    with _local_path(target) as path:
+        with model_of(options) as model:
+            planned = make(path, model)
+            with progress("writing", 0 if options.dry_run else planned.work) as advance:
+                converted = replace(carry_out(planned, advance=advance), target=target)
+        if path != target and not (options.dry_run or converted.mismatches):
+            _upload(path, target, options)
     for failure in converted.mismatches:
         say_error(f"{target}: {failure} (nothing was written)")
     for warning in converted.warnings:

@@ -93,6 +93,21 @@ def test_commands_take_urls(s3: Bucket, run: Run, tmp_path: Path) -> None:
     assert run("diff", run_url, "--json").status == 1
 
 
+def test_a_conversion_into_a_store(s3: Bucket, run: Run) -> None:
+    source, target = FILES / "series" / "model_epoch_10.pth", s3.url("x/ten.safetensors")
+    assert run("convert", source, target, "--dry-run").status == 0
+    assert s3.keys() == []
+    assert run("convert", source, target).out.startswith(f"{source} → {target}: 8 tensors")
+    assert s3.keys() == ["x/ten.safetensors"]
+    assert run("diff", source, target).status == 0
+    other = FILES / "series" / "model_epoch_9.pth"
+    answer = run("convert", other, target)
+    assert (answer.status, "not written" in answer.err) == (2, True)
+    assert run("diff", source, target).status == 0
+    assert run("convert", other, target, "--force").status == 0
+    assert run("diff", other, target).status == 0
+
+
 def test_nothing_there(s3: Bucket, run: Run) -> None:
     s3.put("a/b.txt", b"text")
     for url in (s3.url("none"), s3.url("a/none.pth"), "s3://no-such-bucket/x"):
