@@ -271,7 +271,7 @@ def _remove_with_journal(place: StoreDirectory, record: StoreRecord, outcome: Re
             return
     else:
         record = replace(record, state=_state_rewrite(place, record))
-        place.replace(record.journal, _document(record), None)
+        _begin(place, record)
     if record.state is not None and not _rewrite_state(place, record.state):
         outcome.failed |= {
             record.path(one): f"{NAME} has changed since the plan was made" for one in record.checkpoints
@@ -281,9 +281,18 @@ def _remove_with_journal(place: StoreDirectory, record: StoreRecord, outcome: Re
     _remove_objects(place, record, outcome)
 
 
+def _begin(place: StoreDirectory, record: StoreRecord) -> None:
+    """Write the journal; who may not write one removes nothing."""
+    try:
+        place.replace(record.journal, _document(record), None)
+    except OSError as error:
+        reason = f"{from_os_error(error, record.directory).reason}; nothing was removed"
+        raise AccessDenied(record.directory, reason) from error
+
+
 def _copied(place: StoreDirectory, record: StoreRecord, outcome: RemovalOutcome) -> StoreRecord:
     """Copy all to the trash; return what is to be removed now, as its journal says."""
-    place.replace(record.journal, _document(replace(record, is_copying=True)), None)
+    _begin(place, replace(record, is_copying=True))
     journal = place.status(record.journal)
     pairs = [(one, name) for one in record.checkpoints for name in one.objects]
     failed = {

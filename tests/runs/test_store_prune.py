@@ -475,6 +475,18 @@ def test_a_part_that_could_not_be_removed_goes_with_the_next_prune(
     assert not [key for key in s3.keys("") if "set-1" in key or OWN in key.replace("pins", "")]
 
 
+def test_who_may_write_no_journal_removes_nothing(
+    series_in_store: Bucket, run: Run, refusals: Refusals
+) -> None:
+    refusals.refuse("PUT", 403)
+    url = series_in_store.url("runs")
+    done = run("prune", url, "--keep", "3", "--yes")
+    assert done.status == 2
+    assert done.err.startswith(f"ckpttool: error: {url}: the store answered 403")
+    assert done.err.endswith("; nothing was removed\n")
+    assert len(series_in_store.keys("runs/model")) == 10
+
+
 def test_servers_without_conditions_remove_what_was_seen_just_before(
     series_in_store: Bucket, run: Run, refusals: Refusals
 ) -> None:
