@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from ckpttool.io import remote
+from ckpttool.formats.discovery import Walk, discover
+from ckpttool.io import fs, remote
+from ckpttool.ops.verify import verify
 from tests.support.commands import Answer, run_redirected
 from tests.support.runs import KINDS
 from tests.support.stores import Bucket, client_of, environment, new_bucket
@@ -54,15 +56,12 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def whole(directory: str) -> set[str]:
-    """Return what seems to be valid at a place, relative to it."""
-    done = run("verify", "--json", directory)
-    if not done.out.startswith("{"):
+    """Return what seems to be valid at a place, relative to it, be it a set that is alone there."""
+    remote.forget()
+    if not fs.isdir(directory):
         return set()
-    return {
-        os.path.relpath(one["path"], directory)
-        for one in json.loads(done.out)["checkpoints"]
-        if all(check["status"] != "failed" for check in one["checks"] if check["name"] != "safety")
-    }
+    units = discover(directory, Walk(enters_root=True))
+    return {os.path.relpath(unit.path, directory) for unit in units if unit.format and verify(unit).is_valid}
 
 
 def wrong(source: str, target: str, expected: set[str], had_arrived: int) -> Iterator[str]:
