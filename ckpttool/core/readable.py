@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.core.errors import LimitExceeded, Truncated
@@ -61,6 +61,14 @@ class Readable(ABC):
                 raise Truncated(self.path, f"the {self._called} is empty", where=where)
             found = f"bytes {offset}..{offset + nbytes} lie outside the {self._called}"
             raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
+
+    @property
+    def is_remote(self) -> bool:
+        """Tell whether each read is a request to a store."""
+        return False
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027 - a file needs no word of it
+        """Say which ranges, each from an offset to another, will be read soon: a store takes them at once."""
 
     @property
     def stored(self) -> int:

@@ -108,17 +108,9 @@ class Source(Readable):
             done += count
 
     @property
-    def is_remote(self) -> bool:
-        """Tell whether each read is a request to a store."""
-        return False
-
-    @property
     def begin(self) -> int:
         """Return where in the file the first byte lies that is read with the offset 0."""
         return 0
-
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say which ranges, each from an offset to another, will be read soon: a store takes them at once."""
 
     def in_blocks(self, nbytes: int) -> Iterator[bytes]:
         """Yield all bytes in their order, so many at a time."""

@@ -12,6 +12,7 @@ import pytest
 
 from ckpttool import Checkpoint, CheckpointError, NotACheckpoint, Severity, open_checkpoint, verify
 from ckpttool.core.report import counted
+from tests.support.limits import few_files
 from tests.support.opening import hold_open, paths_in
 
 
@@ -208,18 +209,12 @@ def test_what_is_no_part_is_told(serial: Path) -> None:
 
 
 def test_more_variables_than_a_process_may_open(serial: Path) -> None:
-    import resource
-
     model = serial / "__model__"
     data = (model / "fc_0.w_0").read_bytes()
     for number in range(300):
         (model / f"fc_{number}.w_9").write_bytes(data)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
-    try:
+    with few_files():
         assert verify(serial, jobs=2).is_valid
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_file_that_is_replaced_while_it_is_read(serial: Path, monkeypatch: pytest.MonkeyPatch) -> None:

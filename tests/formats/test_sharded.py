@@ -25,6 +25,7 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
+from tests.support.limits import few_files
 from tests.support.opening import checkpoints_in, only_checkpoint, open_found
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -335,20 +336,14 @@ def test_raises_nothing_but_its_own_errors(
 
 
 def test_more_shards_than_files_that_a_process_may_open(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-
     names = [f"model-{at:05d}-of-00300.safetensors" for at in range(1, 301)]
     for at, name in enumerate(names):
         text = json.dumps({f"t{at}": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
         (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + at.to_bytes(4, "little"))
     weight_map = {f"t{at}": name for at, name in enumerate(names)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
-    try:
+    with few_files():
         with open_checkpoint(tmp_path) as checkpoint:
             held = [checkpoint[f"t{at}"].tobytes() for at in range(300)]
         assert held == [at.to_bytes(4, "little") for at in range(300)]
         assert verify(tmp_path).is_valid
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

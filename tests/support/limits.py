@@ -1,6 +1,10 @@
-"""Limits of what is read, lowered so that a small file is over them."""
+"""Limits of what is read and opened, lowered so that little is over them."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,3 +27,16 @@ def lower_limits(patch: pytest.MonkeyPatch, **limits: int) -> None:
     """Let at most so much be read, by the names in ``LIMITS``."""
     for name, limit in limits.items():
         patch.setattr(f"ckpttool.{LIMITS[name]}", limit)
+
+
+@contextmanager
+def few_files(count: int = 80) -> Iterator[None]:
+    """Let this process open so many more files than it has open now, as other tests left it."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd"))) if os.path.isdir("/proc/self/fd") else 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.io.pickle_nodes import Global, Mapped
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.transaction.staged_output import StagedOutput
+from tests.support.limits import few_files
 
 LOADER = """
 import json, sys
@@ -290,14 +290,12 @@ def test_a_training_checkpoint_is_told_like_the_original(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def few_files() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+def limited_files() -> Iterator[None]:
+    with few_files(140):
+        yield
 
 
-@pytest.mark.usefixtures("few_files")
+@pytest.mark.usefixtures("limited_files")
 def test_more_variables_than_files_can_be_open(tmp_path: Path) -> None:
     tensors = tuple(made(f"w_{n}", "int32", (1,), n.to_bytes(4, "little")) for n in range(400))
     root = written(tmp_path / "root", Content(tensors))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from ckpttool.formats.safetensors.writer import SafetensorsWriter
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.transaction.staged_output import StagedOutput
+from tests.support.limits import few_files
 
 ENTRY = "ckpttool.content"
 TORCH: dict[str, torch.dtype] = {
@@ -402,14 +402,12 @@ def test_no_tensors_are_no_shards(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def few_files() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (160, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+def limited_files() -> Iterator[None]:
+    with few_files(140):
+        yield
 
 
-@pytest.mark.usefixtures("few_files")
+@pytest.mark.usefixtures("limited_files")
 def test_more_shards_than_files_can_be_open(tmp_path: Path) -> None:
     tensors = tuple(made(f"w{n}", "int8", (70_000,), bytes([n % 256]) * 70_000) for n in range(200))
     path = written(tmp_path / "m", Content(tensors), 70_000)

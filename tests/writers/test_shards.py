@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ckpttool.formats.safetensors.writer import SafetensorsWriter
 from ckpttool.formats.shard_writer import cut, index, shard_names
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.transaction.staged_output import StagedOutput
+from tests.support.limits import few_files
 
 
 def sized(sizes: list[int], ties: dict[int, int]) -> list[Tensor]:
@@ -110,14 +110,9 @@ def test_shards_are_written_from_more_shards_than_files_that_a_process_may_open(
         ),
         tmp_path / "a",
     )
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
-    try:
-        with open_checkpoint(tmp_path / "a") as a:
-            _written(a.tensors, tmp_path / "b")
-            with open_checkpoint(tmp_path / "b") as b:
-                found = [b[f"t{number}"].tobytes() for number in range(150)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with few_files(110), open_checkpoint(tmp_path / "a") as a:
+        _written(a.tensors, tmp_path / "b")
+        with open_checkpoint(tmp_path / "b") as b:
+            found = [b[f"t{number}"].tobytes() for number in range(150)]
     assert len([*(tmp_path / "b").glob("*.safetensors")]) == 150
     assert found == values
