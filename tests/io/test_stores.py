@@ -158,7 +158,7 @@ def large_torch(path: Path) -> None:
 
 def test_a_look_at_a_zip_asks_for_none_of_its_many_headers(web: WebServer, tmp_path: Path, run: Run) -> None:
     torch = pytest.importorskip("torch")
-    torch.save({f"w{number}": torch.zeros(1 << 14) for number in range(200)}, tmp_path / "m.pth")
+    torch.save({f"w{number}": torch.zeros(1 << 14) for number in range(60)}, tmp_path / "m.pth")
     web.files["/m.pth"] = tmp_path / "m.pth"
     url = f"{web.url}/m.pth"
     there = run("inspect", "--json", "--all", url).out.replace(url, "PATH")
@@ -168,7 +168,7 @@ def test_a_look_at_a_zip_asks_for_none_of_its_many_headers(web: WebServer, tmp_p
         f"{tmp_path}/m.pth", "PATH"
     )
     with open_checkpoint(url):  # whoever reads values compares the headers
-        assert len(web.requests) > 100
+        assert len(web.requests) > 30
 
 
 @pytest.mark.parametrize(
