@@ -80,6 +80,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         given = None if arguments is None else [*arguments]
         status = _command()(args=given, prog_name="ckpttool", standalone_mode=False)
         sys.stdout.flush()
+        if status == INTERRUPTED:  # what Typer makes of Ctrl-C
+            raise KeyboardInterrupt
         return status if isinstance(status, int) else 0
     except (CheckpointError, UsageError) as error:
         return _failed(error)
