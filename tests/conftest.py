@@ -13,7 +13,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
-from tests.support.stores import Bucket, WebServer, client_of, environment, new_bucket, serve, web_server
+from tests.support.stores import (
+    Bucket,
+    WebServer,
+    client_of,
+    environment,
+    new_bucket,
+    serve_apart,
+    web_server,
+)
 
 pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
@@ -56,7 +64,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """Return the URL of a server that answers as Amazon S3 does."""
-    with serve() as endpoint:
+    with serve_apart() as endpoint:
         yield endpoint
 
 

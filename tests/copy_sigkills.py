@@ -8,7 +8,6 @@ must have sent nothing that had arrived. It ends with status 1 as soon as that i
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ from ckpttool.io import fs, remote
 from ckpttool.ops.verify import verify
 from tests.support.commands import Answer, run_redirected
 from tests.support.runs import KINDS
-from tests.support.stores import Bucket, client_of, environment, new_bucket
+from tests.support.stores import Bucket, client_of, environment, new_bucket, serve_apart
 
 NUMBERS = range(1, 4)
 STORED_KINDS = ("PyTorch", "safetensors, sharded", "TensorFlow", "Paddle", "Trainer", "DCP", "Fluid")
@@ -102,15 +101,9 @@ def nbytes_arrived(bucket: Bucket, place: str) -> int:
 
 def main(kills: int, seed: int) -> int:
     """Kill so many copies; print what was seen."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ.update(environment(f"http://{host}:{port}"))
-    bucket, random, seen = new_bucket(client_of(f"http://{host}:{port}")), Random(seed), Counter[str]()
-    with tempfile.TemporaryDirectory() as temporary:
+    with serve_apart() as endpoint, tempfile.TemporaryDirectory() as temporary:
+        os.environ.update(environment(endpoint))
+        bucket, random, seen = new_bucket(client_of(endpoint)), Random(seed), Counter[str]()
         sources = list(prepared(Path(temporary), bucket))
         for number in range(kills):
             kind, source, expected, seconds, is_remote = sources[number % len(sources)]

@@ -6,13 +6,23 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.io.work import Pool, Stopped, TaskReturned, batches, in_order, pool_of_calls, worker_of
+from ckpttool.io.work import (
+    Pool,
+    Stopped,
+    TaskReturned,
+    batches,
+    in_order,
+    pool_of_calls,
+    submitted,
+    worker_of,
+)
 
 Check = Callable[[], None]
 
@@ -25,28 +35,29 @@ def squared(number: int, check: Check) -> int:
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 4))
 @settings(max_examples=60)
 def test_results_are_in_the_order_of_the_items(numbers: list[int], jobs: int) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert in_order(squared, iter(numbers), jobs) == [number * number for number in numbers]
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_an_executor_does_the_work_instead() -> None:
-    submitted: list[Any] = []
+    handed: list[Any] = []
 
     class Elsewhere(Executor):
         def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
-            submitted.append(arguments[0])
+            handed.append(arguments[0])
             return here.submit(function, *arguments, **options)
 
     with ThreadPoolExecutor(1) as here:
-        assert in_order(squared, [1, 2, 3], 1, Elsewhere()) == [1, 4, 9]
-    assert submitted == [1, 2, 3]
+        futures = submitted(partial(pow, 2), [1, 2, 3], Elsewhere())
+        assert [future.result() for future in futures] == [2, 4, 8]
+    assert handed == [1, 2, 3]
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_the_first_exception_stops_all_and_comes_out(error: BaseException, jobs: int) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     def work(number: int, check: Check) -> None:
         if number == 3:
@@ -57,7 +68,7 @@ def test_the_first_exception_stops_all_and_comes_out(error: BaseException, jobs:
 
     with pytest.raises(type(error)):
         in_order(work, range(100), jobs)
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_what_is_waited_for_has_ended_before_an_error_comes_out() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,11 +75,9 @@ def inspect(
 
 
 def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
-    from ckpttool.formats import open_checkpoint
-    from ckpttool.io.zip_reader import by_directory
-    from ckpttool.ops.inspect import inspection
+    from ckpttool.ops.inspect import inspection, open_to_inspect
 
-    with nullcontext() if stats else by_directory(), open_checkpoint(_newest_in(path)) as checkpoint:
+    with open_to_inspect(_newest_in(path), stats=stats) as checkpoint:
         return inspection(
             checkpoint, filter=filter, stats=stats, progress=partial(progress, "reading values")
         )

@@ -163,7 +163,7 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
 
     run.__doc__ = command.__doc__
     parameters["color"] = context.replace(name="color", annotation=ColourChoice, default=None)
-    run.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]  # what inspect reads
     run.__annotations__ = {name: one.annotation for name, one in parameters.items()}
     return run
 

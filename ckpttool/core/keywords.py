@@ -52,7 +52,7 @@ def shows_keywords(*records: type) -> Callable[[Function], Function]:
             for one in fields(record)
             if one.name not in names
         ]
-        function.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+        function.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]  # what inspect reads
         return function
 
     return show

@@ -40,7 +40,7 @@ def write_in(directory: OpenDirectory, name: str, data: bytes, scratch: OpenDire
         finally:
             os.close(descriptor)
         scratch.replace(temporary, directory, name)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, leaves no scratch file behind
         with suppress(OSError):  # the first failure is the one to tell
             scratch.unlink(temporary)
         raise

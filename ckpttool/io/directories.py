@@ -20,7 +20,7 @@ from typing import TypeVar
 try:
     import fcntl
 except ImportError:  # no such locks on Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # whoever locks asks HAS_LOCKS before
 
 HAS_LOCKS = fcntl is not None
 IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
@@ -134,13 +134,13 @@ class OpenDirectory:
             if error.errno in _NOT_IT:
                 raise Exchanged(self.join(name)) from error
             raise
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, leaves nothing behind
             self._withdraw(name)
             raise
         try:
             if not _is_new(made):
                 raise Exchanged(self.join(name))
-        except BaseException:
+        except BaseException:  # likewise
             made.close()
             self._withdraw(name)
             raise

@@ -90,6 +90,14 @@ def dirname(path: str) -> str:
     return root if len(path.rstrip("/")) <= len(root) else os.path.dirname(path)
 
 
+def refresh(path: str) -> None:
+    """Have the store that a URL is in asked again from now on; a disk is asked each time."""
+    if is_remote(path):
+        from ckpttool.io import remote
+
+        remote.forget()
+
+
 def answers_below(directory: str) -> AbstractContextManager[None]:
     """Return a context that ends with an error if a store failed to answer of what is below a directory."""
     if is_remote(directory):

@@ -73,7 +73,7 @@ class FsspecStore(Store):
                         file.write(block)
                 self.require_replaceable(name, replaces)
                 self._files.mv(temporary, self._path(name))
-            except BaseException:
+            except BaseException:  # Ctrl-C, too, leaves no file of ours behind
                 with suppress(OSError):
                     self._files.rm_file(temporary)
                 raise

@@ -75,7 +75,6 @@ def forget() -> None:
     with _lock:
         _known.clear()
         _listed.clear()
-        _failures.clear()
     _store.cache_clear()
 
 

@@ -104,7 +104,6 @@ class RemoteSource(Source):
 
     @property
     def version(self) -> str:
-        """Return what the store calls the version that is read."""
         return self._object.version
 
     @property

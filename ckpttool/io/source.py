@@ -108,6 +108,11 @@ class Source(Readable):
             done += count
 
     @property
+    def version(self) -> str:
+        """Return what a store calls the version that is read; a file on a disk has none."""
+        return ""
+
+    @property
     def begin(self) -> int:
         """Return where in the file the first byte lies that is read with the offset 0."""
         return 0

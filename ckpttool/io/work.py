@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -216,7 +215,6 @@ def in_order(
     function: Callable[[T, Callable[[], None]], R],
     items: Iterable[T],
     jobs: int,
-    executor: Executor | None = None,
 ) -> list[R]:
     """Return what a function makes of items, in their order.
 
@@ -224,10 +222,7 @@ def in_order(
         function: Told an item, and what to call now and then: it ends the work that nobody waits for.
         items: May be made while the first of them are worked on.
         jobs: How many threads work at once, this one among them.
-        executor: Does the work instead, on other machines perhaps; then function and items are pickled.
     """
-    if executor is not None:
-        return [future.result() for future in submitted(partial(_unchecked, function), items, executor)]
     results: dict[int, R] = {}
 
     def work(task: tuple[int, T]) -> None:
@@ -241,11 +236,6 @@ def in_order(
             pool.add(task)
         pool.work(worker_of(work))
     return [results[number] for number in range(len(results))]
-
-
-def _unchecked(function: Callable[[T, Callable[[], None]], R], item: T) -> R:
-    """Do a task of ``in_order`` elsewhere, where nobody can stop it."""
-    return function(item, lambda: None)
 
 
 def submitted(

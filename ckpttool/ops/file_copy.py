@@ -17,7 +17,6 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoin
 from ckpttool.formats.copy_notes import dumps_note, read_note
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
-from ckpttool.io.fs import open_source
 from ckpttool.io.source import Source
 from ckpttool.io.work import Advance, no_advance
 
@@ -76,7 +75,7 @@ def same_content(path: str, other: str, advance: Advance = no_advance) -> bool:
     Raises:
         CheckpointError: One of them can't be read.
     """
-    with open_source(path) as source, open_source(other) as target:
+    with fs.open_source(path) as source, fs.open_source(other) as target:
         if source.size != target.size:
             return False
         if _tag_proves(source, target, advance):
@@ -85,7 +84,7 @@ def same_content(path: str, other: str, advance: Advance = no_advance) -> bool:
 
 
 def _tag_proves(source: Source, target: Source, advance: Advance) -> bool:
-    version, own = _version(target), _version(source)
+    version, own = target.version, source.version
     if version and version == own and _ETAG.fullmatch(version):
         return True
     tag = None if own else _tag_like(version, target.size)
@@ -97,11 +96,6 @@ def _tag_proves(source: Source, target: Source, advance: Advance) -> bool:
         return False
     advance(source.size)
     return True
-
-
-def _version(source: Source) -> str:
-    """Return the version of an object; a file on a disk has none."""
-    return source.version if fs.is_remote(source.path) else ""  # type: ignore[attr-defined]
 
 
 def _blocks(source: Source, advance: Advance = no_advance) -> Iterator[bytes]:
@@ -165,7 +159,7 @@ def copy_file(
     Raises:
         CheckpointError: It can't be read, isn't what was seen, or can't be written.
     """
-    with open_source(path) as source:
+    with fs.open_source(path) as source:
         if source.identity != (seen.st_dev, seen.st_ino):
             raise _changed(path)
         blocks = _unchanged_blocks(source, seen, advance)
@@ -318,7 +312,7 @@ def _onto_disk(
             sink.write(block)
         staged.settle()
         arrived = hashlib.sha256()
-        with open_source(staged.path) as written:
+        with fs.open_source(staged.path) as written:
             for block in written.in_blocks(_BLOCK):
                 arrived.update(block)
         if arrived.digest() != sent.digest():

@@ -19,6 +19,7 @@ from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.architecture import Architecture, architecture_of
 from ckpttool.io.work import Advance, no_advance
+from ckpttool.io.zip_reader import by_directory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,8 +88,14 @@ def inspect(path: str | os.PathLike[str], *, filter: str | None = None, stats: b
     Raises:
         CheckpointError: It is none, or can't be read.
     """
-    with open_checkpoint(path) as checkpoint:
+    with open_to_inspect(path, stats=stats) as checkpoint:
         return inspection(checkpoint, filter=filter, stats=stats)
+
+
+def open_to_inspect(path: str | os.PathLike[str], *, stats: bool = False) -> Checkpoint:
+    """Open a checkpoint to see what it holds: of a store, no more is asked than that takes."""
+    with nullcontext() if stats else by_directory():
+        return open_checkpoint(path)
 
 
 def inspection(

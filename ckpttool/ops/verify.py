@@ -70,42 +70,30 @@ def verify(
     """
     unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
     copy = None if against is None else os.fspath(against)
-    with fs.answers_below(os.path.dirname(name)):
-        return _verify(unit, name, only, strict, jobs, advance, prediction, ignores, copy)
-
-
-def _verify(
-    unit: Unit | None,
-    name: str,
-    only: Collection[str],
-    strict: bool,
-    jobs: int | None,
-    advance: Advance | None,
-    prediction: PredictionRequest | None,
-    ignores: Sequence[Ignore],
-    copy: str | None,
-) -> Verification:
     format = unit.format if unit else None
-    try:
-        if format is None:
-            with Probe(name) as probe:
-                format = recognise(probe)
-        with (
-            open_unit(format, unit or Unit(name, (), format)) as checkpoint,
-            _start_prediction(checkpoint, prediction) as child,
-        ):
-            from ckpttool.ops.checks import Verifier
+    with fs.answers_below(os.path.dirname(name)):
+        try:
+            if format is None:
+                with Probe(name) as probe:
+                    format = recognise(probe)
+            with (
+                open_unit(format, unit or Unit(name, (), format)) as checkpoint,
+                _start_prediction(checkpoint, prediction) as child,
+            ):
+                from ckpttool.ops.checks import Verifier
 
-            verifier = Verifier(checkpoint, only, strict, jobs or default_jobs(), advance or no_advance, copy)
-            return verifier.run(child, ignores)
-    except (AmbiguousFormat, DamagedCheckpoint, Unsupported) as failure:
-        is_ambiguous = isinstance(failure, AmbiguousFormat)
-        hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
-        unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
-        nbytes = replace(unit, members=unit.parts).nbytes
-        others = ((COPY,) if copy is not None else ()) + (PREDICTION if prediction is not None else ())
-        found = _unopened_verification(name, hint, failure, only, others)
-        return replace(found, nbytes=nbytes)
+                verifier = Verifier(
+                    checkpoint, only, strict, jobs or default_jobs(), advance or no_advance, copy
+                )
+                return verifier.run(child, ignores)
+        except (AmbiguousFormat, DamagedCheckpoint, Unsupported) as failure:
+            is_ambiguous = isinstance(failure, AmbiguousFormat)
+            hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
+            unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
+            nbytes = replace(unit, members=unit.parts).nbytes
+            others = ((COPY,) if copy is not None else ()) + (PREDICTION if prediction is not None else ())
+            found = _unopened_verification(name, hint, failure, only, others)
+            return replace(found, nbytes=nbytes)
 
 
 def _start_prediction(

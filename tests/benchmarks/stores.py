@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import logging
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.benchmarks import data, frameworks
-from tests.support.stores import Bucket, client_of, environment, new_bucket
+from tests.support.stores import Bucket, client_of, environment, new_bucket, serve_apart
 
 _PEER = """
 import json, struct, sys, zipfile
@@ -105,20 +104,14 @@ class Counter:
 
 def main() -> None:
     """Print the table."""
-    from moto.server import ThreadedMotoServer
-
     parser = argparse.ArgumentParser("python -m tests.benchmarks.stores", description=__doc__)
     parser.add_argument("--peer", metavar="PYTHON", help="a Python with s3fs")
     options = parser.parse_args()
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    counter = Counter(port)
-    bucket = new_bucket(client_of(f"http://{host}:{port}"))
-    print("| command | requests | MB | s3fs: requests | MB | download: MB |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    with TemporaryDirectory() as directory:
+    with serve_apart() as endpoint, TemporaryDirectory() as directory:
+        counter = Counter(int(endpoint.rpartition(":")[2]))
+        bucket = new_bucket(client_of(endpoint))
+        print("| command | requests | MB | s3fs: requests | MB | download: MB |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: |")
         for name, write in _CHECKPOINTS.items():
             folder = Path(directory) / name.replace(" ", "-")
             folder.mkdir()

@@ -93,6 +93,15 @@ def test_commands_take_urls(s3: Bucket, run: Run, tmp_path: Path) -> None:
     assert run("diff", run_url, "--json").status == 1
 
 
+def test_latest_asks_again_what_is_there(s3: Bucket) -> None:
+    """What a store said a moment ago is no answer for a job that waits for a save."""
+    first, second = (FILES / "series" / f"model_epoch_{number}.pth" for number in (1, 2))
+    s3.upload(first, f"run/{first.name}")
+    assert latest(s3.url("run")).path == s3.url(f"run/{first.name}")
+    s3.upload(second, f"run/{second.name}")
+    assert latest(s3.url("run")).path == s3.url(f"run/{second.name}")
+
+
 def test_a_conversion_into_a_store(s3: Bucket, run: Run) -> None:
     source, target = FILES / "series" / "model_epoch_10.pth", s3.url("x/ten.safetensors")
     assert run("convert", source, target, "--dry-run").status == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _NUMBERS = count(1)
+_ROOT = Path(__file__).parents[2]
+_SERVE = """
+import sys
+from tests.support.stores import serve
+
+with serve() as url:
+    print(url, flush=True)
+    sys.stdin.read()  # until whoever started it ends
+"""
 
 
 def environment(endpoint: str) -> dict[str, str]:
@@ -81,6 +92,18 @@ def serve() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+
+
+@contextmanager
+def serve_apart() -> Iterator[str]:
+    """Run that server in a process of its own, and yield its URL: its threads and files are none of ours."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _SERVE], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdin is not None and child.stdout is not None  # both are pipes
+        yield child.stdout.readline().strip()
+        child.stdin.close()
 
 
 def new_bucket(client: Any) -> Bucket:

@@ -90,7 +90,7 @@ def check_can_draw(path: str) -> None:
         MissingPackage: It is not installed.
     """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise MissingPackage(path, "a picture needs matplotlib", expected=install_command("plot")) from error
 

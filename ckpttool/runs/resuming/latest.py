@@ -231,7 +231,8 @@ class _Search:
     reader: _FullReader | None = None
 
     def survey(self) -> Survey | NotFound:
-        """Return what is there, or that the directory isn't."""
+        """Return what is there now, or that the directory isn't."""
+        fs.refresh(os.fspath(self.directory))
         try:
             return survey_directory(self.directory, self.query)
         except NotFound as error:
