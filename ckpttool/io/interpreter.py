@@ -49,7 +49,8 @@ _FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
 """How many opcodes and bytes any pickle may take, and how many more for each byte that is stored of it."""
 
 _FIRST_WINDOW = 1 << 10
-_WINDOW = 1 << 20
+_WINDOW, _LINE = 1 << 20, 1 << 14
+"""How much is read at once; of a line less, as a file in a store that isn't a pickle may begin like one."""
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 _MOST_MISUSE = 100
@@ -141,7 +142,7 @@ class PickleStream:
 
     def line(self) -> bytes:
         """Return the bytes before the next line feed. At the end CPython takes the last byte for one."""
-        end, length = self.data.find(b"\n", self.at), _WINDOW
+        end, length = self.data.find(b"\n", self.at), _LINE
         while end < 0:
             self._refill(length)
             end = self.data.find(b"\n")

@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from tests.benchmarks import data, frameworks
 from tests.support.stores import Bucket, client_of, environment, new_bucket, serve_apart
@@ -41,20 +41,44 @@ with files.open(sys.argv[2], "rb", block_size=1 << 16, cache_type="readahead") a
 
 
 _MEBIBYTES = 64
-_CHECKPOINTS: dict[str, Callable[[Path, int], None]] = {
-    "a PyTorch zip": data.write_zip,
-    "safetensors": data.write_safetensors,
-    "a TensorFlow checkpoint": partial(frameworks.write, frameworks.TENSORFLOW),
-    "Keras weights": partial(frameworks.write, frameworks.KERAS),
-    "a DCP directory": partial(frameworks.write, frameworks.DCP),
-}
-_NAMES = {
-    "a PyTorch zip": "model.pth",
-    "safetensors": "model.safetensors",
-    "a TensorFlow checkpoint": "ckpt",
-    "Keras weights": "model.weights.h5",
-    "a DCP directory": "dcp",
-}
+_SERIES = 100
+_URL, _FILE = "URL", "FILE"
+_ONE = (("inspect", "-q", _URL), ("verify", "-q", _URL))
+_COPY = (("diff", "-q", _FILE, _URL), ("verify", "-q", _FILE, "--against", _URL))
+_RUN = (
+    ("list", "-q", _URL),
+    ("latest", _URL),
+    ("verify", "-q", _URL),
+    ("prune", "-n", "-q", "--keep", "10", _URL),
+    ("copy", "-q", _FILE, _URL),
+)
+
+
+class Case(NamedTuple):
+    """A checkpoint, or a directory of them, and the commands that are counted on it."""
+
+    title: str
+    name: str
+    write: Callable[[Path], None]
+    commands: Sequence[Sequence[str]] = _ONE
+
+
+_CASES = (
+    Case("a PyTorch zip", "model.pth", lambda path: data.write_zip(path, _MEBIBYTES), _ONE + _COPY),
+    Case("safetensors", "model.safetensors", lambda path: data.write_safetensors(path, _MEBIBYTES)),
+    Case(
+        "a TensorFlow checkpoint",
+        "ckpt",
+        lambda path: frameworks.write(frameworks.TENSORFLOW, path, _MEBIBYTES),
+    ),
+    Case(
+        "Keras weights (HDF5)",
+        "model.weights.h5",
+        lambda path: frameworks.write(frameworks.KERAS, path, _MEBIBYTES),
+    ),
+    Case("a DCP directory", "dcp", lambda path: frameworks.write(frameworks.DCP, path, _MEBIBYTES)),
+    Case(f"{_SERIES} PyTorch zips", "run", lambda path: data.write_series(path, _SERIES), _RUN),
+)
 
 
 class Counter:
@@ -112,33 +136,39 @@ def main() -> None:
         bucket = new_bucket(client_of(endpoint))
         print("| command | requests | MB | s3fs: requests | MB | download: MB |")
         print("| --- | ---: | ---: | ---: | ---: | ---: |")
-        for name, write in _CHECKPOINTS.items():
-            folder = Path(directory) / name.replace(" ", "-")
+        for case in _CASES:
+            folder = Path(directory) / case.name
             folder.mkdir()
-            path = folder / _NAMES.get(name, name)
-            write(path, _MEBIBYTES)
-            _row(name, path, bucket, counter, options.peer)
+            case.write(folder / case.name)
+            _print_rows(case, folder, bucket, counter, options.peer)
             shutil.rmtree(folder)
 
 
-def _row(name: str, path: Path, bucket: Bucket, counter: Counter, peer: str | None) -> None:
-    files = [one for one in path.parent.rglob("*") if one.is_file()]
-    names = [file.relative_to(path.parent).as_posix() for file in files]
+def _print_rows(case: Case, folder: Path, bucket: Bucket, counter: Counter, peer: str | None) -> None:
+    files = [one for one in folder.rglob("*") if one.is_file()]
+    names = [file.relative_to(folder).as_posix() for file in files]
     for file, key in zip(files, names, strict=True):
         bucket.client.upload_file(str(file), bucket.name, key)
-    variables = environment(counter.url)
-    command = [sys.executable, "-m", "ckpttool", "inspect", "-q", bucket.url(path.name)]
-    requests, nbytes = counter.of(command, variables)
-    theirs = ["–", "–"]
-    if peer is not None and path.is_file():
-        count, received = counter.of(
-            [peer, "-c", _PEER, counter.url, f"{bucket.name}/{path.name}"], variables
-        )
-        theirs = [str(count), f"{received / 1e6:.2f}"]
+    variables, path = environment(counter.url), folder / case.name
     total = sum(file.stat().st_size for file in files) / 1e6
+    for command in case.commands:
+        places = {_URL: bucket.url(case.name), _FILE: str(path)}
+        if command[0] == "copy":
+            places[_URL] = bucket.url()
+        words = [places.get(word, word) for word in command]
+        own = _shown(*counter.of([sys.executable, "-m", "ckpttool", *words], variables))
+        theirs = "– | –"
+        if peer is not None and command[0] == "inspect" and path.is_file():
+            key = f"{bucket.name}/{case.name}"
+            theirs = _shown(*counter.of([peer, "-c", _PEER, counter.url, key], variables))
+        options = " ".join(word for word in command[1:] if word not in ("-q", _URL, _FILE))
+        print(f"| {command[0]} {options} {case.title} | {own} | {theirs} | {total:,.0f} |".replace("  ", " "))
     for key in names:
         bucket.client.delete_object(Bucket=bucket.name, Key=key)
-    print(f"| inspect {name} | {requests} | {nbytes / 1e6:.2f} | {theirs[0]} | {theirs[1]} | {total:,.0f} |")
+
+
+def _shown(requests: int, nbytes: int) -> str:
+    return f"{requests:,} | {nbytes / 1e6:,.2f}"
 
 
 if __name__ == "__main__":

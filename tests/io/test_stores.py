@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import CheckpointError, NotFound, UsageError, latest, list_checkpoints, open_checkpoint, verify
+from ckpttool import (
+    CheckpointError,
+    NotFound,
+    UsageError,
+    inspect,
+    latest,
+    list_checkpoints,
+    open_checkpoint,
+    verify,
+)
 from ckpttool.io import remote, stores
 from ckpttool.testing import described
 from tests.support.commands import Run
@@ -141,16 +150,22 @@ def test_an_object_and_a_directory_of_one_name(s3: Bucket) -> None:
 # Requests ---------------------------------------------------------------------------------------------
 
 
-def large_safetensors(path: Path) -> None:
+def large_safetensors(path: Path, header_bytes: int = 0x408, values: bytes = b"") -> None:
+    """Write a sparse file; the first byte of its header's length may be an opcode of pickles."""
     entry = {"dtype": "F32", "shape": [1 << 26], "data_offsets": [0, 1 << 28]}
     header: dict[str, Any] = {"w0": entry}
     for number in range(1, 4):
         header[f"w{number}"] = {**entry, "data_offsets": [number << 28, (number + 1) << 28]}
     text = json.dumps(header).encode()
-    text = text.ljust(1032)  # a length whose first byte begins no pickle
+    text = text.ljust(header_bytes)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(len(text).to_bytes(8, "little") + text + values)
         file.truncate(8 + len(text) + (1 << 30))
+
+
+def like_a_pickle(path: Path) -> None:
+    """Begin as a pickle of a text does, which ends with its line: somewhere in the values."""
+    large_safetensors(path, 0x2000 + ord("V"), random.Random(0).randbytes(1 << 12))
 
 
 def large_npz(path: Path) -> None:
@@ -182,16 +197,20 @@ def test_a_look_at_a_zip_asks_for_none_of_its_many_headers(web: WebServer, tmp_p
 
 @pytest.mark.parametrize(
     "write, name",
-    [(large_safetensors, "m.safetensors"), (large_npz, "m.npz"), (large_torch, "m.pth")],
-    ids=["safetensors", "npz", "pytorch"],
+    [
+        (large_safetensors, "m.safetensors"),
+        (like_a_pickle, "m.safetensors"),
+        (large_npz, "m.npz"),
+        (large_torch, "m.pth"),
+    ],
+    ids=["safetensors", "like a pickle", "npz", "pytorch"],
 )
 def test_structure_takes_few_requests(
     web: WebServer, tmp_path: Path, write: Callable[[Path], None], name: str
 ) -> None:
     write(tmp_path / name)
     web.files[f"/{name}"] = tmp_path / name
-    with open_checkpoint(f"{web.url}/{name}") as checkpoint:
-        assert len(checkpoint.tensors) == 4
+    assert len(inspect(f"{web.url}/{name}").checkpoint.tensors) == 4
     assert len(web.requests) < 10
     assert web.nbytes < MB
 
