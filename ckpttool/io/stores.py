@@ -47,6 +47,8 @@ _NO_OBJECT = ".ckpttool-clock"
 """A name that nothing has: an answer tells the time whether there is such an object or not."""
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 _DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
+_METADATA = re.compile("/latest/api/token|/computeMetadata/|/metadata/identity/")
+"""What a machine in a cloud is asked for when nothing else has credentials."""
 
 
 class ObjectStatus(NamedTuple):
@@ -185,7 +187,7 @@ class BucketStore(Store):
             found = self._store.list_with_delimiter(prefix or None)
         # An object whose name ends with a slash stands for a directory in some consoles.
         objects = {
-            os.path.basename(one["path"]): _object_status(one)
+            os.path.basename(one["path"]): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
             for one in found["objects"]
             if one["path"].strip("/") != prefix
         }
@@ -387,6 +389,11 @@ def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
     )
 
 
+def _quoted(tag: str | None) -> str | None:
+    """Return a version as headers have it; Azure's listings lack the quotation marks."""
+    return f'"{tag}"' if tag and not tag.endswith('"') else tag
+
+
 @contextmanager
 def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
     """Raise what obstore says as a file system would."""
@@ -472,6 +479,8 @@ def _date_of(headers: Message) -> float | None:
 def _answer(error: Exception) -> str:
     """Return what a store answered, in a line: obstore's own text has the request and a dump of the error."""
     text = _DEBUG.sub("", str(error))
+    if _METADATA.search(text):
+        return "no credentials for this store were found"
     if answer := _ANSWER.search(text):
         code = f" ({answer[2]})" if answer[2] else ""
         return f"the store answered {answer[1].strip()}{code}"

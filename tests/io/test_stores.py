@@ -140,6 +140,14 @@ def test_nothing_there(s3: Bucket, run: Run) -> None:
     )
 
 
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with pytest.raises(CheckpointError, match="s3://x/y: no credentials for this store were found"):
+        open_checkpoint("s3://x/y")
+
+
 def test_an_object_and_a_directory_of_one_name(s3: Bucket) -> None:
     s3.put("run/x", b"1")
     s3.put("run/x/y", b"2")
@@ -237,6 +245,42 @@ def test_a_directory_is_listed_once(s3: Bucket, monkeypatch: pytest.MonkeyPatch)
     assert len(list_checkpoints(s3.url("run") + "/").checkpoints) == 10
     assert asked.count("run") <= 2  # whether it is a directory, and what lies in it
     assert {name for name in statuses if name != "run"} == set()
+
+
+# Azure, as far as a server of files can play it ------------------------------------------------------
+
+
+def test_a_listing_has_versions_as_headers_have_them(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azure's listings lack the quotation marks around them."""
+    path = "/account/box/run/model_epoch_1.pth"
+    web.files[path] = FILES / "series" / "model_epoch_1.pth"
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{web.url}/account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    whole = web.answer(Asked("HEAD", path, {}))
+
+    def as_azure_does(number: int, asked: Asked, answer: Answer) -> None:
+        if "comp=list" in asked.path:
+            tag, size = whole.headers["ETag"].strip('"'), whole.headers["Content-Length"]
+            blobs = AZURE_BLOB.format(tag=tag, size=size) if "prefix=run" in asked.path else ""
+            answer.status, answer.body = 200, AZURE_LISTING.format(blobs=blobs).encode()
+
+    web.misbehave = as_azure_does
+    (listed,) = list_checkpoints("az://box/run").checkpoints
+    assert listed.entry.unit.path == "az://box/run/model_epoch_1.pth"
+    assert verify(listed.entry.unit.path)
+
+
+AZURE_LISTING = """<?xml version="1.0" encoding="utf-8"?>
+<EnumerationResults ServiceEndpoint="http://x/" ContainerName="box">
+<Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>
+"""
+AZURE_BLOB = """<Blob><Name>run/model_epoch_1.pth</Name><Properties>
+<Last-Modified>Wed, 21 Oct 2015 07:28:00 GMT</Last-Modified><Etag>{tag}</Etag>
+<Content-Length>{size}</Content-Length><Content-Type>application/octet-stream</Content-Type>
+<BlobType>BlockBlob</BlobType></Properties></Blob>
+"""
 
 
 # Servers that misbehave -------------------------------------------------------------------------------
