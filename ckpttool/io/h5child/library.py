@@ -30,9 +30,11 @@ class FileRange(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        wanted = memoryview(buffer)[: max(0, min(len(buffer), self._size - self._at))]
+        view = memoryview(buffer)
         self._stream.seek(self._offset + self._at)
-        count: int = self._stream.readinto(wanted)
+        count: int = self._stream.readinto(view[: max(0, min(len(view), self._size - self._at))])
+        # h5py doesn't tell libhdf5 of a short read. Behind the end libhdf5's own driver reads zeros, too.
+        view[count:] = bytes(len(view) - count)
         self._at += count
         return count
 
