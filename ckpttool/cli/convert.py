@@ -13,8 +13,8 @@ from ckpttool.cli.options import Given, Jobs, Json, OptionsOf, PathText, Quiet, 
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.urls import is_remote
 from ckpttool.io import fs
-from ckpttool.io.urls import is_remote
 from ckpttool.ops.conversion import ConvertOptions
 
 if TYPE_CHECKING:

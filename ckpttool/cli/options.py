@@ -21,7 +21,7 @@ from ckpttool.core.options import (
     options_of,
     value_types,
 )
-from ckpttool.io.urls import is_remote
+from ckpttool.core.urls import is_remote
 
 ColourChoice = Annotated[
     Colour | None,

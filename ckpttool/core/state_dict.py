@@ -9,6 +9,7 @@ from ckpttool.core.errors import MissingPackage, Truncated, UsageError, from_os_
 from ckpttool.core.report import first_names
 from ckpttool.core.suggest import did_you_mean
 from ckpttool.core.tensor import Extent, Role, Tensor
+from ckpttool.core.urls import is_remote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,12 +58,13 @@ def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return all elements as new bytes, little-endian: read into their place if they lie in one piece."""
+    """Return all elements as new bytes, little-endian: from one piece of a file straight into their place."""
     import numpy as np
 
     content = np.empty(tensor.nbytes, np.uint8)
-    if tensor.extent is not None and tensor.byteorder == "little":
-        _read_into(content.data, tensor.extent)
+    extent = tensor.extent
+    if extent is not None and tensor.byteorder == "little" and not is_remote(extent.file):
+        _read_into(content.data, extent)
         return content
     at = 0
     for block in tensor.blocks():

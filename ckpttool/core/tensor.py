@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckpttool.core.dtypes import DType, numpy_dtype
+from ckpttool.core.urls import is_remote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,7 +189,7 @@ class Tensor:
         return np.array(array) if copy else array
 
     def __getitem__(self, index: Any) -> Any:
-        """Return some of the values, as NumPy indexes them; a tensor in one piece is read no further."""
+        """Return some of the values, as NumPy indexes them; of what ``array`` maps, no others are read."""
         return self.array()[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -217,7 +218,7 @@ class Tensor:
         return b"".join(map(bytes, self.blocks()))
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return the values: a read-only map where they lie in one piece, a copy elsewhere.
+        """Return the values: a read-only map where they lie in one piece on this machine, a copy elsewhere.
 
         A map follows the file: should a writer cut the file short, touching the map kills the process.
 
@@ -230,8 +231,8 @@ class Tensor:
         if self.values is None:
             raise TypeError(f"{self.name} has no values: it was saved from the meta device")
         dtype = numpy_dtype(self.dtype)
-        in_place = self.extent is not None and self.byteorder == sys.byteorder and self.dtype.bits >= 8
-        if in_place and self.extent is not None and self.size > 0:
+        in_place = self.byteorder == sys.byteorder and self.dtype.bits >= 8 and self.size > 0
+        if in_place and self.extent is not None and not is_remote(self.extent.file):
             bytes_ = np.memmap(self.extent.file, np.uint8, "r", self.extent.offset, (self.nbytes,))
             return bytes_.view(dtype).reshape(self.shape)
         packed = np.frombuffer(bytearray(self.tobytes()), np.uint8)

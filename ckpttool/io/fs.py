@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import BinaryIO
 
 from ckpttool.core.errors import from_os_error
+from ckpttool.core.urls import is_remote as is_remote
+from ckpttool.core.urls import plain_url, store_root
 from ckpttool.io.source import Source, regular_descriptor
-from ckpttool.io.urls import is_remote as is_remote
-from ckpttool.io.urls import plain_url, store_root
 
 
 def stat(path: str) -> os.stat_result:

@@ -17,10 +17,10 @@ from urllib.parse import quote
 from urllib.request import Request
 
 from ckpttool.core.errors import UsageError
+from ckpttool.core.urls import HUB_KINDS
 from ckpttool.io.checksums import Checksum, StoredChecksums
 from ckpttool.io.stored_checksums import opener
 from ckpttool.io.stores import BucketStore, Listing, ObjectStatus, Replaced, Store
-from ckpttool.io.urls import HUB_KINDS
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -21,9 +21,9 @@ from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
+from ckpttool.core.urls import plain_url, store_root
 from ckpttool.io.checksums import StoredChecksums
 from ckpttool.io.stores import BucketStore, ObjectStatus, Store, WebStore
-from ckpttool.io.urls import plain_url, store_root
 
 REMEMBERED_SECONDS = 30.0
 """How long what a store said is believed; whatever is changed or removed is asked about again, and whatever

@@ -86,6 +86,17 @@ def flip_a_bit(path: Path) -> None:
         largest.write_bytes(data)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_state_dict(s3: Bucket, framework: str) -> None:
+    pytest.importorskip(framework)
+    path = FILES / "series" / "model_epoch_10.pth"
+    s3.upload(path, path.name)
+    with open_checkpoint(s3.url(path.name)) as checkpoint, open_checkpoint(path) as local:
+        found, expected = checkpoint.state_dict(framework), local.state_dict(framework)
+    assert list(found) == list(expected) != []
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
 def test_commands_take_urls(s3: Bucket, run: Run, tmp_path: Path) -> None:
     s3.upload(FILES / "series", "run")
     run_url = s3.url("run")

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.urls import store_root
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
-from ckpttool.io.urls import store_root
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.history import identities, read_record, state_dirs
 from ckpttool.transaction.journal import Move
