@@ -24,6 +24,7 @@ from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.testing.damage import (
     DAMAGES,
+    Outcome,
     copied,
     files_of,
     flipped,
@@ -39,7 +40,6 @@ from ckpttool.testing.reads import (
     is_same,
     lies_inside,
     no_file_left_open,
-    raw_bytes,
     recorded_reads,
 )
 from ckpttool.testing.truth import (
@@ -60,11 +60,14 @@ FOOTER_BYTES = 48
 """How many last bytes of any file recognising it looks at: where some formats have their magic number."""
 
 NAN_SAMPLES = 12
-"""In how many tensors of a fixture, about, a NaN is put."""
+"""In how many tensors of a fixture, about, a NaN is put; fewer if fewer places are damaged."""
 
 
 class FormatContract:
     """What every format promises.
+
+    Everything is read from where ``place`` says, so that a suite can run over a store: it overrides ``place``
+    and ``content``.
 
     Attributes:
         format: Name of the format, as ``Checkpoint.format`` has it.
@@ -86,6 +89,17 @@ class FormatContract:
             assert fixtures, f"{type(self).__name__} has no fixtures"
             metafunc.parametrize("path", fixtures, ids=[path.name for path in fixtures])
 
+    def place(self, path: Path) -> str:
+        """Return where a fixture, or a copy of one as it is now, is read from: a path, or a store's URL.
+
+        A suite over a store uploads it.
+        """
+        return str(path)
+
+    def content(self, file: str) -> bytes:
+        """Return the bytes of a file, by its path in a checkpoint, read with nothing of ckpttool."""
+        return Path(file).read_bytes()
+
     @staticmethod
     def covered(checkpoint: Checkpoint) -> Iterable[Extent]:
         """Yield the bytes of which none may change unnoticed: those that a checksum stands for."""
@@ -101,7 +115,7 @@ class FormatContract:
     # What it is -------------------------------------------------------------------------------------
 
     def test_is_recognised_by_exactly_one_format(self, path: Path) -> None:
-        probe = Probe(path)
+        probe = Probe(self.place(path))
         try:
             found = detect(probe)
         finally:
@@ -110,20 +124,20 @@ class FormatContract:
 
     def test_format_and_variant(self, path: Path) -> None:
         truth = read_truth(path)
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             assert (checkpoint.format, checkpoint.variant) == (self.format, truth.get("variant"))
             assert checkpoint.format == truth["format"]
             assert checkpoint.complete
 
     def test_files(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             assert checkpoint.files
             for entry in checkpoint.files:
-                assert entry.nbytes == os.path.getsize(entry.path), entry.path
+                assert entry.nbytes == len(self.content(entry.path)), entry.path
             assert checkpoint.nbytes == sum(entry.nbytes for entry in checkpoint.files)
 
     def test_is_a_mapping(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             assert isinstance(checkpoint, Mapping)
             names = list(checkpoint)
             assert len(names) == len(set(names)) == len(checkpoint)
@@ -137,17 +151,17 @@ class FormatContract:
     # What it holds ----------------------------------------------------------------------------------
 
     def test_names_shapes_and_dtypes_are_the_frameworks(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             assert described(checkpoint) == self.expected(read_truth(path))
 
     def test_values_are_the_frameworks(self, path: Path) -> None:
         expected = expected_digests(read_truth(path))
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
             assert {path: digests[path] for path in expected} == expected
 
     def test_shape_times_dtype_is_bytes(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             for tensor in checkpoint.tensors:
                 bits = tensor.dtype.bits
                 for length in tensor.shape:
@@ -160,24 +174,24 @@ class FormatContract:
 
     def test_extents_hold_the_values(self, path: Path) -> None:
         """Read the bytes where a tensor says that it lies, past the code under test."""
-        with open_checkpoint(path) as checkpoint:
-            for tensor in checkpoint.tensors:
-                if tensor.extent is None:
-                    continue
-                raw = raw_bytes(tensor.extent)
+        with open_checkpoint(self.place(path)) as checkpoint:
+            stored = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
+            contents = {file: self.content(file) for file in {extent.file for _, extent in stored}}
+            for tensor, extent in stored:
+                raw = contents[extent.file][extent.offset : extent.end]
                 assert in_little_endian(raw, tensor) == tensor.tobytes(), tensor.name
 
     def test_ties(self, path: Path) -> None:
         expected = {frozenset(map(tuple, group)) for group in read_truth(path).get("ties", ())}
         groups: dict[str, list[tuple[str | int, ...]]] = defaultdict(list)
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             for tensor in checkpoint.tensors:
                 groups[tensor.shares_with or tensor.name].append(tensor.path)
         assert {frozenset(group) for group in groups.values() if len(group) > 1} == expected
 
     def test_other_values(self, path: Path) -> None:
         expected = read_truth(path).get("values", {})
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             found = finite(checkpoint.metadata)
         assert {key: found.get(key) for key in expected} == expected
 
@@ -185,7 +199,7 @@ class FormatContract:
         known = {field.name for field in fields(TrainingState)}
         truth = read_truth(path).get("training", {})
         expected = {key: value for key, value in truth.items() if key in known - {"metrics"}}
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             training = checkpoint.training
         assert {key: getattr(training, key) for key in expected} == expected
         metrics = truth.get("metrics", {})
@@ -194,7 +208,7 @@ class FormatContract:
 
     def test_parameters_and_granularity(self, path: Path) -> None:
         truth = read_truth(path)
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             if truth.get("parameters") is not None:
                 assert checkpoint.parameters == truth["parameters"]
             if truth.get("granularity") is not None:
@@ -204,18 +218,19 @@ class FormatContract:
 
     def test_opening_reads_no_values(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Recognising may look at the first and last bytes of any file; opening must not touch a value."""
-        probe = Probe(path)
+        probe = Probe(self.place(path))
         found = detect(probe)
         assert found is not None
         with recorded_reads(monkeypatch) as reads, found.open(probe) as checkpoint:
             # The parts of a set are recognised while it is opened, by their last bytes among others.
-            at_open = [read for read in reads if read.offset < os.path.getsize(read.file) - FOOTER_BYTES]
+            sizes = {file: len(self.content(file)) for file in {read.file for read in reads}}
+            at_open = [read for read in reads if read.offset < sizes[read.file] - FOOTER_BYTES]
             stored = [tensor.storage or tensor.extent for tensor in checkpoint.tensors]
             for extent in filter(None, stored):
                 assert not [read for read in at_open if lies_inside(read, extent)], extent
 
     def test_blocks_of_any_size_make_the_same_bytes(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             for tensor in checkpoint.tensors:
                 whole = tensor.tobytes()
                 for limit in BLOCK_LIMITS if tensor.nbytes <= SMALL else BLOCK_LIMITS[-1:]:
@@ -224,7 +239,7 @@ class FormatContract:
                     assert all(len(block) <= max(limit, SMALLEST_BLOCK) for block in blocks), tensor.name
 
     def test_arrays_hold_the_values(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             for tensor in checkpoint.tensors:
                 if tensor.values is None or tensor.dtype.numpy is None or tensor.dtype.bits < 8:
                     continue
@@ -233,7 +248,7 @@ class FormatContract:
                 assert array.tobytes() == tensor.tobytes(), tensor.name
 
     def test_spans_lie_in_the_files_and_in_order(self, path: Path) -> None:
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             sizes = {entry.path: entry.nbytes for entry in checkpoint.files}
             ends: dict[str, int] = defaultdict(int)
             for span in checkpoint.spans():
@@ -244,7 +259,7 @@ class FormatContract:
 
     def test_closing_twice_is_allowed(self, path: Path) -> None:
         with no_file_left_open():
-            checkpoint = open_checkpoint(path)
+            checkpoint = open_checkpoint(self.place(path))
             checkpoint.close()
             checkpoint.close()
             for tensor in checkpoint.tensors:
@@ -255,7 +270,7 @@ class FormatContract:
     # What is said about it --------------------------------------------------------------------------
 
     def test_verify_passes(self, path: Path) -> None:
-        verification = verify(path, jobs=2)
+        verification = verify(self.place(path), jobs=2)
         if path.name in self.invalid:
             assert not verification.is_valid
             assert self.invalid[path.name] in {finding.code for finding in verification.findings}
@@ -269,17 +284,17 @@ class FormatContract:
         copy = copied(path, tmp_path)
         with open_checkpoint(copy) as checkpoint:
             places = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
-        for tensor, extent in places[:: max(1, len(places) // NAN_SAMPLES)]:
+        for tensor, extent in places[:: max(1, len(places) // min(NAN_SAMPLES, self.damages))]:
             nan = nan_of(tensor)
             if nan is None or not tensor.size:
                 continue
             with overwritten(Path(extent.file), extent.end - len(nan), nan):
-                found = verify(copy, only=("values",), jobs=2).findings
+                found = verify(self.place(copy), only=("values",), jobs=2).findings
             names = {finding.where for finding in found if finding.code == "nan"}
             assert tensor.name in names or tensor.shares_with in names, (tensor.name, found)
 
     def test_json_says_the_same_when_read_again(self, path: Path) -> None:
-        document = inspect_document([inspect(str(path))])
+        document = inspect_document([inspect(self.place(path))])
         text = dumps(document)
         assert next(iter(document)) == "schema"
         assert json.loads(text, parse_constant=refuse) == finite(document)
@@ -296,7 +311,7 @@ class FormatContract:
                 for nbytes in reversed(offsets):
                     os.truncate(file, nbytes)
                     damage = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
-                    if is_valid(outcome_of(copy, damage)):
+                    if is_valid(self._outcome(copy, damage)):
                         assert self._holds(copy, truth), f"{damage} is valid, and holds something else"
                 file.write_bytes(whole)
 
@@ -313,14 +328,17 @@ class FormatContract:
                     bit = chance.randrange(8)
                     damage = f"{file.name} with bit {bit} of byte {offset} flipped"
                     with flipped(file, offset, bit):
-                        outcome = outcome_of(copy, damage)
+                        outcome = self._outcome(copy, damage)
                     if is_inside(offset, covered):
                         assert not is_valid(outcome), f"{damage} is valid"
+
+    def _outcome(self, path: Path, damage: str) -> Outcome:
+        return outcome_of(self.place(path), damage)
 
     def _holds(self, path: Path, truth: Truth) -> bool:
         """Tell whether a checkpoint holds exactly the tensors that the framework tells of."""
         expected = expected_digests(truth)
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
             return digests.items() >= expected.items() and described(checkpoint) == self.expected(truth)
 

@@ -88,7 +88,7 @@ def nan_of(tensor: Tensor) -> bytes | None:
     return code.last_nan.to_bytes(code.word_bytes, tensor.byteorder)
 
 
-def outcome_of(path: Path, damage: str) -> Outcome:
+def outcome_of(path: Path | str, damage: str) -> Outcome:
     """Return the verdict on a damaged checkpoint, or the error that says why there is none.
 
     Raises:

@@ -13,16 +13,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool.core.tensor import Extent, Tensor
+from ckpttool.io.remote_source import RemoteSource
 from ckpttool.io.source import Source
 
 _DESCRIPTORS = Path("/proc/self/fd")
-
-
-def raw_bytes(extent: Extent) -> bytes:
-    """Return the bytes of an extent, read with nothing of ckpttool."""
-    with open(extent.file, "rb") as file:
-        file.seek(extent.offset)
-        return file.read(extent.nbytes)
 
 
 def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
@@ -44,16 +38,21 @@ class Read:
 
 @contextmanager
 def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Read]]:
-    """Record every read of a file, as ``Source`` is asked for it."""
+    """Record every read of a file or an object, as ``Source`` is asked for it."""
     reads: list[Read] = []
-    read_into = Source.read_into
 
-    def recording(self: Source, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        reads.append(Read(self.path, offset, len(buffer)))
-        read_into(self, offset, buffer, where)
+    def record_reads_by(source: type[Source]) -> None:
+        read_into = source.read_into
+
+        def recording(self: Source, offset: int, buffer: memoryview, where: str | None = None) -> None:
+            reads.append(Read(self.path, offset, len(buffer)))
+            read_into(self, offset, buffer, where)
+
+        patch.setattr(source, "read_into", recording)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Source, "read_into", recording)
+        record_reads_by(Source)
+        record_reads_by(RemoteSource)
         yield reads
 
 

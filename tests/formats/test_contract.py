@@ -74,7 +74,7 @@ class TestTorchScript(ZipContract):
 
     def test_constants_are_the_frameworks(self, path: Path) -> None:
         expected = [told["sha256"] for told in read_truth(path)["constants"]]
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             found = [digest(tensor) for tensor in checkpoint.tensors if tensor.path[0] == "constants"]
         assert found == expected
 

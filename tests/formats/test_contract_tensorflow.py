@@ -16,7 +16,7 @@ class TestTensorflow(FormatContract):
 
     def test_shape_times_dtype_is_bytes(self, path: Path) -> None:
         """Strings have no fixed size; all else has."""
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(self.place(path)) as checkpoint:
             for tensor in checkpoint.tensors:
                 stored = tensor.extent.nbytes if tensor.extent else 0
                 is_string = tensor.dtype.kind == "string"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,7 @@ from ckpttool import (
     verify,
 )
 from ckpttool.io import remote, stores
-from ckpttool.testing import described
+from ckpttool.testing import copied, described
 from tests.support.commands import Run
 from tests.support.stores import Answer, Asked, Bucket, WebServer
 
@@ -34,38 +32,15 @@ FIXTURES = [path for truth in TRUTHS if (path := Path(str(truth).removesuffix(".
 MB = 1_000_000
 
 
-# The contract -----------------------------------------------------------------------------------------
+# Answers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_fixture_is_the_same_in_a_store(s3: Bucket, path: Path, tmp_path: Path) -> None:
-    """Tensors, values and verdicts are those of the file, damaged or not."""
-    place = tmp_path / "here"
-    place.mkdir()
-    copy = place / path.name
-    damaged = tmp_path / "damaged" / path.name
-    for target in (copy, damaged):
-        target.parent.mkdir(exist_ok=True)
-        for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
-            own = target / file.relative_to(path) if path.is_dir() else target
-            own.parent.mkdir(parents=True, exist_ok=True)
-            own.write_bytes(file.read_bytes())
-    flip_a_bit(damaged)
-    for one in (copy, damaged):
-        s3.upload(one, f"{one.parent.name}/{one.name}")
-        there = verdict_on(s3.url(f"{one.parent.name}/{one.name}")).replace(s3.url(one.parent.name), "PLACE")
-        assert there == verdict_on(str(one)).replace(str(one.parent), "PLACE")
-    if not verdict_on(str(copy)).startswith("{"):
-        return  # it is a part of something else
-    with open_checkpoint(s3.url(f"here/{path.name}")) as checkpoint, open_checkpoint(str(copy)) as local:
-        assert described(checkpoint) == described(local)
-        assert [tensor.extent and tensor.extent.offset for tensor in checkpoint.tensors] == [
-            tensor.extent and tensor.extent.offset for tensor in local.tensors
-        ]
-        contents = [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in local.tensors if tensor.values]
-        assert contents == [
-            hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in checkpoint.tensors if tensor.values
-        ]
+def test_a_verdict_is_that_on_the_disk(s3: Bucket, path: Path, tmp_path: Path) -> None:
+    """All else that is promised of a fixture is in test_store_contract, and of one that is damaged."""
+    s3.upload(path, f"here/{path.name}")
+    there = verdict_on(s3.url(f"here/{path.name}")).replace(s3.url("here"), "PLACE")
+    assert there == verdict_on(str(copied(path, tmp_path))).replace(str(tmp_path), "PLACE")
 
 
 def verdict_on(path: str) -> str:
@@ -74,16 +49,6 @@ def verdict_on(path: str) -> str:
         return json.dumps(verify(path).to_dict())
     except CheckpointError as failure:
         return str(failure)
-
-
-def flip_a_bit(path: Path) -> None:
-    """Flip a bit of the largest file, at a place that the name decides."""
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    largest = max(files, key=lambda file: (file.stat().st_size, file.name))
-    data = bytearray(largest.read_bytes())
-    if data:
-        data[random.Random(path.name).randrange(len(data))] ^= 4
-        largest.write_bytes(data)
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
