@@ -55,6 +55,7 @@ SCREENS = {
     "verify": "verify model_checkpoint.pth damaged.pth stranger.pth",
     "explain": "explain checksum-mismatch",
     "list": "list runs",
+    "runs": "list search --best val_loss --mode min",
     "latest": "latest runs",
     "diff": "diff runs/model_epoch_9.pth runs/model_epoch_10.pth",
     "drift": "diff runs/model_epoch_6.pth runs/model_epoch_8.pth runs/model_epoch_10.pth",
@@ -148,6 +149,7 @@ def prepare(folder: Path) -> None:
     """Lay out what the commands speak of: a good, a damaged and a malicious file, a series, and twins."""
     shutil.copy(FILES / "pytorch" / "guide.pth", folder / "model_checkpoint.pth")
     shutil.copytree(FILES / "series", folder / "runs")
+    shutil.copytree(FILES / "runs" / "lightning" / "search", folder / "search")
     shutil.copy(FILES / "twins" / "twin.pth", folder / "torch_model.pth")
     with tarfile.open(FILES / "twins" / "others.tar.xz") as twins:
         twins.extract("twin.keras", folder, filter="data")

@@ -128,6 +128,7 @@ Rules = Annotated[
         Policy,
         help={
             "keep_best": "Keep the N best by --best.",
+            "keep_best_runs": "Remove all runs but the N best by --best; other rules hold within these.",
             "older_than": "Remove only checkpoints saved more than TIME (30d) ago.",
         },
     ),
@@ -219,7 +220,7 @@ def list_options(
     """Return what is listed and by which rules; ``--keep-best`` goes by the metric whose best is marked."""
     from ckpttool.cli.prune_options import read_prune_options
 
-    if "keep_best" in given:
+    if given.keys() & {"keep_best", "keep_best_runs"}:
         own = {"metric": metric, "mode": None if mode is None else mode.value}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
     return read_prune_options([str(directory) for directory in directories], given, config)
@@ -357,4 +358,9 @@ def _print(listing: Listing, output: ListOutput) -> None:
         colour=has_colour(sys.stdout),
         wanted=tuple(name for name in output.wanted if name is not None),
     )
-    print(flat_text(listing, style) if output.flat else list_text(listing, style))
+    if output.flat:
+        print(flat_text(listing, style))
+    else:
+        from ckpttool.cli.render.text_runs import runs_text
+
+        print(*filter(None, (runs_text(listing, style), list_text(listing, style))), sep="\n\n")

@@ -65,6 +65,7 @@ def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, An
         "split": digest_of_work(sizes, (depth,)),
         "checkpoints": rows,
         "series": document["series"],
+        "runs": document["runs"],
         "problems": [{"path": one.path, "message": str(one.message)} for one in problems],
     }
 
@@ -148,7 +149,9 @@ def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
         for row in own:
             row["newest"] = row["path"] == one_series["newest"]
         begin += one_series["count"]
-    return MergedList({"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series}, [*problems])
+    runs = documents[0].parsed(lambda body: [*body["runs"]])
+    document = {"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series, "runs": runs}
+    return MergedList(document, [*problems])
 
 
 def _without_newest(series: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

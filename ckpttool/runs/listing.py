@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import UsageError
@@ -16,6 +18,7 @@ from ckpttool.ops.workload import Part, split
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.targets import PointerProtections
@@ -152,6 +155,33 @@ class ListedSeries:
         return next((one for one in self.checkpoints if one.is_best), None)
 
 
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One run.
+
+    Attributes:
+        path: Its directory.
+        checkpoints: Those of all its series.
+        hyper_parameters: What it was started with, nested names with dots.
+        best: The best by the metric that was asked for.
+    """
+
+    path: str
+    checkpoints: tuple[ListedCheckpoint, ...]
+    hyper_parameters: Parameters = field(default_factory=dict)
+    best: ListedCheckpoint | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all; a file that has several names among them counts once."""
+        return total_bytes(one.entry for one in self.checkpoints)
+
+    @property
+    def modified_ns(self) -> int:
+        """Return when its newest file was changed, in nanoseconds since 1970."""
+        return max(one.entry.modified_ns for one in self.checkpoints)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Listing(Table):
     """All checkpoints of a directory.
@@ -160,6 +190,7 @@ class Listing(Table):
         checkpoints: All of them: series by series, each from the oldest on, or in the order asked for.
         series: The same, series by series.
         best: The metric that says which are best.
+        runs: The same, run by run.
     """
 
     checkpoints: tuple[ListedCheckpoint, ...]
@@ -168,6 +199,7 @@ class Listing(Table):
     journals: tuple[str, ...] = ()
     series: tuple[ListedSeries, ...] = ()
     best: str | None = None
+    runs: tuple[ListedRun, ...] = ()
     _ROWS = ("checkpoints",)
 
     @property
@@ -328,6 +360,7 @@ def listing_of(
         tuple(path for preview in previews for path in preview.survey.journals),
         tuple(listed),
         best,
+        tuple(_runs(listed, best, mode)),
     )
 
 
@@ -350,6 +383,44 @@ def _rows(
             kept=kept.get(entry.path),
         )
         for entry in entries
+    ]
+
+
+def _runs(series: Sequence[ListedSeries], best: str | None, mode: Mode | None) -> Iterator[ListedRun]:
+    """Yield the runs of all series, by the metric that was asked for, the best first, and by their paths."""
+    by_run: dict[str, list[ListedCheckpoint]] = defaultdict(list)
+    for row in (row for one in series for row in one.checkpoints):
+        by_run[row.entry.run].append(row)
+    runs = []
+    for path, rows in by_run.items():
+        entries = sorted((row.entry for row in rows), key=lambda entry: entry.modified_ns)
+        best_path = _best(entries, best, mode)
+        best_row = next((row for row in rows if row.entry.path == best_path), None)
+        runs.append(ListedRun(path, tuple(rows), hyper_parameters(path, entries), best_row))
+
+    def rank(run: ListedRun) -> tuple[float, Any]:
+        value = None if best is None or run.best is None else run.best.entry.metric(best)
+        signed = math.inf if value is None else -value if mode == "max" else value
+        return signed, natural_path(run.path)
+
+    yield from sorted(runs, key=rank)
+
+
+def differing_parameters(runs: Sequence[ListedRun]) -> list[str]:
+    """Return the names of the hyper-parameters in which runs differ, as they come.
+
+    What differs as the names of the runs do, such as the directory that each wrote into, says nothing more.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.hyper_parameters)
+    return [
+        name
+        for name in names
+        if len({repr(run.hyper_parameters.get(name)) for run in runs}) > 1
+        and not all(
+            os.path.basename(run.path) in str(run.hyper_parameters.get(name))
+            for run in runs
+            if name in run.hyper_parameters
+        )
     ]
 
 

@@ -18,6 +18,7 @@ class Code(Enum):
     UNREADABLE = "unreadable"
     UNSAFE = "unsafe"
     BEING_WRITTEN = "being written"
+    TOO_YOUNG = "too young"
     NAMED_BEST = "named best"
     NAMED_IN = "named in"
     NEWEST = "newest"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ckpttool.core.options import SELECTION_PANEL, option
 
-GroupBy = Literal["parent", "prefix", "format", "none"]
+GroupBy = Literal["run", "parent", "prefix", "format", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Scope:
     )
     group_by: GroupBy | None = option(
         "--group-by",
-        help="Separate series by directory only, or also by name or format, or not at all. "
-        "[default: by all three]",
+        help="What makes a series: all of a run, of a directory, of a name or format in it, or everything. "
+        "[default: directory, name and format]",
         panel=SELECTION_PANEL,
     )
     metrics: Sequence[str] = option(

@@ -102,7 +102,7 @@ def test_what_init_writes_is_valid() -> None:
         "[retention]\nkeep-last = 0\n",
         "[retention]\nkeep-within = 1.5\n",
         "[retention]\nmax-size = true\n",
-        "[retention]\ngroup-by = 'run'\n",
+        "[retention]\ngroup-by = 'day'\n",
         "[retention]\nverify = 'all'\n",
         "[retention]\nyes = 1\n",
         "[[retention.rule]]\nkeep-last = 1\n",

@@ -69,6 +69,7 @@ def single_keys() -> Iterator[tuple[str, str]]:
 
 NEED = {
     "keep-best": "metric = 'loss'",
+    "keep-best-runs": "metric = 'loss'",
     "metric": "keep-best = 1",
     "mode": "keep-best = 1\nmetric = 'loss'",
     "incomplete": "keep-last = 1",

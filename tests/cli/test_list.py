@@ -21,6 +21,7 @@ KEYS = [
     "path",
     "format",
     "group",
+    "run",
     "complete",
     "epoch",
     "step",

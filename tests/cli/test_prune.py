@@ -91,7 +91,17 @@ def test_json(run, series: Path) -> None:
         "settled": {"finished": [], "put_back": []},
     }
     (group,) = document["groups"]
-    assert list(group) == ["key", "keep", "remove", "skipped", "policy", "failed", "excess", "excess_bytes"]
+    assert list(group) == [
+        "key",
+        "keep",
+        "remove",
+        "skipped",
+        "policy",
+        "failed",
+        "run",
+        "excess",
+        "excess_bytes",
+    ]
     assert (group["policy"], group["failed"], group["excess"]) == ({"keep_last": 9}, None, None)
     assert group["key"] == "run/model_epoch_*.pth"
     assert group["keep"][:2] == [

@@ -182,8 +182,8 @@ def test_a_file_may_say_nothing_of_it() -> None:
         ("[retention]\nkeep-last = true", "ckpttool.toml[retention]: keep-last is true (a whole number of"),
         ("[retention]\nmode = 'most'", "ckpttool.toml[retention]: mode is 'most' (min or max)"),
         (
-            "[retention]\ngroup-by = 'run'",
-            "ckpttool.toml[retention]: group-by is 'run' (parent, prefix, format or none)",
+            "[retention]\ngroup-by = 'day'",
+            "ckpttool.toml[retention]: group-by is 'day' (run, parent, prefix, format or none)",
         ),
         ("[retention]\nkeep-name = 'a*'", "ckpttool.toml[retention]: keep-name is 'a*' (a list of"),
         ("[retention]\nverify = 'all'", "ckpttool.toml[retention]: verify is 'all' (full or quick)"),

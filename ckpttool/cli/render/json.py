@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.verdict import Verification
     from ckpttool.runs.copying import Copied
-    from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
+    from ckpttool.runs.listing import ListedCheckpoint, ListedRun, ListedSeries, Listing
     from ckpttool.runs.pointers.pin_lists import Pin
     from ckpttool.runs.pruning.explanation import Explanation
     from ckpttool.runs.pruning.planning import PrunePlan
@@ -423,6 +423,7 @@ def list_document(listing: Listing) -> dict[str, Any]:
         "schema": "ckpttool.list/1",
         "checkpoints": [_list_row(one) for one in listing.checkpoints],
         "series": [_list_series(one) for one in listing.series],
+        "runs": [_list_run(one) for one in listing.runs],
     }
 
 
@@ -434,6 +435,7 @@ def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
         "path": entry.path,
         "format": entry.format,
         "group": entry.group,
+        "run": entry.run,
         "complete": entry.is_complete,
         "epoch": entry.epoch,
         "step": entry.step,
@@ -465,6 +467,17 @@ def _list_series(series: ListedSeries) -> dict[str, Any]:
         "steps": None if series.steps is None else list(series.steps),
         "newest": newest.entry.path if newest else None,
         "best": best.entry.path if best else None,
+    }
+
+
+def _list_run(run: ListedRun) -> dict[str, Any]:
+    return {
+        "path": run.path,
+        "count": len(run.checkpoints),
+        "bytes": run.nbytes,
+        "series": [*dict.fromkeys(one.entry.group for one in run.checkpoints)],
+        "best": run.best.entry.path if run.best else None,
+        "hyper_parameters": dict(run.hyper_parameters),
     }
 
 
@@ -529,6 +542,7 @@ def _prune_group(group: GroupPlan) -> dict[str, Any]:
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
         "failed": group.failed,
+        "run": None if group.rank is None else group.rank.reason,
         "excess": None if group.excess is None else str(group.excess),
         "excess_bytes": 0 if group.excess is None else group.excess.nbytes,
     }

@@ -119,6 +119,7 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     remarks = {
         "left alone": None if is_listed else group.skipped,
         "failed": group.failed,
+        "run": group.rank.reason if group.rank is not None else None,
         "too large": None if group.excess is None else str(group.excess),
     }
     for word, why in remarks.items():

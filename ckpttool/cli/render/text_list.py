@@ -19,8 +19,8 @@ from ckpttool.runs.reasons import Code, code_of, in_words
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""
 FUTURE = "future"
-_ANY_WIDTH = 1 << 30
-_INDENT = "  "
+ANY_WIDTH = 1 << 30
+INDENT = "  "
 _MOST_NOTES, _SHARE_OF_NOTES = 32, 5
 """Columns of notes on a terminal: no more than so many, and of a narrow one no more than a fifth."""
 _NARROWEST_NAME = 32
@@ -91,7 +91,7 @@ def list_text(listing: Listing, style: ListStyle) -> str:
         parts.append("\n".join([title, *_wrap_facts(facts, style.width), table]))
         left_out |= dict.fromkeys(narrow)
     footer = [_total_line(listing)] if len(listing.series) > 1 else []
-    footer += _left_out_lines(left_out, style)
+    footer += left_out_lines(left_out, style)
     return "\n\n".join([*parts, *(["\n".join(footer)] if footer else [])])
 
 
@@ -103,7 +103,7 @@ def flat_text(listing: Listing, style: ListStyle) -> str:
     text, left_out = _draw_table(names, columns, rows, style, "")
     facts = [_total_line(listing), *_only_format(rows), _states(rows)]
     footer = list(_wrap_facts(facts, style.width, "")) if style.is_cut else []
-    footer += _left_out_lines(left_out, style)
+    footer += left_out_lines(left_out, style)
     return "\n\n".join([text, *(["\n".join(footer)] if footer else [])])
 
 
@@ -198,7 +198,7 @@ def _best_fact(series: ListedSeries, metric: str) -> str:
     return printable(f"best {metric} {value:.6g}{when}")
 
 
-def _wrap_facts(facts: Sequence[str], width: int | None, indent: str = _INDENT) -> Iterator[str]:
+def _wrap_facts(facts: Sequence[str], width: int | None, indent: str = INDENT) -> Iterator[str]:
     """Yield facts in lines that break between them alone."""
     line = ""
     for fact in facts:
@@ -210,11 +210,12 @@ def _wrap_facts(facts: Sequence[str], width: int | None, indent: str = _INDENT) 
     yield f"{indent}{line}"
 
 
-def _left_out_lines(headings: Iterable[str], style: ListStyle) -> list[str]:
+def left_out_lines(headings: Iterable[str], style: ListStyle) -> list[str]:
+    """Return the line that names the columns for which there is no room."""
     names = printable(", ".join(headings))
     if not names:
         return []
-    lines = hanging_lines("not shown (use -v): ", names, style.width, len(_INDENT))
+    lines = hanging_lines("not shown (use -v): ", names, style.width, len(INDENT))
     return [styled(line, Style.DIM, style.colour) for line in lines]
 
 
@@ -230,7 +231,7 @@ def _table_below(
         printable(os.path.join(_directory(row)[len(directory) :].lstrip(os.sep), row.entry.name))
         for row in rows
     ]
-    return _draw_table(names, _columns(rows, listing, style, is_summed_up=True), rows, style, _INDENT)
+    return _draw_table(names, _columns(rows, listing, style, is_summed_up=True), rows, style, INDENT)
 
 
 def _directory(row: ListedCheckpoint) -> str:
@@ -284,7 +285,7 @@ def _draw_table(
     """Return lines below their headings, and the headings of what is left out."""
     headings = ["checkpoint", *(heading for heading, _ in columns)]
     cells = [list(row) for row in zip(names, *(column for _, column in columns), strict=True)]
-    width = _ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
+    width = ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
     dispensable = _dispensable(columns, rows, style) if style.is_cut else []
     lines, left_out = text_table(
         headings, cells, width=width, left=_LEFT, dispensable=dispensable, narrowest=_NARROWEST_NAME

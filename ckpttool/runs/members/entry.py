@@ -48,6 +48,8 @@ class Entry:
         needs: Paths of what it needs besides files of its own.
         series: Pattern of the paths that somebody made one series of, over directories.
         group: Key of the series it belongs to.
+        run: Directory of the run that wrote it.
+        hyper_parameters: What its run was started with, by its own account.
     """
 
     path: str
@@ -76,6 +78,8 @@ class Entry:
     needs: tuple[str, ...] = field(default=(), repr=False)
     series: str | None = None
     group: str = ""
+    run: str = ""
+    hyper_parameters: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @property
     def is_sound(self) -> bool:

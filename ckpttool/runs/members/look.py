@@ -140,6 +140,7 @@ def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_othe
         saved_at=_seconds(training.saved_at),
         loss=_own_loss(training, fields),
         metrics=training.metrics,
+        hyper_parameters=training.hyper_parameters,
         logged_as=_logged_as(checkpoint),
         signature=signature(checkpoint) if structural_fault is None else None,
         granularity=checkpoint.granularity,

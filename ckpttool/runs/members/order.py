@@ -18,6 +18,7 @@ from typing import Any
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.formats.interface import natural_path
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.members.runs import read_number_pairs, split_into_runs, take_directory_counts
 from ckpttool.runs.scope import GroupBy
 from ckpttool.transaction.paths import shown
@@ -61,7 +62,7 @@ class Group:
     warnings: tuple[str, ...] = ()
 
 
-def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, ...]:
+def group(entries: Iterable[Entry], by: GroupBy | None = None, root: str = os.curdir) -> tuple[Group, ...]:
     """Return the series among checkpoints, by their keys.
 
     One series is: same directory, same format, same name once its fields are blanked, same tensors. What
@@ -69,14 +70,17 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
 
     Args:
         entries: The checkpoints.
-        by: Besides the tensors, what alone has to be the same: ``parent`` (directory), ``prefix`` (directory,
-            and the name once its fields are blanked), ``format`` (and directory), or nothing. Only the last
-            spans directories: what lies in several may be several runs.
+        by: Besides the tensors, what alone has to be the same: ``run`` (the directory of one training),
+            ``parent`` (directory), ``prefix`` (directory, and the name once its fields are blanked),
+            ``format`` (and directory), or nothing. Only the last spans runs.
+        root: The directory in which they were found.
     """
     by_pattern: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
     kinds_of_name: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
-    paired = read_number_pairs(list(entries))
+    paired = [
+        replace(entry, run=run_directory(entry.directory, root)) for entry in read_number_pairs(list(entries))
+    ]
     for entry in take_directory_counts(paired, everywhere=by == "none"):
         if entry.is_sound:
             kind = (entry.format if by is None else None, entry.signature)
@@ -107,6 +111,9 @@ def _pattern(entry: Entry, by: GroupBy | None) -> str:
         return "all checkpoints"
     if entry.series is not None:
         return shown(entry.series)
+    if by == "run":
+        average = " (averages)" if AVERAGED.search(entry.name) else ""
+        return f"{shown(os.path.join(entry.run, '*'))}{average}"
     if by == "parent":
         return shown(os.path.join(entry.directory, "*"))
     if by == "format":
@@ -144,11 +151,27 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
     decided = decision(known)
     warnings = list(decided.warnings)
     ordered = sorted_by(known, decided.criteria)
-    if len(set(positions(known, decided.criteria))) < len(known):
+    if not _are_told_apart(known, positions(known, decided.criteria)):
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
     return tuple(_insert_unsound(ordered, unsound) if unsound else ordered), warnings
+
+
+def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]]) -> bool:
+    """Tell whether places tell all saves apart; one that has two names, such as ``last.ckpt``, is one."""
+    by_place: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
+    for entry, place in zip(entries, places, strict=True):
+        by_place[place].append(entry)
+    return all(
+        len(same) == 1
+        or (
+            place
+            and len({entry.fields.blank for entry in same}) == len(same)
+            and len({e.nbytes for e in same}) == 1
+        )
+        for same in by_place.values()
+    )
 
 
 def has_order(entries: Sequence[Entry]) -> bool:

@@ -80,6 +80,9 @@ def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: H
     if planned.plan.removes_failed and group_plan.failed is not None:
         yield f"its series failed: {group_plan.failed}"
         return
+    if group_plan.rank is not None and group_plan.rank.goes:
+        yield group_plan.rank.reason
+        return
     fault = fault_of(entry, planned.protections)
     if fault is not None:
         yield f"no rule counts it: {fault}"

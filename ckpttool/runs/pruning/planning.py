@@ -179,11 +179,15 @@ def _plan_with_companions(
 
 
 def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
-    """Return what stays of series of which something goes, and seems sound, but was not read."""
+    """Return what stays of series of which something goes, and seems sound, but was not read.
+
+    If a run goes since others are better, that is true only if these are intact.
+    """
+    ranks_decide = any(group.rank is not None and group.rank.goes for group in retention.groups)
     return [
         kept.entry
         for group in retention.groups
-        if group.remove
+        if group.remove or (ranks_decide and group.rank is not None)
         for kept in group.keep
         if kept.entry.is_sound and kept.entry.path not in read
     ]

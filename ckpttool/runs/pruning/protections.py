@@ -29,7 +29,7 @@ from ckpttool.runs.members.series_doubts import (
     witnesses,
 )
 from ckpttool.runs.pointers.targets import PointerProtections
-from ckpttool.runs.reasons import Code, code_of
+from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.runs.retention.companions import doubts_of
 from ckpttool.runs.retention.plan import Protections
 from ckpttool.runs.retention.policies import Policies
@@ -54,7 +54,7 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
         reasons[entry.path] = [
             *_entry_reasons(entry, points),
             *(f"--exclude {glob}" for glob in islice(globs, 1)),
-            *(["too young"] if min_age and entry.modified_ns > youngest else ()),
+            *([Reason(Code.TOO_YOUNG)] if min_age and entry.modified_ns > youngest else ()),
         ]
     return reasons
 

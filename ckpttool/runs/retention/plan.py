@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, newest_otherwise, order_entries
 from ckpttool.runs.reasons import Code, Reason
+from ckpttool.runs.retention.best_runs import RunRank, rank_runs, reasons_from_outside
 from ckpttool.runs.retention.limits import Excess, LimitedSeries, excess, removals_for_limits, total_limit
 from ckpttool.runs.retention.missing_metrics import require_metrics
 from ckpttool.runs.retention.policies import Policies
@@ -78,6 +79,7 @@ class GroupPlan:
         skipped: Why it is left alone.
         policy: What it was planned by; None where there is no rule for it.
         failed: Why it is a failed run, where these are looked for.
+        rank: The rank of its run, if its policy ranks runs.
         excess: By how much it takes more than its limit of size.
         unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
     """
@@ -88,6 +90,7 @@ class GroupPlan:
     skipped: str | None = None
     policy: Policy | None = None
     failed: str | None = None
+    rank: RunRank | None = None
     excess: Excess | None = None
     unfitting: Mapping[str, str] = field(default_factory=dict)
 
@@ -136,7 +139,21 @@ def plan(
     policies = policy if isinstance(policy, Policies) else Policies(policy)
     chosen = [(group, policies.of(group)) for group in groups]
     require_metrics(chosen)
-    drafts = [_draft(group, chosen_policy, protections, now) for group, chosen_policy in chosen]
+    histories = [history_of(group, protections, now) for group in groups]
+    ranks = rank_runs(
+        [(*one, history) for one, history in zip(chosen, histories, strict=True)], protections.reasons
+    )
+    lost = [
+        entry for group in groups if group.key in ranks and ranks[group.key].goes for entry in group.entries
+    ]
+    if lost:
+        without = dict.fromkeys((entry.path for entry in lost), ())
+        outside = reasons_from_outside(lost, protections.reasons, protections.holders)
+        protections = replace(protections, reasons={**protections.reasons, **without, **outside})
+    drafts = [
+        _draft(group, chosen_policy, protections, history, ranks.get(group.key))
+        for (group, chosen_policy), history in zip(chosen, histories, strict=True)
+    ]
     too_large = removals_for_limits([draft.limited for draft in drafts], protections.together)
     planned = tuple(
         _group_plan(group, draft, too_large, protections) for group, draft in zip(groups, drafts, strict=True)
@@ -160,10 +177,12 @@ class _Draft:
     Attributes:
         reasons: Why each checkpoint stays, by its path; one without a reason goes.
         limited: What is left of it for the limits to keep.
+        rank: The rank of its run, if its policy ranks runs.
     """
 
     reasons: Mapping[str, Sequence[str]]
     limited: LimitedSeries
+    rank: RunRank | None = None
 
     def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
         """Return why each checkpoint stays, by its path, where some don't fit."""
@@ -183,22 +202,30 @@ class _Draft:
         return reasons
 
 
-def _draft(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> _Draft:
+def _draft(
+    group: Group,
+    policy: Policy | None,
+    protections: Protections,
+    history: History,
+    rank: RunRank | None,
+) -> _Draft:
     """Return what a policy says of a series; where a failed one goes, there may be none."""
-    goes_whole = protections.removes_failed and group.key in protections.failed
+    is_beyond_best = rank is not None and rank.goes
+    goes_whole = is_beyond_best or (protections.removes_failed and group.key in protections.failed)
     if policy is None and not goes_whole:
         reasons = {entry.path: [NO_RULE] for entry in group.entries}
         return _Draft(reasons, LimitedSeries(None, group.entries, reasons.keys()))
     newest_first = group.entries[::-1]
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
-    history = history_of(group, protections, now)
     intact = history.intact
-    if goes_whole:
+    if is_beyond_best:
+        always: Mapping[str, Sequence[str]] = {}
+    elif goes_whole:
         finite = protections.finite.get(group.key)
         always = {} if finite is None else {finite: [FINITE]}
     else:
         always = newest_of(newest_first, history)
-    ruled = {} if policy is None else _rule_reasons(policy, history)
+    ruled = {} if policy is None or is_beyond_best else _rule_reasons(policy, history)
     protected = {path for path in faults if protections.reasons.get(path)}
     kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
     if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
@@ -221,7 +248,10 @@ def _draft(group: Group, policy: Policy | None, protections: Protections, now: f
     if intact and not (ruled or goes_whole or follows or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
     held = {*always, *kept_faults, *protected}
-    return _Draft(reasons, _limited_series(group, policy, history, reasons, held))
+    if is_beyond_best:  # limits keep nothing of it
+        stays = [entry for entry in group.entries if reasons[entry.path]]
+        return _Draft(reasons, LimitedSeries(policy, stays, faults.keys()), rank)
+    return _Draft(reasons, _limited_series(group, policy, history, reasons, held), rank)
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
@@ -292,11 +322,11 @@ def _group_plan(
     stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
     keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
     if skipped is not None or policy is None:
-        return GroupPlan(group.key, keep, remove, skipped, policy, failed)
+        return GroupPlan(group.key, keep, remove, skipped, policy, failed, draft.rank)
     required = [entry for entry in stays if draft.reasons[entry.path]]
     over = excess("max_size", policy.max_size, stays, required)
     unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    return GroupPlan(group.key, keep, remove, None, policy, failed, over, unfitting)
+    return GroupPlan(group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting)
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Option
+from ckpttool.core.report import counted
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts, save_time
 
@@ -123,6 +124,13 @@ def _not_best(policy: Policy, history: History, entry: Entry) -> str:
     value = entry.recorded_metric(policy.metric or "")
     rank = f"{ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
     return f"{rank}, not one of the best {policy.keep_best:,}"
+
+
+def _keep_all_of_best_runs(policy: Policy, history: History) -> KeptWithReasons:
+    """Keep everything if no other rule says what of a run is wanted; runs that go don't come here."""
+    if policy.keeps_whole_runs:
+        for entry in history.intact:
+            yield entry, f"of the best {counted(policy.keep_best_runs or 0, 'run')}"
 
 
 def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
@@ -347,10 +355,16 @@ class Policy:
     keep_best: int | None = _count(
         "--keep-best", help="Keep the N best by --metric.", keep=_keep_best, against=_not_best, example=2
     )
+    keep_best_runs: int | None = _count(
+        "--keep-best-runs",
+        help="Remove all runs but the N best by --metric; other rules hold within these.",
+        keep=_keep_all_of_best_runs,
+        example=5,
+    )
     metric: str | None = _rule(
         "--metric",
         metavar="NAME",
-        help="Compare by this metric for --keep-best, such as val_loss.",
+        help="Compare by this metric for --keep-best and --keep-best-runs, such as val_loss.",
         example="val_loss",
         complete="metric",
     )
@@ -417,10 +431,13 @@ class Policy:
     )
 
     def __post_init__(self) -> None:
-        if self.keep_best is not None and self.metric is None:
-            raise UsageError("--keep-best needs --metric NAME, such as val_loss")
-        if self.metric is not None and self.keep_best is None:
-            raise UsageError("--metric goes with --keep-best N")
+        ranking = next(
+            (name for name in ("keep_best", "keep_best_runs") if getattr(self, name) is not None), None
+        )
+        if ranking is not None and self.metric is None:
+            raise UsageError(f"{RULES[ranking].flags[0]} needs --metric NAME, such as val_loss")
+        if self.metric is not None and ranking is None:
+            raise UsageError("--metric goes with --keep-best N or --keep-best-runs N")
         if self.mode is not None and self.metric is None:
             raise UsageError("--mode goes with --keep-best N and --metric NAME")
         if self.metric is not None:
@@ -440,6 +457,11 @@ class Policy:
     def rules(self) -> dict[str, Any]:
         """Return the rules that were given, by name, with what belongs to them."""
         return dict(_given_rules(self))
+
+    @property
+    def keeps_whole_runs(self) -> bool:
+        """Tell whether it says which runs stay, and nothing of what of them does."""
+        return self.rules.keys() <= {"keep_best_runs", "metric", "mode", "incomplete"}
 
     @property
     def has_limit(self) -> bool:
