@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.core.report import Finding, Severity
     from ckpttool.core.tensor import Role, Tensor
     from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.average import average
     from ckpttool.ops.conversion import Converted, ConvertOptions
     from ckpttool.ops.convert import convert
     from ckpttool.ops.diff import DiffOptions, diff
@@ -84,6 +85,7 @@ __all__ = [
     "UsageError",
     "Verification",
     "Verifications",
+    "average",
     "convert",
     "copy",
     "diff",
@@ -104,6 +106,7 @@ __all__ = [
 _HOMES = {
     "core.checkpoint": ("Checkpoint", "Granularity", "TrainingState"),
     "formats": ("open_checkpoint",),
+    "ops.average": ("average",),
     "ops.conversion": ("ConvertOptions", "Converted"),
     "ops.convert": ("convert",),
     "ops.diff": ("DiffOptions", "diff"),

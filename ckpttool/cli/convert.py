@@ -46,7 +46,7 @@ def convert(
 
     options = ConvertOptions(**given, jobs=jobs)
     with open_checkpoint(single_checkpoint(str(source))) as checkpoint:
-        return _plan_and_convert(
+        return plan_and_convert(
             lambda path, following: plan_conversion(checkpoint, path, options, following),
             str(target),
             options,
@@ -75,7 +75,7 @@ def merge(
 
     options = ConvertOptions(**given, jobs=jobs)
     with open_parts([single_checkpoint(str(path)) for path in sources]) as whole:
-        return _plan_and_convert(
+        return plan_and_convert(
             lambda path, following: plan_merge(whole, path, options, following),
             str(target),
             options,
@@ -112,7 +112,7 @@ def _upload(path: str, target: str, options: ConvertOptions) -> None:
         raise CheckpointError(target, "not written: what was converted was not found again")
 
 
-def _plan_and_convert(
+def plan_and_convert(
     make: Callable[[str, Checkpoint | None], ConversionPlan],
     target: str,
     options: ConvertOptions,

@@ -196,6 +196,25 @@ CLOSINGS: Mapping[str, Closing] = {
         },
         f"{_REFERENCE}/merge.md",
     ),
+    "average": Closing(
+        (
+            Example("Average the five newest", "ckpttool average --last 5 runs/exp1 average.safetensors"),
+            Example(
+                "Average the three best",
+                "ckpttool average --best 3 --metric loss runs/exp1 average.pth",
+            ),
+            Example(
+                "Let the last count twice",
+                "ckpttool average old.pth new.pth average.pth --weights 1,2",
+            ),
+        ),
+        {
+            0: "the average was written, and read back",
+            1: "what was read back differed, and was removed",
+            2: "the checkpoints could not be averaged",
+        },
+        f"{_REFERENCE}/average.md",
+    ),
     "copy": Closing(
         (
             Example("Copy all checkpoints in a directory to a bucket", "ckpttool copy runs s3://bucket/runs"),

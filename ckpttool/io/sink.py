@@ -26,7 +26,7 @@ _BLOCK = 1 << 18
 """What is read, summed and written at once: it stays in a processor's cache meanwhile."""
 _SHARED = 4096
 """File systems that share bytes between files share blocks of so many, and whole ones."""
-_SUMS: dict[str, Callable[[bytes | memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
+SUMS: dict[str, Callable[[bytes | memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
 _NO_KERNEL_COPY = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EIO}
 )
@@ -117,7 +117,7 @@ class Sink:
         if tensor.nbytes <= _SMALL:
             data = tensor.tobytes()
             _require_nbytes(len(data), tensor)
-            written.elements_checksum = _SUMS[written.algorithm](data, 0)
+            written.elements_checksum = SUMS[written.algorithm](data, 0)
             self.write(data)
             self._advance(len(data))
             return written
@@ -158,7 +158,7 @@ class Sink:
             self._buffer = bytearray()
 
     def _copy(self, tensor: Tensor, written: Written) -> None:
-        add = _SUMS[written.algorithm]
+        add = SUMS[written.algorithm]
         values, is_direct = tensor.values, _is_shareable(tensor, written.offset)
         done, total = 0, 0
         for block in tensor.blocks(_BLOCK):

@@ -106,6 +106,7 @@ class Converted(Result):
         notes: What was done that the command line didn't say word by word.
         mismatches: In what it differed from the source, a sentence each; it was removed then.
         safety: What loading it with its framework could run.
+        shares: How much each source counts, which makes 1 together, where it is their average.
         warnings: What kills left beside it, and could not be cleared, a sentence each.
     """
 
@@ -120,6 +121,7 @@ class Converted(Result):
     notes: tuple[str, ...] = ()
     mismatches: tuple[str, ...] = ()
     safety: tuple[Finding, ...] = ()
+    shares: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

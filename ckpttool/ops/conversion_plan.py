@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
@@ -21,6 +22,7 @@ from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content, WriteOptions, Writer, writer_of
+from ckpttool.io.sink import Algorithm
 from ckpttool.ops.conversion import Converted, ConvertOptions, Dropped
 from ckpttool.ops.target_path import check_space, check_target, target_format
 
@@ -47,6 +49,14 @@ _NOT_READ = frozenset(
 """Warnings that say that something of the source was not read."""
 
 
+class SummedTensor(NamedTuple):
+    """A tensor of a source, and the checksum of its bytes, as they were read."""
+
+    tensor: Tensor
+    algorithm: Algorithm
+    elements_checksum: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionPlan:
     """A conversion that can be carried out: all that can be known without reading a value is known to fit.
@@ -59,6 +69,8 @@ class ConversionPlan:
         dropped: What of the source the target won't hold.
         notes: What is done that the options don't say word by word.
         sources: Paths of what it is made of, where that is not the source's alone.
+        shares: How much each of these counts, where it is their average.
+        summed: Tensors of the source that are read to make others, as soon as they were.
     """
 
     source: Checkpoint
@@ -71,6 +83,8 @@ class ConversionPlan:
     dropped: tuple[Dropped, ...]
     notes: tuple[str, ...]
     sources: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+    summed: Sequence[SummedTensor] = ()
 
     @property
     def work(self) -> int:
@@ -94,6 +108,7 @@ class ConversionPlan:
             nbytes=nbytes,
             verified=verified,
             dry_run=self.options.dry_run,
+            shares=self.shares,
             dropped=self.dropped,
             notes=self.notes,
             mismatches=failures,

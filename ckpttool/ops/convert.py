@@ -15,10 +15,9 @@ from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
 from ckpttool.io.scan import Scanned, scan
-from ckpttool.io.sink import Written
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
-from ckpttool.ops.conversion_plan import ConversionPlan, model_of, more, plan_conversion
+from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, model_of, more, plan_conversion
 from ckpttool.ops.readback import mismatches
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
@@ -72,7 +71,8 @@ def carry_out(plan: ConversionPlan, *, advance: Advance = no_advance) -> Convert
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
             staged.require_in_place()  # else something else was read back
-            _require_sums(plan.source, staged.written, jobs, advance)
+            read = [SummedTensor(one.tensor, one.algorithm, one.elements_checksum) for one in staged.written]
+            _require_sums(plan.source, [*read, *plan.summed], jobs, advance)
             for path, mark in _marks(plan.source).items():  # else its parts may be of two states
                 if mark != marks[path]:
                     raise DamagedCheckpoint(path, "it was written to while it was read")
@@ -121,13 +121,13 @@ def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
     return marks
 
 
-def _require_sums(checkpoint: Checkpoint, written: Sequence[Written], jobs: int, advance: Advance) -> None:
+def _require_sums(checkpoint: Checkpoint, read: Sequence[SummedTensor], jobs: int, advance: Advance) -> None:
     """Require that all bytes have the checksums that the source states for them.
 
-    What was summed while it was written isn't read again.
+    What was summed while it was read isn't read again.
     """
     known = {}
-    for one in written:
+    for one in read:
         # A tensor that is all of the bytes that it lies in, in their own order.
         tensor = one.tensor
         is_little = tensor.byteorder == "little" or tensor.dtype.word_bytes == 1

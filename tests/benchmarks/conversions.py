@@ -27,6 +27,21 @@ _RESIDENT = 250
 _SHARDS = 8
 _COPY = 'cp "$0" "$1" && sync "$1"'
 _CONCATENATE = 'out=$0; cat "$@" > "$out" && sync "$out"'
+_AVERAGED = 4
+_LOAD = """
+import sys, torch
+for path in sys.argv[1:]:
+    torch.load(path)
+"""
+_AVERAGE = """
+import sys, torch
+*paths, out = sys.argv[1:]
+total = torch.load(paths[0])
+for path in paths[1:]:
+    for name, tensor in torch.load(path).items():
+        total[name] += tensor
+torch.save({name: tensor / len(paths) for name, tensor in total.items()}, out)
+"""
 _SAVE = """
 import sys, torch
 from safetensors.torch import save_file
@@ -76,6 +91,27 @@ def merge(folder: Path, scale: Scale) -> Group:
     return Group(commands, (Claim(job, "merge", name, ratio=2, resident=_RESIDENT),))
 
 
+def average(folder: Path, scale: Scale) -> Group:
+    """Measure ``average`` of four files against reading them, and against averaging them with PyTorch."""
+    sources, out = [folder / f"{number}.pth" for number in range(_AVERAGED)], folder / "out.pth"
+    for path in sources:
+        data.write_zip(path, scale.mebibytes // _AVERAGED)
+    anew = partial(_clear, (out,))
+    ours = own_command("average", "average", *sources, out)
+    read, averaged = "torch.load each", "torch.load, average, torch.save"
+    commands = (
+        Command(ours.name, ours.arguments, anew),
+        Command(read, (PYTHON, "-c", _LOAD, *map(str, sources))),
+        Command(averaged, (PYTHON, "-c", _AVERAGE, *map(str, sources), str(out)), anew),
+    )
+    job = f"average {_AVERAGED} zips, {size_of(scale.mebibytes)} in all"
+    claims = (
+        Claim(job, "average", read, ratio=1.3, resident=_RESIDENT),
+        Claim(job, "average", averaged, ratio=0.6),
+    )
+    return Group(commands, claims)
+
+
 def large_convert(folder: Path, scale: Scale) -> Group:
     """Show that memory doesn't grow with the bytes."""
     if scale.times is None:
@@ -96,7 +132,7 @@ def large_convert(folder: Path, scale: Scale) -> Group:
     return Group((_own("convert", anew, whole, out), _shell("cp, sync", anew, _COPY, whole, out)), (claim,))
 
 
-GROUPS: tuple[MakeGroup, ...] = (convert, merge, large_convert)
+GROUPS: tuple[MakeGroup, ...] = (convert, merge, average, large_convert)
 
 
 def _own(name: str, prepare: partial[None], source: Path, target: Path) -> Command:

@@ -38,7 +38,7 @@ def groups(scale: Scale) -> list[MakeGroup]:
     """Return what makes each group in a folder of its own, in the order of the table."""
     large = [] if scale.times is None else [large_file]
     compared = differences.GROUPS if scale.times is not None else differences.GROUPS[:1]
-    converted = conversions.GROUPS if scale.times is not None else conversions.GROUPS[:2]
+    converted = conversions.GROUPS if scale.times is not None else conversions.GROUPS[:3]
     return [
         one_file,
         *large,

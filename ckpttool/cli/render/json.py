@@ -248,7 +248,7 @@ def _verification(verification: Verification, sealed: SealResult | None) -> dict
 
 
 def convert_document(converted: Converted) -> dict[str, Any]:
-    """Return the document of ``convert`` and ``merge``."""
+    """Return the document of ``convert``, ``merge`` and ``average``."""
     sources = converted.sources
     return {
         "schema": "ckpttool.convert/1",
@@ -263,6 +263,7 @@ def convert_document(converted: Converted) -> dict[str, Any]:
         "notes": [*converted.notes],
         "mismatches": [*converted.mismatches],
         "safety": [finding_document(one) for one in converted.safety],
+        **({"shares": [*converted.shares]} if converted.shares else {}),
     }
 
 

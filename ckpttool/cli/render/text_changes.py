@@ -13,7 +13,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.cli.render.numbers import file_size
-from ckpttool.cli.render.tables import NARROWEST_TEXT, aligned_pairs, hanging_lines, shorten_names
+from ckpttool.cli.render.tables import (
+    NARROWEST_TEXT,
+    aligned_numbers,
+    aligned_pairs,
+    hanging_lines,
+    shorten_names,
+)
 from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
 from ckpttool.core.report import counted
 from ckpttool.formats.interface import natural_path
@@ -469,6 +475,8 @@ def convert_text(converted: Converted, *, colour: bool = False) -> str:
     """Return a line for what a conversion made, and below it its notes and what was dropped."""
     sources = converted.sources
     source = sources[0] if len(sources) == 1 else f"{len(sources):,} parts"
+    if shares := converted.shares:
+        source = f"average of {len(shares):,} checkpoints"
     size = f"{counted(converted.tensors, 'tensor')}, {file_size(converted.nbytes)}"
     if converted.dry_run:
         result = f"would write {size} as {converted.format}"
@@ -477,6 +485,13 @@ def convert_text(converted: Converted, *, colour: bool = False) -> str:
         result = f"{size}{'' if names_format else f' as {converted.format}'}, verified"
     head = f"{printable(source)} → {printable(converted.target)}: {result}"
     lines = [styled(head, Style.BOLD, colour)]
+    if len(set(shares)) > 1:
+        parts = zip(
+            aligned_numbers([f"{100 * share:.3g} %" for share in shares]),
+            map(printable, sources),
+            strict=True,
+        )
+        lines += aligned_pairs([*parts])
     lines += [f"  {printable(note)}" for note in converted.notes]
     if dropped := converted.dropped:
         count = f"not preserved: {counted(len(dropped), 'item')}"

@@ -1,0 +1,369 @@
+"""The average of several checkpoints' weights, tensor by tensor, in constant memory.
+
+Sums are made in float64 and rounded once. What can't be averaged, counters and flags, is the last source's. A
+conversion writes the result, and compares it with what is averaged anew.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.dtypes import numpy_dtype
+from ckpttool.core.errors import DamagedCheckpoint, UsageError
+from ckpttool.core.keywords import shows_keywords, with_keywords
+from ckpttool.core.report import counted, first_names
+from ckpttool.core.tensor import Role, Tensor
+from ckpttool.core.values import Computed, Contiguous, regroup
+from ckpttool.formats import open_checkpoint
+from ckpttool.io import fs
+from ckpttool.io.sink import SUMS, Algorithm
+from ckpttool.io.work import Advance, no_advance
+from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, content_of, model_of, plan_conversion
+from ckpttool.ops.convert import carry_out
+from ckpttool.weights.comparing.element_values import Widening, widening_of
+from ckpttool.weights.converting.weight_selection import only_weights
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_AT_ONCE = 1 << 16
+"""Elements that are averaged at once: their sums stay in a processor's cache."""
+_AVERAGED = ("float", "complex")
+_PARTS = {"float64": "<f8", "complex32": "<f2", "complex64": "<f4", "complex128": "<f8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """A checkpoint that holds the average of others, open.
+
+    Attributes:
+        checkpoint: The last source, with the averages for its weights.
+        sources: The paths of all.
+        notes: What was done with what can't be averaged.
+        shares: How much each of them counts, which makes 1 together.
+        summed: The sources' tensors that were read, once they were, with the checksums of their bytes.
+    """
+
+    checkpoint: Checkpoint
+    sources: tuple[str, ...]
+    notes: tuple[str, ...]
+    shares: tuple[float, ...]
+    summed: list[SummedTensor]
+    close: Callable[[], None]
+
+    def __enter__(self) -> Average:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@shows_keywords(ConvertOptions)
+def average(
+    sources: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
+    *,
+    weights: Sequence[float] | None = None,
+    ema: float | None = None,
+    options: ConvertOptions | None = None,
+    advance: Advance | None = None,
+    **keywords: Any,
+) -> Converted:
+    """Write one checkpoint whose weights are the average of several, and compare it.
+
+    The target appears whole or not at all. It holds weights alone: the average of an optimizer's states means
+    nothing.
+
+    Args:
+        sources: Checkpoints of one model, the oldest first.
+        target: Path to write to; its suffix says the format, unless ``to`` does.
+        weights: A number for each source, which counts so much; by default all count the same.
+        ema: Decay of an exponential moving average over the sources, such as 0.999.
+        options: What is written, and how.
+        advance: Called with the bytes done, from any thread.
+        keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
+
+    Raises:
+        CheckpointError: A source is damaged, or holds NaN or an infinity; the target can't be written.
+        UsageError: The sources differ in names, shapes or ties, or the options can't be followed.
+    """
+    options = with_keywords(options or ConvertOptions(), keywords)
+    shares = shares_of(len(sources), weights, ema)
+    with open_average(sources, shares) as averaged, model_of(options) as model:
+        planned = plan_average(averaged, os.fspath(target), options, model)
+        return carry_out(planned, advance=advance or no_advance)
+
+
+def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | None = None) -> list[float]:
+    """Return how much each of so many sources counts; only the ratios matter.
+
+    Source of the moving average: PyTorch ``torch/optim/swa_utils.py`` (``get_ema_avg_fn``).
+    """
+    if count < 2:
+        raise UsageError("an average takes two checkpoints or more")
+    if weights is not None and ema is not None:
+        raise UsageError("--weights and --ema exclude each other")
+    if ema is not None:
+        if not 0 < ema < 1:
+            raise UsageError(f"--ema {ema:g}: a decay lies between 0 and 1")
+        return [ema ** (count - 1), *((1 - ema) * ema ** (count - 1 - at) for at in range(1, count))]
+    if weights is None:
+        return [1.0] * count
+    if len(weights) != count:
+        raise UsageError(f"--weights: {counted(len(weights), 'weight')} for {counted(count, 'checkpoint')}")
+    if not all(math.isfinite(one) and one > 0 for one in weights):
+        raise UsageError("--weights: each weight is a positive number")
+    return list(weights)
+
+
+def plan_average(
+    averaged: Average, target: str, options: ConvertOptions, model: Checkpoint | None = None
+) -> ConversionPlan:
+    """Return how an average would be written; nothing is written."""
+    options = replace(options, only="weights")
+    planned = plan_conversion(averaged.checkpoint, target, options, model, sources=averaged.sources)
+    notes = (*averaged.notes, *planned.notes)
+    return replace(planned, notes=notes, shares=averaged.shares, summed=averaged.summed)
+
+
+def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float]) -> Average:
+    """Return the average of some checkpoints as one that is open; no value is read."""
+    sources = tuple(os.fspath(path) for path in paths)
+    places = [fs.realpath(path) for path in sources]
+    for at, path in enumerate(sources):
+        if places[at] in places[:at]:
+            raise UsageError(f"{path} is given twice (--weights makes it count more)")
+    with ExitStack() as opened:
+        checkpoints = [opened.enter_context(open_checkpoint(path)) for path in sources]
+        selected = [_Weights.of(checkpoint) for checkpoint in checkpoints]
+        last = selected[-1]
+        for other in selected[:-1]:
+            _require_alike(other, last)
+        averages: dict[str, Tensor] = {}
+        summed: list[SummedTensor] = []
+        for name, tensor in last.tensors.items():
+            if tensor.dtype.kind in _AVERAGED:
+                if tensor.dtype.bits < 8:
+                    raise UsageError(f"{name}: {tensor.dtype.name} can't be averaged (convert --dtype can)")
+                owner = averages.get(tensor.shares_with or "")
+                members = [_Member(one, one.tensors[name]) for one in selected]
+                values = average_values(members, shares, summed) if owner is None else owner.values
+                averages[tensor.name] = Tensor(
+                    tensor.path,
+                    tensor.dtype,
+                    tensor.shape,
+                    tensor.role,
+                    values,
+                    key=tensor.key,
+                    shares_with=tensor.shares_with,
+                )
+        base = checkpoints[-1]
+        checkpoint = base.but(
+            tensors=tuple(averages.get(tensor.name, tensor) for tensor in base.tensors),
+            tree=lambda: None,
+            files=tuple(dict.fromkeys(chain.from_iterable(one.files for one in checkpoints))),
+            spans=lambda: chain.from_iterable(one.spans() for one in checkpoints),
+        )
+        notes = _notes(last, averages)
+        total = math.fsum(shares)
+        parts = tuple(share / total for share in shares)
+        return Average(checkpoint, sources, tuple(notes), parts, summed, opened.pop_all().close)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The weights of a source, by the names that a model expects."""
+
+    checkpoint: Checkpoint
+    tensors: dict[str, Tensor]
+    algorithm: Algorithm | None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> _Weights:
+        for finding in checkpoint.findings:
+            if finding.severity.value == "error":
+                raise DamagedCheckpoint(
+                    checkpoint.path, finding.message, where=finding.where, code=finding.code
+                )
+        if not checkpoint.complete:
+            raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")
+        weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
+        selected, _ = only_weights(content_of(checkpoint), checkpoint)
+        named = zip(selected.tensors, weights, strict=True)
+        algorithm = next((span.algorithm for span in checkpoint.spans() if span.crc32 is not None), None)
+        return cls(checkpoint, {one.name: tensor for one, tensor in named}, algorithm)
+
+    def ties(self) -> dict[str, str]:
+        """Return for each tied weight the name of the first one that it shares its values with."""
+        names = {tensor.name: name for name, tensor in self.tensors.items()}
+        return {
+            name: names[tensor.shares_with]
+            for name, tensor in self.tensors.items()
+            if tensor.shares_with in names
+        }
+
+
+def _require_alike(other: _Weights, last: _Weights) -> None:
+    """Require that two sources hold weights of one model."""
+    path, last_path = other.checkpoint.path, last.checkpoint.path
+    if missing := [name for name in last.tensors if name not in other.tensors]:
+        raise UsageError(f"{path}: no {first_names(missing)}, which {last_path} has; expected one model")
+    if more := [name for name in other.tensors if name not in last.tensors]:
+        raise UsageError(f"{last_path}: no {first_names(more)}, which {path} has; expected one model")
+    for name, tensor in last.tensors.items():
+        one = other.tensors[name]
+        if one.shape != tensor.shape:
+            shapes = f"shape {list(one.shape)}, and {list(tensor.shape)} in {last_path}"
+            raise UsageError(f"{path}[{name}]: {shapes}")
+        if one.dtype.kind != tensor.dtype.kind:
+            raise UsageError(f"{path}[{name}]: {one.dtype.name}, and {tensor.dtype.name} in {last_path}")
+    if other.ties() != last.ties():
+        raise UsageError(f"{path}: other weights share their values than in {last_path}")
+
+
+def _notes(last: _Weights, averages: dict[str, Tensor]) -> Iterator[str]:
+    others = [name for name, tensor in last.tensors.items() if tensor.name not in averages]
+    if others:
+        kinds = {last.tensors[name].dtype.kind for name in others}
+        kind = kinds.pop() if len(kinds) == 1 else "other"
+        count = counted(len(others), f"{kind} tensor")
+        yield f"took {count} from {last.checkpoint.path}: {first_names(others)}"
+
+
+# Values ---------------------------------------------------------------------------------------------
+
+
+class _Member(NamedTuple):
+    """A tensor that is averaged with others, and the checkpoint that it lies in."""
+
+    source: _Weights
+    tensor: Tensor
+
+
+def average_values(
+    members: Sequence[_Member], shares: Sequence[float], summed: list[SummedTensor]
+) -> Computed:
+    """Return the average of tensors of one shape in the type of the last; what is read is summed, too."""
+    last = members[-1].tensor
+    parts = 2 if last.dtype.kind == "complex" else 1
+    widenings = [widening_of(one.tensor.dtype) for one in members]
+    is_uniform = len(set(shares)) == 1
+    divisor = len(shares) if is_uniform else math.fsum(shares)
+
+    def make(limit: int) -> Iterator[memoryview]:
+        import numpy as np
+
+        count = max(16, min(_AT_ONCE, limit // last.dtype.itemsize // 16 * 16))
+        lengths = [min(count, last.size - start) for start in range(0, last.size, count)]
+        groups = [_groups(one.tensor, lengths) for one in members]
+        sums, scaled = np.empty(count * parts), np.empty(count * parts)
+        checksums = [0] * len(members)
+        for length, *data in zip(lengths, *groups, strict=True):
+            sum_, product = sums[: length * parts], scaled[: length * parts]
+            sum_.fill(0)
+            for at, (raw, member, widening) in enumerate(zip(data, members, widenings, strict=True)):
+                if member.source.algorithm is not None:
+                    checksums[at] = SUMS[member.source.algorithm](raw, checksums[at])
+                elements = _elements(widening, raw, len(sum_))
+                with np.errstate(all="ignore"):
+                    if not is_uniform:
+                        elements = np.multiply(elements, shares[at], out=product, dtype=np.float64)
+                    np.add(sum_, elements, out=sum_)
+            sum_ /= divisor
+            if not np.isfinite(sum_).all():
+                _settle_infinities(members, widenings, data, sum_)
+            yield _rounded(sum_, members[-1])
+        for member, checksum in zip(members, checksums, strict=True):
+            if member.source.algorithm is not None:
+                summed.append(SummedTensor(member.tensor, member.source.algorithm, checksum))
+
+    return Computed(make)
+
+
+def _groups(tensor: Tensor, lengths: Sequence[int]) -> Iterator[bytearray | memoryview]:
+    """Yield a tensor's bytes in groups of so many elements; what lies in one piece isn't copied."""
+    sizes = [tensor.dtype.nbytes(length) for length in lengths]
+    if isinstance(tensor.values, Contiguous) and sizes and sizes[0] % 16 == 0:
+        return tensor.blocks(sizes[0])
+    return regroup(tensor, sizes)
+
+
+def _elements(widening: Widening, raw: bytearray | memoryview, count: int) -> Array:
+    """Return elements, of complex ones both parts, in a floating type of NumPy's that holds them exactly."""
+    import numpy as np
+
+    data = np.frombuffer(raw, np.uint8)
+    if widening.is_complex or widening.dtype.name == "float64":
+        return data.view(_PARTS[widening.dtype.name])
+    if widening.dtype.name == "float32":
+        return data.view("<f4")
+    narrow = np.empty(count, "<f4")
+    widening.fill_float32(data, narrow)
+    return narrow
+
+
+def _settle_infinities(
+    members: Sequence[_Member],
+    widenings: Sequence[Widening],
+    data: Sequence[bytearray | memoryview],
+    sums: Array,
+) -> None:
+    """Let an infinity stand that all sources have, as a mask does; any other, or NaN, is an error."""
+    import numpy as np
+
+    wide = np.empty((len(members), len(sums)))
+    for row, widening, raw in zip(wide, widenings, data, strict=True):
+        row[:] = _elements(widening, raw, len(sums))
+    is_shared = np.isinf(wide).all(axis=0) & (wide == wide[0]).all(axis=0)
+    for (source, tensor), row in zip(members, wide, strict=True):
+        strange = ~np.isfinite(row) & ~is_shared
+        if strange.any():
+            what, code = ("NaN", "nan") if np.isnan(row[strange]).any() else ("an infinity", "infinity")
+            raise DamagedCheckpoint(
+                source.checkpoint.path,
+                f"{what} would spoil the average",
+                where=tensor.name,
+                code=code,
+            )
+    sums[is_shared] = wide[0][is_shared]
+
+
+def _rounded(sums: Array, last: _Member) -> memoryview:
+    """Return sums in the type of a tensor, each rounded once."""
+    import numpy as np
+
+    dtype = last.tensor.dtype
+    with np.errstate(over="ignore"):
+        if numpy_type := _PARTS.get(dtype.name) or {"float32": "<f4", "float16": "<f2"}.get(dtype.name):
+            result = sums.astype(numpy_type)
+        else:
+            result = _to_odd(sums).astype(numpy_dtype(dtype))
+    if np.isfinite(sums).all() and not np.isfinite(result).all():
+        path, where = last.source.checkpoint.path, last.tensor.name
+        raise DamagedCheckpoint(path, f"the average is too large for {dtype.name}", where=where)
+    return memoryview(result.view(np.uint8).data)
+
+
+def _to_odd(sums: Array) -> Array:
+    """Return float64 values as float32 ones from which rounding to fewer bits gives what it gives of them.
+
+    What is not exact gets an odd last bit, so that it is never taken for a tie.
+    """
+    import numpy as np
+
+    narrow = sums.astype(np.float32)
+    back = narrow.astype(np.float64)
+    bits = narrow.view(np.uint32)
+    bits -= np.abs(back) > np.abs(sums)
+    bits |= back != sums
+    return narrow

@@ -1,0 +1,90 @@
+"""Which checkpoints of a run are averaged: its newest, or its best by a metric; intact ones alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.report import counted
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress, no_progress, read_all
+from ckpttool.runs.members.order import AVERAGED, Group
+from ckpttool.runs.retention.missing_metrics import require_metrics
+from ckpttool.runs.retention.rules import History, Policy, rank_by_metric
+from ckpttool.runs.scope import WHOLE_TREE, Scope
+from ckpttool.runs.surveying.survey import survey_directory
+
+
+def newest_checkpoints(
+    directory: str | os.PathLike[str],
+    count: int,
+    scope: Scope = WHOLE_TREE,
+    *,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> list[str]:
+    """Return the paths of the newest intact checkpoints with weights of the only series, the oldest first.
+
+    Each is read in full.
+
+    Raises:
+        UsageError: There are several series, or fewer checkpoints.
+        CheckpointError: The directory can't be looked at.
+    """
+    group = _only_series(directory, scope)
+    return _first_intact(group.entries[::-1], count, group, jobs, progress)
+
+
+def best_checkpoints(
+    directory: str | os.PathLike[str],
+    count: int,
+    metric: str,
+    mode: str | None = None,
+    scope: Scope = WHOLE_TREE,
+    *,
+    jobs: int | None = None,
+    progress: Progress = no_progress,
+) -> list[str]:
+    """Return the paths of the best intact checkpoints by a metric, in the order of training.
+
+    Raises what ``newest_checkpoints`` does.
+    """
+    policy = Policy(keep_best=count, metric=metric, mode=mode)  # type: ignore[arg-type]
+    group = _only_series(directory, scope)
+    require_metrics([(group, policy)])
+    ranked = rank_by_metric(policy, History(_sound(group)[::-1]))
+    return _first_intact(ranked, count, group, jobs, progress)
+
+
+def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
+    """Return the only series of a directory that has several checkpoints and isn't one of averages."""
+    survey = survey_directory(directory, scope, enters_root=True)
+    several = [group for group in survey.groups if len(_sound(group)) > 1]
+    candidates = [group for group in several if not AVERAGED.search(os.path.basename(group.key))] or several
+    if not candidates:
+        raise UsageError(f"{survey.root}: no series of checkpoints with weights")
+    if len(candidates) > 1:
+        names = ", ".join(group.key for group in candidates)
+        raise UsageError(f"{survey.root}: {len(candidates):,} series: {names} (--series GLOB chooses one)")
+    return candidates[0]
+
+
+def _sound(group: Group) -> list[Entry]:
+    return [entry for entry in group.entries if entry.is_sound and entry.has_weights]
+
+
+def _first_intact(
+    candidates: Sequence[Entry], count: int, group: Group, jobs: int | None, progress: Progress
+) -> list[str]:
+    """Return the first so many that are intact, in the order of training."""
+    chosen: list[str] = []
+    for entry in candidates:
+        if len(chosen) == count:
+            break
+        is_candidate = entry.is_sound and entry.has_weights and entry.danger is None
+        if is_candidate and read_all(entry, jobs, progress).damage is None:
+            chosen.append(entry.path)
+    if len(chosen) < count:
+        raise UsageError(f"{group.key}: {counted(len(chosen), 'intact checkpoint')} of {count:,} to average")
+    return [entry.path for entry in group.entries if entry.path in chosen]
