@@ -74,6 +74,14 @@ AllowUnsafe = Annotated[
         "--allow-unsafe", help="Also accept a checkpoint that runs code when loaded.", panel=SELECTION_PANEL
     ),
 ]
+ResumeExact = Annotated[
+    bool,
+    typer_option(
+        "--resume-exact",
+        help="Accept only checkpoints from which a training resumes exactly.",
+        panel=SELECTION_PANEL,
+    ),
+]
 MissingOk = Annotated[
     bool,
     typer_option(
@@ -101,6 +109,7 @@ def latest(
     logs: Annotated[Given, OptionsOf(Scope, ("metrics",))],
     before: Before = None,
     allow_unsafe: AllowUnsafe = False,
+    resume_exact: ResumeExact = False,
     scope: Annotated[Given, OptionsOf(Scope, ("recursive", "exclude", "max_depth"))],
     verify: Verify = Depth.FULL,
     wait: Wait = "0",
@@ -128,6 +137,7 @@ def latest(
         mode=None if mode is None else mode.value,
         before=_parse_step(before),
         allow_unsafe=allow_unsafe,
+        resume_exact=resume_exact,
         missing_ok=missing_ok,
         wait=seconds(wait, is_lenient=True),
         tell=(lambda text: None) if quiet else _tell,
@@ -145,6 +155,8 @@ def latest(
             say_warning(f"{path}: skipped: {message}")
         for warning in found.warnings:
             say_warning(warning)
+        if found.entry is not None and found.resume is not None and sys.stderr.isatty():
+            _tell(f"{found.entry.path} resumes {found.resume}")
     try:
         _print(found, json=json, null=null, quiet=quiet)
         sys.stdout.flush()

@@ -20,6 +20,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.architecture import Architecture, architecture_of
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.io.zip_reader import by_directory
+from ckpttool.ops.resume import ResumeVerdict, resume_verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +71,11 @@ class Inspection(Table):
     def architecture(self) -> Architecture:
         """Return what it says of its model; of a large graph, that takes a moment."""
         return architecture_of(self.checkpoint)
+
+    @property
+    def resume(self) -> ResumeVerdict:
+        """Return how a training resumes from it."""
+        return resume_verdict(self.checkpoint)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -19,6 +19,7 @@ class Code(Enum):
     UNSAFE = "unsafe"
     BEING_WRITTEN = "being written"
     TOO_YOUNG = "too young"
+    INEXACT = "inexact"
     NAMED_BEST = "named best"
     NAMED_IN = "named in"
     NEWEST = "newest"

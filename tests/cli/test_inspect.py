@@ -54,16 +54,17 @@ def test_text_says_what_it_is(run, guide: Path) -> None:
     status, out, err = run("inspect", guide)
     assert (status, err) == (0, "")
     told = [" ".join(line.split()) for line in out.splitlines()]
-    assert told[:7] == [
+    assert told[:8] == [
         f"{guide}: pytorch (zip)",
         "size 4.0 kB",
         "holds full: 8 tensors (2 weights, 6 optimizer)",
         "epoch 10",
         "loss 0.02",
         "learning rate 0.001 (key optimizer_state_dict.param_groups[0].lr)",
+        "resumes with weights and optimizer; no RNG state, no data loader state",
         "parameters 22 (float32)",
     ]
-    assert "fc.weight" not in told[8] and "weight float32 2×10 80 B" in told
+    assert "fc.weight" not in told[9] and "weight float32 2×10 80 B" in told
 
 
 def test_json_has_the_keys_of_the_contract(run, guide: Path) -> None:

@@ -48,6 +48,11 @@ def test_json(run, series: Path) -> None:
         "epoch": 10,
         "step": None,
         "safety": "safe",
+        "resume": {
+            "level": "weights-and-optimizer",
+            "found": ["weights", "optimizer", "step or epoch"],
+            "missing": ["RNG state", "data loader state"],
+        },
         "passed_over": [],
     }
 

@@ -30,6 +30,7 @@ def test_the_hugging_face_trainer_goes_on(tmp_path: Path) -> None:
         "left": ["checkpoint-10", "checkpoint-12"],
         "after": ["checkpoint-14", "checkpoint-16", "checkpoint-18"],  # save_total_limit is 3
         "step": 18,
+        "resumes": "exactly",
         "equal": True,
     }
 

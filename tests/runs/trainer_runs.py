@@ -88,6 +88,7 @@ def huggingface(root: Path) -> dict[str, Any]:
     run = root / "run"
     trainer(run, 12).train()
     left = thinned(run, 2)
+    verdict = ckpttool.latest(run).resume
     resumed = trainer(run, 18, limit=3)
     resumed.train(resume_from_checkpoint=True)
     whole = trainer(root / "whole", 18)
@@ -97,6 +98,7 @@ def huggingface(root: Path) -> dict[str, Any]:
         "left": left,
         "after": names(run),
         "step": resumed.state.global_step,
+        "resumes": str(verdict),
         "equal": all(torch.equal(value, other[name]) for name, value in state.items()),
     }
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.drift import Drift
     from ckpttool.ops.inspect import Inspection, ValueStatistics
     from ckpttool.ops.manifest_seal import SealResult
+    from ckpttool.ops.resume import ResumeVerdict
     from ckpttool.ops.verdict import Verification
     from ckpttool.runs.copying import Copied
     from ckpttool.runs.listing import ListedCheckpoint, ListedRun, ListedSeries, Listing
@@ -138,6 +139,7 @@ def _inspection(inspection: Inspection) -> dict[str, Any]:
         "files": [{"path": entry.path, "bytes": entry.nbytes} for entry in checkpoint.files],
         "producer": {"framework": checkpoint.producer.framework, "version": checkpoint.producer.version},
         "training": training_document(checkpoint.training),
+        "resume": _resume(inspection.resume),
         "parameters": checkpoint.parameters,
         "model": _architecture(inspection.architecture),
         "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
@@ -145,6 +147,10 @@ def _inspection(inspection: Inspection) -> dict[str, Any]:
         "findings": [finding_document(one) for one in inspection.findings],
         "safety": safety_of(checkpoint.safety).value,
     }
+
+
+def _resume(verdict: ResumeVerdict) -> dict[str, Any]:
+    return {"level": verdict.level.value, "found": [*verdict.found], "missing": [*verdict.missing]}
 
 
 def _architecture(model: Architecture) -> dict[str, Any]:
@@ -489,6 +495,7 @@ def latest_document(latest: Latest) -> dict[str, Any]:
         "epoch": latest.entry.epoch if latest.entry else None,
         "step": latest.entry.step if latest.entry else None,
         "safety": latest.entry.safety.value if latest.entry else None,
+        "resume": _resume(latest.resume) if latest.resume else None,
         "passed_over": [{"path": one.path, "why": one.message} for one in latest.passed_over],
     }
     if latest.best is not None:

@@ -17,6 +17,7 @@ from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.architecture import Architecture
 from ckpttool.ops.inspect import Inspection, ValueStatistics
+from ckpttool.ops.resume import ResumeLevel
 
 MAX_ROWS = 40
 MAX_TRAINERS = MAX_SIGNATURES = 8
@@ -70,6 +71,8 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
     tensors = f"{counted(len(checkpoint.tensors), 'tensor')} ({roles})" if roles else "no tensors"
     yield "holds", f"{checkpoint.granularity.value}: {tensors}"
     yield from _training_lines(checkpoint.training)
+    if inspection.resume.level is not ResumeLevel.NONE:
+        yield "resumes", str(inspection.resume)
     if checkpoint.format == "fluid":
         yield from fluid_lines(checkpoint.metadata)
     yield from _architecture_lines(inspection.architecture)

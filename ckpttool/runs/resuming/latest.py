@@ -6,14 +6,24 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.core.checkpoint import Granularity
-from ckpttool.core.errors import AccessDenied, NotACheckpoint, NotFound, UsageError, from_os_error
+from ckpttool.core.errors import (
+    AccessDenied,
+    CheckpointError,
+    NotACheckpoint,
+    NotFound,
+    UsageError,
+    from_os_error,
+)
 from ckpttool.core.report import counted
 from ckpttool.core.result import Result
+from ckpttool.formats.opening import open_unit
 from ckpttool.io import fs
+from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all
 from ckpttool.runs.members.order import newest_first, tiers
@@ -55,6 +65,7 @@ class Latest(Result):
 
     ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
     ``none_yet`` tells that nothing is there but perhaps one unfinished save, as before a run's first job.
+    ``resume`` says how a training resumes from it; None in a store, unless that was asked for.
     """
 
     entry: Entry | None
@@ -66,6 +77,7 @@ class Latest(Result):
     waited_for: tuple[str, ...] = ()
     best: str | None = None
     none_yet: bool = False
+    resume: ResumeVerdict | None = None
 
     @property
     def summary(self) -> str:
@@ -91,6 +103,7 @@ class LatestQuery(Scope):
     mode: Mode | None
     before: int | None
     allow_unsafe: bool = False
+    resume_exact: bool = False
 
 
 def latest(
@@ -105,6 +118,7 @@ def latest(
     metrics: Sequence[str] = (),
     before: int | None = None,
     allow_unsafe: bool = False,
+    resume_exact: bool = False,
     missing_ok: bool = False,
     wait: float = 0,
     tell: Tell | None = None,
@@ -124,6 +138,7 @@ def latest(
         mode: Which of its values are good.
         metrics: Logs that know more metrics.
         before: The step before which it has to be saved.
+        resume_exact: Whether only one will do from which a training resumes exactly.
         allow_unsafe: Whether one may be chosen that runs code when it is loaded, or calls what could.
         missing_ok: Whether the directory may be missing, as before a run's first job: then there is none.
         wait: For how many seconds to wait for a writer that is at one that would come first.
@@ -150,6 +165,7 @@ def latest(
         metrics=metrics,
         before=before,
         allow_unsafe=allow_unsafe,
+        resume_exact=resume_exact,
     )
     clock = SYSTEM
     watch = Watch(wait, tell or (lambda text: None), clock)
@@ -284,6 +300,8 @@ class _Search:
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
                 fault = self.reader.fault(entry, reads=reads)
+            if fault is None and self.query.resume_exact:
+                fault = _inexact(entry)
             if fault is None:
                 return entry, passed
             passed.append((entry, fault))
@@ -373,17 +391,35 @@ class _Search:
         errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
         problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
         if chosen is None:
-            why = _reason_for_none(surveyed, recursive=query.recursive, best=query.best, before=query.before)
+            why = _reason_for_none(surveyed, query)
             return Latest(None, why, problems, surveyed.remarks, surveyed.journals)
         danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
         doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in passed})
         warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
-        return Latest(chosen, None, problems, warnings, surveyed.journals)
+        resume = None
+        if query.resume_exact or not fs.is_remote(chosen.path):
+            with suppress(CheckpointError):  # whoever loads it learns that it has just gone
+                resume = _resume_of(chosen)
+        return Latest(chosen, None, problems, warnings, surveyed.journals, resume=resume)
 
 
 def _unsafe(entry: Entry) -> Reason | None:
     """Return why nobody resumes from a checkpoint unasked; the user's own classes make none unsafe."""
     return fault(Code.UNSAFE, entry.danger) if entry.danger else None
+
+
+def _inexact(entry: Entry) -> Reason | None:
+    """Return why a training doesn't resume exactly from a checkpoint, or None where it does."""
+    verdict = _resume_of(entry)
+    if verdict.level is ResumeLevel.EXACT:
+        return None
+    return Reason(Code.INEXACT, f"it doesn't resume exactly: {verdict.shortcoming}")
+
+
+def _resume_of(entry: Entry) -> ResumeVerdict:
+    assert entry.unit.format is not None  # it was looked at, and is sound
+    with open_unit(entry.unit.format, entry.unit) as checkpoint:
+        return resume_verdict(checkpoint)
 
 
 def _newest_of(
@@ -468,11 +504,12 @@ def _none_safe_error(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
     return AccessDenied(shown(root), problem, expected="--allow-unsafe takes it all the same")
 
 
-def _reason_for_none(surveyed: Survey, *, recursive: bool, best: str | None, before: int | None) -> str:
+def _reason_for_none(surveyed: Survey, query: LatestQuery) -> str:
     """Return why there is no answer."""
     root, count = surveyed.root, len(surveyed.entries)
+    best, before = query.best, query.before
     if not count:
-        return f"{root}: {nothing_in(root, recursive=recursive)}"
+        return f"{root}: {nothing_in(root, recursive=query.recursive)}"
     sound = [entry for entry in surveyed.entries if entry.is_sound]
     if best is not None and sound and all(comparable_value(entry, best) is None for entry in sound):
         names = sorted({name for entry in sound for name in entry.metrics})
@@ -480,6 +517,8 @@ def _reason_for_none(surveyed: Survey, *, recursive: bool, best: str | None, bef
             names.append("loss")
         there = f" (there is {', '.join(names)})" if names else ""
         return f"{root}: no checkpoint with a metric {best!r}{there}"
+    if query.resume_exact and sound:
+        return f"{root}: no intact checkpoint from which a training resumes exactly"
     if before is not None and sound:
         return f"{root}: no intact checkpoint before step {before}"
     if count == 1:

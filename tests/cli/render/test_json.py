@@ -104,6 +104,11 @@ def test_inspect_document_whole() -> None:
                     "hyper_parameters": {},
                     "origin": {"epoch": "key epoch"},
                 },
+                "resume": {
+                    "level": "weights-only",
+                    "found": ["weights", "step or epoch"],
+                    "missing": ["optimizer", "scheduler", "RNG state", "data loader state"],
+                },
                 "parameters": 0,
                 "model": {"class": None, "family": None, "layers": {}, "signatures": {}},
                 "tensors": [

@@ -61,6 +61,7 @@ def test_checkpoint_of_a_model() -> None:
         "  loss           0.02",
         "  learning rate  0.001        (key optimizer.param_groups[0].lr)",
         "  val_loss       0.5",
+        "  resumes        with weights and optimizer; no scheduler, no RNG state, no data loader state",
         "  parameters     22 (float32)",
         "",
         "  tensor                 type     shape  size",
