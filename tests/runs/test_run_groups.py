@@ -24,7 +24,8 @@ from tests.support.retention import dry_run, removed_names
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 SEARCH = FILES / "runs" / "lightning" / "search"
-TRUTH = json.loads((FILES / "runs" / "lightning" / "search.expected.json").read_text())
+RAY = json.loads((FILES / "runs" / "ray.expected.json").read_text())
+TRUTH = json.loads((FILES / "runs" / "lightning.expected.json").read_text())
 
 
 @pytest.fixture
@@ -183,6 +184,31 @@ def test_a_pointer_of_verl_and_a_pin_protect_what_they_name(tmp_path: Path) -> N
         "bad/global_step_10",
         "good/global_step_10",
     ]
+
+
+@pytest.fixture
+def ray(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FILES / "runs" / "ray" / "search", tmp_path / "ray"))
+
+
+def test_a_search_by_ray(ray: Path) -> None:
+    listing = list_checkpoints(ray, metrics=["result.json"], best="loss")
+    best = {name: min(trial["loss"].values()) for name, trial in RAY.items()}
+    ranked = sorted(best, key=best.__getitem__)
+    assert [os.path.basename(one.path) for one in listing.runs] == ranked
+    for one in listing.runs:
+        assert dict(one.hyper_parameters) == RAY[os.path.basename(one.path)]["params"]
+        for row in one.checkpoints:
+            assert row.entry.metric("loss") == RAY[os.path.basename(one.path)]["loss"][row.entry.name]
+            assert row.protected == ()
+    assert set(listing.runs[0].checkpoints[0].entry.metrics) == {"loss"}
+    pruned = prune(
+        str(ray), policy=Policy(keep_best_runs=2, keep_best=1, metric="loss"), metrics=["result.json"]
+    )
+    assert not pruned.problems
+    left = {path.relative_to(ray).parts[:2] for path in ray.rglob("model.pt")}
+    expected = {(name, min(RAY[name]["loss"], key=RAY[name]["loss"].__getitem__)) for name in ranked[:2]}
+    assert left == expected  # in each of which the best is the newest, too
 
 
 def test_damage_of_the_best_run_is_found_before_another_goes(search: Path) -> None:

@@ -64,6 +64,7 @@ class Log:
         by_step: What was measured at steps.
         by_epoch: What was measured at epochs of which no step is told.
         in_epoch: The last of what was measured at the steps of an epoch.
+        by_checkpoint: What was measured at a checkpoint, by the name of its directory.
         steps: Which steps it has.
         epochs: Which epochs it has.
         counts_both: Whether it has epochs beside steps.
@@ -76,6 +77,7 @@ class Log:
     by_step: dict[Number, dict[str, float]] = field(default_factory=dict)
     by_epoch: dict[Number, dict[str, float]] = field(default_factory=dict)
     in_epoch: dict[Number, dict[str, float]] = field(default_factory=dict)
+    by_checkpoint: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: Range = field(default_factory=Range)
     epochs: Range = field(default_factory=Range)
     counts_both: bool = False
@@ -96,6 +98,10 @@ class Log:
                 self._keep(kept.setdefault(number, {}), values)
             elif number in self.numbers:
                 self.has_bare = True
+
+    def add_of_checkpoint(self, name: str, values: Mapping[str, float]) -> None:
+        """Take what was measured at a checkpoint in a directory of this name."""
+        self._keep(self.by_checkpoint.setdefault(name, {}), values)
 
     def _keep(self, kept: dict[str, float], values: Mapping[str, float]) -> None:
         for name, value in values.items():

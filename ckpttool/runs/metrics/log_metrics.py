@@ -208,6 +208,10 @@ def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[M
         if given.count is not None:
             yield _match_as_given(given, log, entry)
             continue
+        if log.by_checkpoint:
+            names = (entry.name, os.path.basename(entry.directory))
+            yield next((log.by_checkpoint[name] for name in names if name in log.by_checkpoint), {})
+            continue
         step = entry.logged_as if as_logged and entry.logged_as is not None else entry.step
         values: dict[str, float] = {}
         if step is not None:

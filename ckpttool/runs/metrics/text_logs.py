@@ -23,6 +23,15 @@ _WITH_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+(?:e[-+]?[0-9]+)?", re.ASCII | re.I
 _EMPTY = frozenset({"", "na", "n/a", "none", "null"})
 """What stands in a cell that has no value; Keras writes ``NA``."""
 
+_RAY_TRIAL, _RAY_CHECKPOINT = "trial_id", "checkpoint_dir_name"
+_RAY_COUNTS = frozenset(
+    {
+        *("timestamp", "pid", "training_iteration", "time_this_iter_s", "time_total_s"),
+        *("time_since_restore", "iterations_since_restore"),
+    }
+)
+"""What Ray counts in each result, which is no metric."""
+
 _LOST_END = "its last line has no end, as if it were still being written; it was not read"
 
 
@@ -122,7 +131,7 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
             break
         has_any = True
         add_object(log, record)
-    if has_any and log.steps.least is None and log.epochs.least is None:
+    if has_any and log.steps.least is None and log.epochs.least is None and not log.by_checkpoint:
         raise _no_count_error(log.path, "no object in it")
 
 
@@ -160,14 +169,22 @@ def _json_document(file: BinaryIO, path: str, what: str) -> Any:
 
 
 def add_object(log: Log, record: Mapping[str, Any]) -> None:
-    """Take a JSON object into a log: its step, its epoch, and its numbers, those under ``metrics`` too."""
+    """Take a JSON object into a log: its step, its epoch, and its numbers, those under ``metrics`` too.
+
+    Ray says of which checkpoint a line of its ``result.json`` is.
+    Source: ray-project/ray ``python/ray/tune/result.py`` (``AUTO_RESULT_KEYS``), ``train/constants.py``
+    (``CHECKPOINT_DIR_NAME``).
+    """
     values: dict[str, float] = {}
     inner = record.get("metrics")
+    counts = {*STEPS, *EPOCHS, *(_RAY_COUNTS if _RAY_TRIAL in record else ())}
     for name, value in [*record.items(), *(inner.items() if isinstance(inner, dict) else ())]:
-        if name not in STEPS and name not in EPOCHS and not name.startswith("_"):
+        if name not in counts and not name.startswith("_"):
             number = _json_number(value)
             if number is not None:
                 values[name] = number
+    if _RAY_TRIAL in record and isinstance(name := record.get(_RAY_CHECKPOINT), str):
+        log.add_of_checkpoint(name, values)
     log.add(_first_number(record, STEPS), _first_number(record, EPOCHS), values)
 
 

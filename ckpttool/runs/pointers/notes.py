@@ -38,7 +38,7 @@ _SOURCES = (
 """Endings of source code: it names what it writes and reads, not what somebody wants to keep."""
 
 
-_LISTS = frozenset({tf_state.NAME, *PIN_LISTS, *SHARED, "trainer_state.json"})
+_LISTS = frozenset({tf_state.NAME, *PIN_LISTS, *SHARED, "trainer_state.json", "result.json"})
 """What names many, or is read in a way of its own."""
 
 
