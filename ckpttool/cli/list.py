@@ -104,6 +104,32 @@ Plot = Annotated[
         panel=OUTPUT_PANEL,
     ),
 ]
+CadenceFlag = Annotated[
+    bool,
+    typer_option(
+        "--cadence",
+        help="Show how often each series is saved, and what that costs.",
+        panel=OUTPUT_PANEL,
+    ),
+]
+Mtbf = Annotated[
+    str | None,
+    typer_option(
+        "--mtbf",
+        metavar="TIME",
+        help="With --cadence: the best interval if a failure comes every TIME (24h).",
+        panel=OUTPUT_PANEL,
+    ),
+]
+SaveTime = Annotated[
+    str | None,
+    typer_option(
+        "--save-time",
+        metavar="TIME",
+        help="With --cadence: how long a save takes (12s). [default: as far as files tell]",
+        panel=OUTPUT_PANEL,
+    ),
+]
 Verify = Annotated[
     Depth,
     typer_option(
@@ -146,6 +172,9 @@ def list_(
     flat: Flat = None,
     long: Long = False,
     plot: Plot = None,
+    cadence: CadenceFlag = False,
+    mtbf: Mtbf = None,
+    save_time: SaveTime = None,
     json: Json = False,
     null: Null = False,
     quiet: Quiet = False,
@@ -168,6 +197,8 @@ def list_(
     With rules of prune, show what they would keep and remove. Without DIR and rules, [retention] in
     ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
     """
+    if (mtbf or save_time) and not cadence:
+        raise UsageError("--mtbf and --save-time go with --cadence")
     given = {**scope, **rules, **({} if jobs is None else {"jobs": jobs})}
     options = list_options(directories or (), given, metric, mode, config)
     paths = options.directories()
@@ -178,10 +209,11 @@ def list_(
             raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
         check_plot(plot, [*paths, *options.request_options.get("metrics", ())])
     part, address = workload.get("part"), workload.get("executor")
-    has_order = sort or reverse or metric or plot
+    has_order = sort or reverse or metric or plot or cadence
     if part is not None and (not json or has_order or rules or options.config is not None):
         raise UsageError(
-            "--part goes with --json, and without an order, --best, --plot, rules or a configuration"
+            "--part goes with --json, and without an order, --best, --plot, --cadence, rules or "
+            "a configuration"
         )
     with executor_at(address) if address else nullcontext() as executor:
         places, listing = read_listing(
@@ -205,9 +237,47 @@ def list_(
 
         print_json(list_part_document(listing, part, verify.value))
         return status_of(places, listing)
+    if cadence and listing.checkpoints:
+        _show_cadence(listing, _span(mtbf, "--mtbf"), _span(save_time, "--save-time"), json=json, quiet=quiet)
+        return status_of(places, listing)
     output = ListOutput(json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
     _show(listing, [place for place, is_read in places if is_read], output)
     return status_of(places, listing)
+
+
+def _span(text: str | None, flag: str) -> float | None:
+    """Return a duration in seconds; zero is none."""
+    from ckpttool.core.amounts import seconds
+
+    if text is None:
+        return None
+    if not (value := seconds(text)):
+        raise UsageError(f"{flag} {text}: expected more than 0")
+    return value
+
+
+def _show_cadence(
+    listing: Listing, mtbf: float | None, save_time: float | None, *, json: bool, quiet: bool
+) -> None:
+    """Print how often the series that have several checkpoints are saved."""
+    from ckpttool.runs.cadence import cadence_of
+
+    cadences = [
+        (series.key, cadence_of(series.in_order, mtbf=mtbf, save_time=save_time))
+        for series in listing.series
+        if len(series.checkpoints) > 1
+    ]
+    if json:
+        from ckpttool.cli.render.json import list_document
+
+        print_json(list_document(listing, dict(cadences)))
+    elif not quiet and cadences:
+        from ckpttool.cli.render.text_cadence import cadence_text
+
+        columns = width(sys.stdout) if sys.stdout.isatty() else None
+        print(cadence_text(cadences, mtbf=mtbf, width=columns, colour=has_colour(sys.stdout)))
+    elif not quiet:
+        say("no series of several checkpoints")
 
 
 def list_options(

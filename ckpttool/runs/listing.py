@@ -17,7 +17,7 @@ from ckpttool.io import fs
 from ckpttool.ops.workload import Part, split
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
-from ckpttool.runs.members.order import Group
+from ckpttool.runs.members.order import Group, order_entries
 from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import Pointers
@@ -133,6 +133,11 @@ class ListedSeries:
     def nbytes(self) -> int:
         """Return the bytes of all; a file that has several names among them counts once."""
         return total_bytes(one.entry for one in self.checkpoints)
+
+    @property
+    def in_order(self) -> tuple[Entry, ...]:
+        """Return its checkpoints from the oldest to the newest, in whatever order they are listed."""
+        return order_entries([one.entry for one in self.checkpoints])[0]
 
     @property
     def epochs(self) -> tuple[float, float] | None:

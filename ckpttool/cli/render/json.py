@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.resume import ResumeVerdict
     from ckpttool.ops.verdict import Verification
+    from ckpttool.runs.cadence import Cadence
     from ckpttool.runs.copying import Copied
     from ckpttool.runs.listing import ListedCheckpoint, ListedRun, ListedSeries, Listing
     from ckpttool.runs.pointers.pin_lists import Pin
@@ -425,11 +426,12 @@ def drift_document(drift: Drift) -> dict[str, Any]:
 # list, latest ---------------------------------------------------------------------------------------
 
 
-def list_document(listing: Listing) -> dict[str, Any]:
+def list_document(listing: Listing, cadences: Mapping[str, Cadence] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the document of ``list``; ``cadences`` say by key how often series are saved."""
     return {
         "schema": "ckpttool.list/1",
         "checkpoints": [_list_row(one) for one in listing.checkpoints],
-        "series": [_list_series(one) for one in listing.series],
+        "series": [_list_series(one, cadences.get(one.key)) for one in listing.series],
         "runs": [_list_run(one) for one in listing.runs],
     }
 
@@ -463,9 +465,9 @@ def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _list_series(series: ListedSeries) -> dict[str, Any]:
+def _list_series(series: ListedSeries, cadence: Cadence | None) -> dict[str, Any]:
     newest, best = series.newest, series.best
-    return {
+    document: dict[str, Any] = {
         "key": series.key,
         "format": series.format,
         "count": len(series.checkpoints),
@@ -475,6 +477,23 @@ def _list_series(series: ListedSeries) -> dict[str, Any]:
         "newest": newest.entry.path if newest else None,
         "best": best.entry.path if best else None,
     }
+    if cadence is not None:
+        document["cadence"] = {
+            "interval": cadence.interval,
+            "steps": cadence.steps,
+            "epochs": cadence.epochs,
+            "pauses": cadence.pauses,
+            "bytes": cadence.nbytes,
+            "bytes_a_day": cadence.daily_bytes,
+            "free_bytes": cadence.free_bytes,
+            "seconds_until_full": cadence.seconds_until_full,
+            "save_time": cadence.save_time,
+            "share_of_time": cadence.share_of_time,
+            "best_interval": cadence.best_interval,
+            "best_steps": cadence.best_count(cadence.steps),
+            "best_epochs": cadence.best_count(cadence.epochs),
+        }
+    return document
 
 
 def _list_run(run: ListedRun) -> dict[str, Any]:

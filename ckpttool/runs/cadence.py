@@ -1,0 +1,149 @@
+"""How often a run saves, what that costs, and how often it should, by what lies on the disk.
+
+Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval" (Communications of the
+ACM 17, 1974); J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps"
+(Future Generation Computer Systems 22, 2006), of which it is the first term.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.io import fs
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import is_flat
+
+_FEWEST = 3
+"""Two checkpoints have one interval, which may be a pause."""
+_PAUSE = 5
+"""An interval of so many times the usual one is a pause: a job waited, or was restarted."""
+_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often a series was saved; what nobody can tell is None.
+
+    Attributes:
+        interval: Seconds from one save to the next, in the median.
+        steps, epochs: What lies between two saves, in the median.
+        pauses: How many intervals were far longer.
+        nbytes: Bytes of a checkpoint, in the median.
+        save_time: Seconds that a save takes.
+        free_bytes: Room on the file system.
+        best_interval: Seconds between saves that waste the least time, given how often a failure comes.
+        unknown: Why intervals can't be told.
+    """
+
+    interval: float | None = None
+    steps: float | None = None
+    epochs: float | None = None
+    pauses: int = 0
+    nbytes: float = 0
+    save_time: float | None = None
+    free_bytes: int | None = None
+    best_interval: float | None = None
+    unknown: str | None = None
+
+    @property
+    def daily_bytes(self) -> float | None:
+        """Return the bytes that are saved a day, as long as nothing is removed."""
+        return None if self.interval is None else self.nbytes * _DAY / self.interval
+
+    @property
+    def seconds_until_full(self) -> float | None:
+        """Return in how many seconds the file system is full, as long as nothing is removed."""
+        if self.free_bytes is None or not self.daily_bytes:
+            return None
+        return self.free_bytes / self.daily_bytes * _DAY
+
+    @property
+    def share_of_time(self) -> float | None:
+        """Return which part of the time saving takes."""
+        if self.save_time is None or self.interval is None:
+            return None
+        return min(1.0, self.save_time / self.interval)
+
+    def best_count(self, between: float | None) -> float | None:
+        """Return how many of ``steps``, or ``epochs``, the best interval is."""
+        if between is None or self.best_interval is None or not self.interval:
+            return None
+        return between * self.best_interval / self.interval
+
+
+def best_interval(save_time: float, mtbf: float) -> float:
+    """Return the interval in seconds that wastes the least time on saves and lost work, by Young's formula.
+
+    Args:
+        save_time: Seconds that a save takes.
+        mtbf: Mean time between failures, in seconds.
+    """
+    return math.sqrt(2 * save_time * mtbf)
+
+
+def cadence_of(
+    entries: Sequence[Entry], *, mtbf: float | None = None, save_time: float | None = None
+) -> Cadence:
+    """Return how often a series was saved.
+
+    Args:
+        entries: Its checkpoints, the oldest first.
+        mtbf: Mean time between failures, in seconds; None: no advice is asked for.
+        save_time: Seconds that a save takes, if somebody knows better than the files.
+    """
+    sound = [entry for entry in entries if entry.is_sound]
+    if not sound:
+        return Cadence(unknown="no checkpoint is intact")
+    free = None if fs.is_remote(sound[0].path) else shutil.disk_usage(sound[0].directory).free
+    taken = _save_time(sound) if save_time is None else save_time
+    nbytes = median(entry.nbytes for entry in sound)
+    unknown, intervals = None, list[float]()
+    if len(sound) < _FEWEST:
+        unknown = f"fewer than {_FEWEST} checkpoints"
+    elif not (intervals := _intervals(sound)):
+        unknown = "all were written within a minute, as by a copy"
+    usual = median(intervals) if intervals else None
+    return Cadence(
+        interval=usual,
+        steps=_between(sound, lambda entry: entry.step),
+        epochs=_between(sound, lambda entry: entry.epoch),
+        pauses=sum(one > _PAUSE * usual for one in intervals) if usual else 0,
+        nbytes=nbytes,
+        save_time=taken,
+        free_bytes=free,
+        best_interval=None if mtbf is None or taken is None else best_interval(taken, mtbf),
+        unknown=unknown,
+    )
+
+
+def _intervals(sound: Sequence[Entry]) -> list[float]:
+    """Return the seconds between saves, by the times that they record, or by those of the files."""
+    recorded = [entry.saved_at for entry in sound if entry.saved_at is not None]
+    if len(recorded) < len(sound) or len(set(recorded)) < len(recorded):
+        if is_flat(sound):
+            return []
+        recorded = [entry.modified_ns / 1e9 for entry in sound]
+    return [later - earlier for earlier, later in pairwise(sorted(recorded)) if later > earlier]
+
+
+def _between(sound: Sequence[Entry], count: Callable[[Entry], float | None]) -> float | None:
+    counts = [value for entry in sound if (value := count(entry)) is not None]
+    if len(counts) < _FEWEST or len(counts) < len(sound):
+        return None
+    return median(later - earlier for earlier, later in pairwise(sorted(counts))) or None
+
+
+def _save_time(sound: Sequence[Entry]) -> float | None:
+    """Return the seconds from a save's first file to its last one, in the median; None for single files."""
+    spreads = []
+    for entry in sound:
+        times = [file.mtime_ns for file in entry.contents.files if not file.path.endswith(SIDECARS)]
+        if len(times) > 1:
+            spreads.append((max(times) - min(times)) / 1e9)
+    return (median(spreads) or None) if spreads else None
