@@ -27,21 +27,42 @@ List = Annotated[
 ]
 
 
+Message = Annotated[
+    str | None,
+    typer_option("--message", "-m", metavar="TEXT", help='Note why: "figure 2".', panel=OUTPUT_PANEL),
+]
+Until = Annotated[
+    str | None,
+    typer_option(
+        "--until",
+        metavar="DATE",
+        help="Let the pin end after this day: 2027-01-01, or 90d from now.",
+        panel=OUTPUT_PANEL,
+    ),
+]
+
+
 def pin(
     paths: Paths = None,
     list_: List = False,
+    message: Message = None,
+    until: Until = None,
     json: Json = False,
     null: Null = False,
     quiet: Quiet = False,
 ) -> int:
     """Pin checkpoints, so that no policy removes them."""
     from ckpttool.runs.pointers.pins import pin as carry_out
+    from ckpttool.runs.pointers.remarks import parse_until
 
+    if list_ and (message is not None or until is not None):
+        raise UsageError("-m and --until go without --list")
     if list_:
         return _list(paths or [HERE], json=json, null=null, quiet=quiet)
     if null:
         raise UsageError("-0 goes with --list")
-    done = carry_out(_require_paths(paths))
+    day = None if until is None else parse_until(until)
+    done = carry_out(_require_paths(paths), note=message, until=day)
     _print(done, "pinned", "is already pinned", json=json, quiet=quiet)
     return 0
 
@@ -92,6 +113,9 @@ def _list(paths: Sequence[str], *, json: bool, null: bool, quiet: bool) -> int:
         print_json(pin_document([*pins.values()], void=faults))
     elif pins and not quiet:
         print_paths([pinned.path for pinned in pins.values()], null=null)
+    for pinned in pins.values() if not quiet else ():
+        if pinned.remark.has_ended:
+            say_warning(f"{pinned.path}: its pin ended on {pinned.remark.until}, and protects no more")
     for pinned in gone if not quiet else ():
         say_warning(f"{pinned.path}: it is pinned, and {absence_message(pinned)}")
     for pinned, fault in faults if not quiet else ():

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.copying import Copied
     from ckpttool.runs.listing import ListedCheckpoint, ListedRun, ListedSeries, Listing
     from ckpttool.runs.pointers.pin_lists import Pin
+    from ckpttool.runs.pointers.remarks import Remark
     from ckpttool.runs.pruning.explanation import Explanation
     from ckpttool.runs.pruning.planning import PrunePlan
     from ckpttool.runs.pruning.prune import Pruned
@@ -672,9 +673,17 @@ def pin_document(
         "missing": [pinned.path for pinned in pins if not pinned.is_there],
         "changed": [*changed],
     }
+    about = {one.path: _remark(one.remark) for one in pins if not one.remark.is_empty}
+    if about:
+        document["about"] = about
     if void:
         document["void"] = [{"file": shown(one.file), "name": one.name, "why": why} for one, why in void]
     return document
+
+
+def _remark(remark: Remark) -> dict[str, Any]:
+    until = None if remark.until is None else remark.until.isoformat()
+    return {"note": remark.note, "until": until, "facts": dict(remark.facts)}
 
 
 # config ---------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import NotRegular
 from ckpttool.io.toml import change_strings, parse_toml
 from ckpttool.runs.pointers.readers import MAX_STATE, PIN_LISTS, PINS
+from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dir_of, user_name
@@ -39,11 +40,12 @@ class _NoText(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One line of a list of pins: the file, what stands there, and the path that it means."""
+    """An entry of a list of pins: the file, what stands there, the path that it means, what is said of it."""
 
     file: str
     name: str
     path: str
+    remark: Remark = NOTHING
 
     @property
     def is_there(self) -> bool:
@@ -55,11 +57,12 @@ def pins_in(file: str, text: str) -> Iterator[Pin]:
     """Yield the pins in a file."""
     directory = os.path.dirname(file)
     try:
-        names = pinned_names(text)
+        names, remarks = pinned_names(text), remarks_in(text)
     except ValueError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
     for name in names:
-        yield Pin(file, name, shown(fs.normpath(os.path.join(directory, name))))
+        path = shown(fs.normpath(os.path.join(directory, name)))
+        yield Pin(file, name, path, remarks.get(name, NOTHING))
 
 
 def pinned_names(text: str) -> list[str]:
@@ -91,7 +94,8 @@ def _misplaced_key(tables: Mapping[str, object]) -> str | None:
     return None
 
 
-def _unreadable(file: str, error: Exception) -> DamagedCheckpoint:
+def unreadable(file: str, error: Exception) -> DamagedCheckpoint:
+    """Return the error that says that a list of pins can't be read, or changed."""
     expected = None if isinstance(error, _NoText) else 'pinned = ["name", …]'
     return DamagedCheckpoint(shown(file), f"the pins can't be read: {error}", expected=expected)
 
@@ -101,7 +105,7 @@ def read_list(file: str) -> str:
     try:
         return _list_text(file)
     except ValueError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
 
 
 def _list_text(file: str) -> str:
@@ -136,7 +140,7 @@ def changed_text(
     try:
         return change_strings(text, KEY, renamed=renamed, added=added)
     except ValueError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
 
 
 def write_list(file: str, before: str, text: str) -> None:
@@ -147,7 +151,7 @@ def write_list(file: str, before: str, text: str) -> None:
         before: What it says; in a store, where nothing is locked, it must still say that.
         text: What it is to say.
     """
-    says_nothing = "".join(text.split()) == f"{KEY}=[]"
+    says_nothing = "".join(text.split()) in ("", f"{KEY}=[]")
     try:
         if fs.is_remote(file):
             _write_object(file, before, None if says_nothing else text)
@@ -251,7 +255,7 @@ def pins_above(directory: str) -> Iterator[Pin]:
             path = fs.realpath(_pin_path(pinned))
             if is_within(path, real) and path != real:
                 shown_path = shown(os.path.join(directory, os.path.relpath(path, real)))
-                yield Pin(file, pinned.name, shown_path)
+                yield Pin(file, pinned.name, shown_path, pinned.remark)
 
 
 def _pin_path(pinned: Pin) -> str:
@@ -299,13 +303,18 @@ def follow_pins(
         files.setdefault(os.path.join(fs.realpath(directory), name), file)
     for file in files.values():
         try:
-            names = pinned_names(_list_text(file))
+            text = _list_text(file)
+            names, remarks = pinned_names(text), remarks_in(text)
         except (CheckpointError, ValueError) as error:
             why = error.found if isinstance(error, CheckpointError) else str(error)
             _leave_alone(pointed, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
             continue
         for name in names:
-            _follow_pin(pointed, Pin(file, name, name), index, reach)
+            remark = remarks.get(name, NOTHING)
+            if remark.fault is not None:
+                pointed.warnings.append(fault_text(file, name, remark))
+            if not remark.has_ended:
+                _follow_pin(pointed, Pin(file, name, name, remark), index, reach)
 
 
 def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
@@ -333,7 +342,7 @@ def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex
     if entry is None and fs.exists(path):
         entry = index.find(path)
     if entry is not None:
-        pointed.protect(entry, KEY, pinned.file)
+        pointed.protect(entry, reason_of(pinned), pinned.file)
     elif not Pin(pinned.file, pinned.name, path).is_there:
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
         if fs.isdir(beside or os.curdir):
@@ -347,6 +356,13 @@ def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex
         fault = pin_fault(pinned) if groups else None
         if fault is not None:
             _leave_alone(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+
+
+def reason_of(pinned: Pin) -> str:
+    """Return why a checkpoint stays that is pinned: ``pinned: figure 2 (until 2027-01-01)``."""
+    note = "" if pinned.remark.note is None else f": {' '.join(pinned.remark.note.split())}"
+    until = "" if pinned.remark.until is None else f" (until {pinned.remark.until})"
+    return f"{KEY}{note}{until}"
 
 
 def _protect_namesakes(

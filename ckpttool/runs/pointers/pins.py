@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
@@ -32,9 +33,11 @@ from ckpttool.runs.pointers.pin_lists import (
     pins_above,
     pins_in,
     read_list,
+    unreadable,
     write_list,
 )
 from ckpttool.runs.pointers.readers import PIN_LISTS
+from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.transaction.lock import BUSY, lock_directory
 from ckpttool.transaction.paths import bare, shown
@@ -68,11 +71,60 @@ class Pinning(Result):
         return f"{len(self.changed):,} changed, {len(self.pins):,} pinned"
 
 
-def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
+def pin(
+    paths: Iterable[str | os.PathLike[str]], *, note: str | None = None, until: date | None = None
+) -> Pinning:
     """Pin checkpoints; all are looked at before the first is.
+
+    Args:
+        paths: The checkpoints.
+        note: Why; None leaves the note as it is.
+        until: The last day on which the pins hold, in local time; None leaves that as it is.
 
     Raises:
         CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
+    """
+    said = Remark(note, until)
+
+    def add(file: str, text: str, named: Sequence[CheckpointPlace]) -> tuple[str, list[str]]:
+        known = list(pins_in(file, text))
+        new = [place for place in named if not any(_is_pin_of(place, pinned) for pinned in known)]
+        new = [place for place in new if not _lists_pinning(place)]
+        new = list({place.path: place for place in new}.values())
+        if new:
+            text = changed_text(file, text, added=[_name_in(file, place) for place in new])
+        changed = [place.path for place in new]
+        return text, changed if said.is_empty else [place.path for place in named]
+
+    return _write_lists(paths, add, said, {})
+
+
+def remark(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    note: str | None = None,
+    facts: Mapping[str, str | None] | None = None,
+) -> Pinning:
+    """Note something about checkpoints, without pinning them: an empty note, or a fact of None, goes.
+
+    Raises what ``pin`` does.
+    """
+
+    def keep(file: str, text: str, named: Sequence[CheckpointPlace]) -> tuple[str, list[str]]:
+        return text, [place.path for place in named]
+
+    return _write_lists(paths, keep, Remark(note), facts or {})
+
+
+def _write_lists(
+    paths: Iterable[str | os.PathLike[str]],
+    change: Callable[[str, str, Sequence[CheckpointPlace]], tuple[str, list[str]]],
+    said: Remark,
+    facts: Mapping[str, str | None],
+) -> Pinning:
+    """Change the lists of checkpoints, each locked, and note what is said of them.
+
+    ``change`` returns the text of a list, and the paths of what is another now.
     """
     given = [os.fspath(path) for path in paths]
     recovered = tuple(_recover(given))
@@ -88,17 +140,36 @@ def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
     changed: list[str] = []
     for file, named in files.items():
         with _lock_all(file, named):
-            text = read_list(file)
-            known = list(pins_in(file, text))
-            new = [place for place in named if not any(_is_pin_of(place, pinned) for pinned in known)]
-            new = [place for place in new if not _lists_pinning(place)]
-            new = list({place.path: place for place in new}.values())
-            if new:
-                write_list(
-                    file, text, changed_text(file, text, added=[_name_in(file, place) for place in new])
-                )
-            changed += [place.path for place in new]
+            before = read_list(file)
+            text, paths_changed = change(file, before, named)
+            try:
+                known = remarks_in(text)
+                for name in dict.fromkeys(_name_in(file, place) for place in named):
+                    old = known.get(name, NOTHING)
+                    if (new := merged(old, said, facts)) != old:
+                        text = with_remark(text, name, new)
+            except ValueError as error:
+                raise unreadable(file, error) from error
+            if text != before:
+                write_list(file, before, text)
+            changed += paths_changed
     return replace(_pinning(files, places, changed), recovered=recovered)
+
+
+def remark_on(path: str) -> Remark:
+    """Return what the lists beside a checkpoint, and above it, say of it; the nearest counts.
+
+    Nothing, if no list can be read.
+    """
+    place = place_of(bare(path))
+    for file in lists_for(place.directory):
+        try:
+            known = remarks_in(read_list(file))
+        except (CheckpointError, ValueError):
+            continue
+        if (found := known.get(_name_in(file, place))) is not None:
+            return found
+    return NOTHING
 
 
 def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
@@ -125,7 +196,11 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
                 if _is_pin_of(place, pinned)
             ]
             if ending:
-                write_list(file, text, changed_text(file, text, renamed={name: None for _, name in ending}))
+                new = changed_text(file, text, renamed={name: None for _, name in ending})
+                for name, remark in remarks_in(new).items():
+                    if remark.until is not None and any(name == one for _, one in ending):
+                        new = with_remark(new, name, replace(remark, until=None))
+                write_list(file, text, new)
             changed += [path for path, _ in ending]
     return replace(_pinning(files, places, changed), recovered=recovered)
 
@@ -186,7 +261,9 @@ def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
             path = path.removesuffix(INDEX)
         if path in renamed:
             new[name] = renamed[path]
-    return change_strings(text, KEY, renamed=new) if new else text
+    text = change_strings(text, KEY, renamed=new) if new else text
+    about = {name: renamed[fs.normpath(name)] for name in remarks_in(text) if fs.normpath(name) in renamed}
+    return rename_remarks(text, about)
 
 
 def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:

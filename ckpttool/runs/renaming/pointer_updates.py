@@ -170,9 +170,11 @@ class _Collector:
     def _pin_renames(self, text: str, directory: str) -> Mapping[str, str]:
         """Return new paths by old ones, as a list of pins in a directory may name them."""
         from ckpttool.io.toml import parse_toml
+        from ckpttool.runs.pointers.remarks import remarks_in
 
         pinned = parse_toml(text).get("pinned", [])
         names = [name for name in pinned if isinstance(name, str)] if isinstance(pinned, list) else []
+        names += remarks_in(text)
         paths = {os.path.normpath(name) for name in names}
         paths |= {path.removesuffix(INDEX) for path in paths}
         return {path: new for path in paths if (new := self._moved.new_path(path, directory)) is not None}
