@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
     from ckpttool.ops.verify_all import Verifications, verify_all
+    from ckpttool.runs.card import Card, card
     from ckpttool.runs.copying import Copied, copy
     from ckpttool.runs.listing import list_checkpoints
     from ckpttool.runs.pointers.pins import pin, unpin
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessDenied",
     "AmbiguousFormat",
+    "Card",
     "Check",
     "Checkpoint",
     "CheckpointError",
@@ -86,6 +88,7 @@ __all__ = [
     "Verification",
     "Verifications",
     "average",
+    "card",
     "convert",
     "copy",
     "diff",
@@ -117,6 +120,7 @@ _HOMES = {
     "ops.verify": ("verify",),
     "ops.verify_all": ("Verifications", "verify_all"),
     "core.report": ("Finding", "Severity"),
+    "runs.card": ("Card", "card"),
     "runs.copying": ("Copied", "copy"),
     "runs.listing": ("list_checkpoints",),
     "runs.pointers.pins": ("pin", "unpin"),

@@ -36,6 +36,7 @@ class CommandEntry(NamedTuple):
 
 COMMANDS = {
     "inspect": CommandEntry("inspect", "inspect", "Show what a checkpoint contains."),
+    "card": CommandEntry("card", "card", "Write a card of a checkpoint, and note what people say of it."),
     "verify": CommandEntry("verify", "verify", "Check that checkpoints are intact, sane and safe."),
     "explain": CommandEntry("explain", "explain", "Explain a finding: what it means, and what to do."),
     "list": CommandEntry("list", "list_", "List the checkpoints in a directory, series by series."),

@@ -196,6 +196,14 @@ CLOSINGS: Mapping[str, Closing] = {
         },
         f"{_REFERENCE}/merge.md",
     ),
+    "card": Closing(
+        (
+            Example("Write a model card for the Hugging Face Hub", "ckpttool card model.pth -o README.md"),
+            Example("Note what it was trained on", "ckpttool card model.pth --set data=CIFAR-10"),
+        ),
+        {0: "the card was written", 2: "the checkpoint can't be read, or FILE exists"},
+        f"{_REFERENCE}/card.md",
+    ),
     "average": Closing(
         (
             Example("Average the five newest", "ckpttool average --last 5 runs/exp1 average.safetensors"),

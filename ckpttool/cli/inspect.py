@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -11,11 +12,14 @@ from ckpttool.cli.options import Json, PathText, Quiet, path_argument, typer_opt
 from ckpttool.cli.output import has_colour, say, width
 from ckpttool.cli.progress import progress
 from ckpttool.cli.render.terminal import printable
+from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.core.urls import is_remote
 from ckpttool.io import fs
 
 if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection
+    from ckpttool.runs.pointers.remarks import Remark
 
 Paths = Annotated[
     list[PathText],
@@ -83,6 +87,20 @@ def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
         )
 
 
+def _remark_on(path: str) -> Remark | None:
+    """Return what people say of a checkpoint; without a list of pins above it, nothing is imported."""
+    directory = os.path.dirname(os.path.abspath(path))
+    while not is_remote(path):
+        if any(os.path.lexists(os.path.join(directory, name)) for name in PIN_LISTS):
+            from ckpttool.runs.pointers.pins import remark_on
+
+            return remark_on(path)
+        if directory == os.path.dirname(directory):
+            return None
+        directory = os.path.dirname(directory)
+    return None
+
+
 def _no_match(inspection: Inspection, filter: str) -> str:
     """Say that a filter fits no tensor, and which one would."""
     from fnmatch import filter as matching
@@ -102,12 +120,18 @@ def _print(inspections: list[Inspection], field: str | None, json: bool, all_ten
         from ckpttool.cli.output import print_json
         from ckpttool.cli.render.json import inspect_document
 
-        print_json(inspect_document(inspections))
+        print_json(inspect_document(inspections, [_remark_on(one.checkpoint.path) for one in inspections]))
     else:
         from ckpttool.cli.render.text_inspect import inspect_text
 
         shown = (
-            inspect_text(one, all_tensors=all_tensors, colour=has_colour(sys.stdout), width=width(sys.stdout))
+            inspect_text(
+                one,
+                all_tensors=all_tensors,
+                colour=has_colour(sys.stdout),
+                width=width(sys.stdout),
+                remark=_remark_on(one.checkpoint.path),
+            )
             for one in inspections
         )
         print("\n\n".join(shown))
@@ -139,7 +163,7 @@ def _field(inspection: Inspection, key: str) -> str:
     from ckpttool.core.errors import UsageError
     from ckpttool.core.suggest import did_you_mean
 
-    (document,) = inspect_document([inspection])["checkpoints"]
+    (document,) = inspect_document([inspection], [_remark_on(inspection.checkpoint.path)])["checkpoints"]
     value = document
     for part in key.split("."):
         if isinstance(value, list) and part.isdigit() and int(part) < len(value):

@@ -96,6 +96,12 @@ STEP_DIRECTORY = re.compile(
 epoch and step as a template of ``rename`` has them: ``exp1-e0003-s00001200-0.3412``. What is called
 ``resnet_epoch_50`` could be one of several trials."""
 
+# Ours -----------------------------------------------------------------------------------------------
+
+PINS = ".ckpttool-pins.toml"
+PIN_LISTS = (PINS, ".ckpttool.toml")
+"""Names of lists of pins; that of the second looks too much like a configuration's to be given any more."""
+
 # Metrics --------------------------------------------------------------------------------------------
 
 WORDS = re.compile(rf"((?:[a-z][a-z0-9]*[-_/])*[a-z][a-z0-9]*){SEPARATOR}$", _FLAGS)

@@ -69,6 +69,8 @@ class Traits(NamedTuple):
         own_keys: Keys of the metadata that it writes for itself; in any other they are the user's.
         known_directories: Variants that are directories of which it is known what belongs there.
         members: What such a directory consists of, where its reader tells of all that lies there.
+        library: The library that loads it, as Hugging Face's model cards name it.
+        loaders: Python that loads ``NAME`` with its framework, and runs nothing that it holds, by variant.
     """
 
     title: str = ""
@@ -95,6 +97,8 @@ class Traits(NamedTuple):
     own_keys: frozenset[str] = frozenset()
     known_directories: frozenset[str | None] = frozenset()
     members: re.Pattern[str] | None = None
+    library: str = ""
+    loaders: Mapping[str | None, str] = {}
 
     def program_in(self, variant: str | None) -> Program | None:
         """Return the program that a checkpoint of one of its variants holds."""
@@ -122,6 +126,10 @@ def is_commit_marker(name: str) -> bool:
 
 TRAITS: Mapping[str, Traits] = {
     "pytorch": Traits(
+        library="pytorch",
+        loaders=dict.fromkeys(
+            ("zip", "legacy"), "import torch\n\ncheckpoint = torch.load(NAME, weights_only=True)"
+        ),
         title="PyTorch",
         readers={
             "torch.zip:PytorchZip": "zip",
@@ -140,6 +148,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "safetensors": Traits(
+        loaders={None: "from safetensors.torch import load_file\n\nweights = load_file(NAME)"},
         readers={
             "safetensors.reader:Safetensors": "json",
             "sharded:ShardedSafetensors": "json directory",
@@ -154,6 +163,8 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "tensorflow": Traits(
+        library="tf-keras",
+        loaders={None: "import tensorflow as tf\n\nreader = tf.train.load_checkpoint(NAME)"},
         title="TensorFlow",
         readers={"tensorflow.checkpoint:TensorFlow": "table other directory"},
         writer="tensorflow.writer:TensorFlowWriter",
@@ -164,6 +175,8 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
     ),
     "savedmodel": Traits(
+        library="tf-keras",
+        loaders={None: "import tensorflow as tf\n\nmodel = tf.saved_model.load(NAME)"},
         title="SavedModel",
         readers={"savedmodel.directory:SavedModelDirectory": "other directory"},
         writer="savedmodel.writer:SavedModelWriter",
@@ -181,6 +194,8 @@ TRAITS: Mapping[str, Traits] = {
         members=_SAVED_MODEL,
     ),
     "keras": Traits(
+        library="keras",
+        loaders={None: "import keras\n\nmodel = keras.saving.load_model(NAME)"},
         title="Keras",
         readers={"keras.zip:KerasZip": "zip"},
         writer="keras.writer:KerasWriter",
@@ -192,6 +207,7 @@ TRAITS: Mapping[str, Traits] = {
         own_keys=frozenset({"backend"}),
     ),
     "keras-h5": Traits(
+        library="keras",
         title="Keras HDF5",
         readers={"keras.h5:KerasH5": "hdf5", "keras.sharded:KerasSharded": "json directory"},
         writer="keras.writer:KerasH5Writer",
@@ -205,6 +221,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"sharded"}),
     ),
     "hdf5": Traits(
+        loaders={None: "import h5py\n\nfile = h5py.File(NAME)"},
         title="HDF5",
         readers={"hdf5.plain:Hdf5": "hdf5"},
         writer="hdf5.writer:Hdf5Writer",
@@ -213,6 +230,7 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
     ),
     "numpy": Traits(
+        loaders={"npz": "import numpy as np\n\narrays = np.load(NAME)"},
         title="NumPy",
         readers={"arrays.files:Npy": "numpy", "arrays.files:Npz": "zip"},
         writer="arrays.npz_writer:NpzWriter",
@@ -220,6 +238,7 @@ TRAITS: Mapping[str, Traits] = {
         is_container=True,
     ),
     "fluid": Traits(
+        library="paddlepaddle",
         title="Paddle Fluid",
         readers={"paddle.fluid:Fluid": "directory"},
         writer="paddle.fluid_writer:FluidWriter",
@@ -232,6 +251,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({"checkpoint", "variables"}),
     ),
     "torch-dcp": Traits(
+        library="pytorch",
         title="PyTorch DCP",
         readers={"torch.dcp:TorchDcp": "directory", "torch.dcp_safetensors:DcpSafetensors": "directory"},
         writer="torch.dcp_writer:TorchDcpWriter",
@@ -242,6 +262,7 @@ TRAITS: Mapping[str, Traits] = {
         known_directories=frozenset({None, "safetensors"}),
     ),
     "paddle": Traits(
+        library="paddlepaddle",
         title="Paddle",
         readers={"pickles:PaddlePickle": "pickle other", "paddle.files:PaddleFiles": "json other"},
         family=Family.PADDLE,
@@ -260,12 +281,15 @@ TRAITS: Mapping[str, Traits] = {
         is_part_of_others=True,
     ),
     "torchscript": Traits(
+        library="pytorch",
+        loaders={None: "import torch\n\nmodel = torch.jit.load(NAME)"},
         title="TorchScript",
         readers={"torch.torchscript:TorchScript": "zip"},
         program=Program("code", "the code", "code", "the program"),
         unread_files=("extra", RECORDS),
     ),
     "torch-export": Traits(
+        library="pytorch",
         title="torch.export",
         readers={"torch.export:TorchExport": "zip"},
         program=Program("models", "the exported graph", "models", "the program"),
@@ -273,6 +297,7 @@ TRAITS: Mapping[str, Traits] = {
         own_keys=frozenset({"schema_version", "opset_version"}),
     ),
     "stable-baselines3": Traits(
+        library="stable-baselines3",
         title="Stable-Baselines3",
         readers={"torch.stable_baselines:StableBaselines": "zip"},
     ),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.roles import OPTIMIZER
 from ckpttool.core.tensor import Role
+from ckpttool.formats.traits import traits_of
 
 _DEEPEST, _MOST_KEYS, _MOST_ITEMS = 6, 20_000, 8
 """How far into the metadata keys are looked for, and how many of a list's items are looked into."""
@@ -182,7 +183,8 @@ def _may_have_scheduler(checkpoint: Checkpoint, keys: list[_Key]) -> bool:
 
     TensorFlow's and Keras's schedules are functions of the optimizer's own count.
     """
-    if checkpoint.producer.framework in ("tensorflow", "keras"):
+    traits = traits_of(checkpoint.format)
+    if traits.has_object_graph or traits.holds_layers:
         return False
     groups = [
         group

@@ -20,7 +20,9 @@ from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_
 from ckpttool.runs.members.order import Group, order_entries
 from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
+from ckpttool.runs.pointers.pins import remarks_beside
 from ckpttool.runs.pointers.protection import Pointers
+from ckpttool.runs.pointers.remarks import NOTHING, Remark
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
 from ckpttool.runs.pruning.request import Depth, PruneRequest
@@ -92,6 +94,7 @@ class ListedCheckpoint:
             series of its own is the best of nothing.
         is_read: Whether every byte of it was read.
         kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
+        remark: What people say of it.
         part: The part to which it belongs, if there are several: only that one reads it in full.
     """
 
@@ -101,6 +104,7 @@ class ListedCheckpoint:
     is_best: bool = False
     is_read: bool = False
     kept: tuple[str, ...] | None = None
+    remark: Remark = NOTHING
     part: int | None = None
 
     @property
@@ -379,6 +383,7 @@ def _rows(
     """Return what is told of the checkpoints of one series."""
     newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
     best_path = _best(entries, best, mode) if len(entries) > 1 else None
+    remarks = {directory: remarks_beside(directory) for directory in {entry.directory for entry in entries}}
     return [
         ListedCheckpoint(
             entry,
@@ -386,6 +391,7 @@ def _rows(
             is_newest=entry.path == newest,
             is_best=entry.path == best_path,
             kept=kept.get(entry.path),
+            remark=remarks[entry.directory].get(entry.name, NOTHING),
         )
         for entry in entries
     ]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.resume import ResumeVerdict
     from ckpttool.ops.verdict import Verification
     from ckpttool.runs.cadence import Cadence
+    from ckpttool.runs.card import Card
     from ckpttool.runs.copying import Copied
     from ckpttool.runs.listing import ListedCheckpoint, ListedRun, ListedSeries, Listing
     from ckpttool.runs.pointers.pin_lists import Pin
@@ -122,11 +123,13 @@ def training_document(state: TrainingState) -> dict[str, Any]:
 # inspect --------------------------------------------------------------------------------------------
 
 
-def inspect_document(inspections: list[Inspection]) -> dict[str, Any]:
-    return {
-        "schema": "ckpttool.inspect/1",
-        "checkpoints": [_inspection(inspection) for inspection in inspections],
-    }
+def inspect_document(inspections: list[Inspection], remarks: Sequence[Remark | None] = ()) -> dict[str, Any]:
+    """Return the document of ``inspect``; ``remarks`` are what people say of each."""
+    rows = [_inspection(inspection) for inspection in inspections]
+    for row, remark in zip(rows, remarks, strict=False):
+        if remark is not None and not remark.is_empty:
+            row["about"] = _remark(remark)
+    return {"schema": "ckpttool.inspect/1", "checkpoints": rows}
 
 
 def _inspection(inspection: Inspection) -> dict[str, Any]:
@@ -148,6 +151,33 @@ def _inspection(inspection: Inspection) -> dict[str, Any]:
         "values": checkpoint.metadata,
         "findings": [finding_document(one) for one in inspection.findings],
         "safety": safety_of(checkpoint.safety).value,
+    }
+
+
+def card_document(card: Card) -> dict[str, Any]:
+    """Return the document of ``card``."""
+    checkpoint, found = card.inspection.checkpoint, card.verification
+    return {
+        "schema": "ckpttool.card/1",
+        "name": card.name,
+        "format": checkpoint.format,
+        "variant": checkpoint.variant,
+        "producer": {"framework": checkpoint.producer.framework, "version": checkpoint.producer.version},
+        "library": card.library,
+        "bytes": checkpoint.nbytes,
+        "files": [{"path": one.name, "bytes": one.nbytes, "sha256": one.sha256} for one in card.files],
+        "parameters": checkpoint.parameters,
+        "model": _architecture(card.inspection.architecture),
+        "training": training_document(checkpoint.training),
+        "resume": _resume(card.inspection.resume),
+        "about": _remark(card.remark),
+        "verified": None
+        if found is None
+        else {
+            "valid": found.is_valid,
+            "safety": found.safety.value,
+            "checks": {one.name: one.status.value for one in found.checks},
+        },
     }
 
 
@@ -441,6 +471,7 @@ def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
     from ckpttool.cli.render.numbers import utc_time
 
     entry = listed.entry
+    about = {} if listed.remark.is_empty else {"about": _remark(listed.remark)}
     return {
         "path": entry.path,
         "format": entry.format,
@@ -463,6 +494,7 @@ def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
         "granularity": entry.granularity.value if entry.granularity else None,
         "files": entry.files,
         "kept": None if listed.kept is None else list(listed.kept),
+        **about,
     }
 
 
@@ -705,6 +737,7 @@ def config_document(path: str | None, entries: Sequence[ConfigEntry]) -> dict[st
 
 
 _MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "Card": card_document,
     "Converted": convert_document,
     "Copied": copy_document,
     "Difference": diff_document,

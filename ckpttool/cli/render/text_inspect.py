@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttool.cli.render.numbers import file_size, number, shape_text
 from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
@@ -18,6 +18,9 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.architecture import Architecture
 from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.resume import ResumeLevel
+
+if TYPE_CHECKING:
+    from ckpttool.runs.pointers.remarks import Remark
 
 MAX_ROWS = 40
 MAX_TRAINERS = MAX_SIGNATURES = 8
@@ -34,7 +37,12 @@ _TRAINER_WORDS = {"epoch_id": "epoch", "step_id": "step"}
 
 
 def inspect_text(
-    inspection: Inspection, *, all_tensors: bool = False, colour: bool = False, width: int = 100
+    inspection: Inspection,
+    *,
+    all_tensors: bool = False,
+    colour: bool = False,
+    width: int = 100,
+    remark: Remark | None = None,
 ) -> str:
     """Return what a checkpoint is: a summary, then its tensors by module, then what was found."""
     checkpoint = inspection.checkpoint
@@ -42,7 +50,7 @@ def inspect_text(
     incomplete = "" if checkpoint.complete else ", INCOMPLETE"
     title = f"{printable(checkpoint.path)}: {checkpoint.format}{variant}{incomplete}"
     lines = [styled(title, Style.BOLD, colour)]
-    for label, value in _summary(inspection):
+    for label, value in (*_summary(inspection), *_remark_lines(remark)):
         lines += hanging_lines(f"  {label:<14} ", value, width, 4)
     shown, hidden = _shown_tensors(inspection, all_tensors)
     if shown:
@@ -78,6 +86,14 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield from _architecture_lines(inspection.architecture)
     if checkpoint.parameters:
         yield "parameters", f"{checkpoint.parameters:,} ({_types(checkpoint.tensors)})"
+
+
+def _remark_lines(remark: Remark | None) -> Iterator[tuple[str, str]]:
+    """Yield what people say of it."""
+    if remark is not None:
+        if remark.note is not None:
+            yield "note", printable(remark.note)
+        yield from ((printable(key), printable(text)) for key, text in remark.facts.items())
 
 
 def _architecture_lines(architecture: Architecture) -> Iterator[tuple[str, str]]:

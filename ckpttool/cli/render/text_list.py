@@ -460,7 +460,11 @@ def _note_words(
         yield f"best {best}"
     short = {} if style.long else _SHORT
     reasons = sorted(listed.protected, key=lambda reason: code_of(reason) is Code.NAMED_IN)
-    yield from dict.fromkeys(short.get(one, in_words(one)) for one in reasons)
+    words = list(dict.fromkeys(short.get(one, in_words(one)) for one in reasons))
+    yield from words
+    note = listed.remark.note
+    if note is not None and not any(note in one for one in words):  # else it is why it is pinned
+        yield f"note: {' '.join(note.split())}"
     fault, danger = listed.entry.fault, listed.entry.danger
     if fault is not None and not style.is_cut:
         yield fault.partition(": ")[2] or fault

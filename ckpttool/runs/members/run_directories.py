@@ -63,9 +63,9 @@ def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
             except (ValueError, RecursionError, CheckpointError):
                 continue
             if isinstance(found, Mapping) and found:
-                return dict(_flatten(found))
+                return dict(flatten(found))
     newest = next((entry for entry in reversed(entries) if entry.hyper_parameters), None)
-    return {} if newest is None else dict(_flatten(newest.hyper_parameters))
+    return {} if newest is None else dict(flatten(newest.hyper_parameters))
 
 
 def _read(path: str) -> bytes | None:
@@ -117,7 +117,7 @@ _FILES: Mapping[str, Callable[[bytes], Any]] = {
 """The files of a run that hold its hyper-parameters: Ray's, Lightning's, Hydra's, Weights & Biases'."""
 
 
-def _flatten(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
+def flatten(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
     """Yield single values and short lists, by their names; the first so many, of however much there is."""
     waiting = list(reversed([(str(name), value) for name, value in values.items()]))
     for _ in range(_MOST_PARAMETERS):

@@ -12,12 +12,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.readers import MAX_POINTER, PIN_LISTS
+from ckpttool.runs.pointers.readers import MAX_POINTER
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 
 _MARKS = {

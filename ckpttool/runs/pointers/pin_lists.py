@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.core.name_patterns import PIN_LISTS, PINS
 from ckpttool.core.naming import parse_name
 from ckpttool.core.suggest import closest
 from ckpttool.core.urls import store_root
@@ -17,7 +18,7 @@ from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.source import NotRegular
 from ckpttool.io.toml import change_strings, parse_toml
-from ckpttool.runs.pointers.readers import MAX_STATE, PIN_LISTS, PINS
+from ckpttool.runs.pointers.readers import MAX_STATE
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, fault_text, remarks_in
 from ckpttool.runs.surveying.path_resolution import resolve_checkpoint
 from ckpttool.transaction.paths import is_within, shown

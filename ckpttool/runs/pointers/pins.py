@@ -17,6 +17,7 @@ from datetime import date
 from functools import partial
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
+from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
@@ -36,7 +37,6 @@ from ckpttool.runs.pointers.pin_lists import (
     unreadable,
     write_list,
 )
-from ckpttool.runs.pointers.readers import PIN_LISTS
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.transaction.lock import BUSY, lock_directory
@@ -154,6 +154,23 @@ def _write_lists(
                 write_list(file, before, text)
             changed += paths_changed
     return replace(_pinning(files, places, changed), recovered=recovered)
+
+
+def remarks_beside(directory: str) -> Mapping[str, Remark]:
+    """Return what the list beside checkpoints says of them, by their names; nothing if it can't be read.
+
+    Nothing of a store, either: that would take requests for each directory.
+    """
+    file = "" if fs.is_remote(directory) else list_for(directory)
+    if not file or not fs.lexists(file):
+        return {}
+    try:
+        known = remarks_in(read_list(file))
+    except (CheckpointError, ValueError):  # whoever follows the pins says so
+        return {}
+    above = os.path.relpath(fs.realpath(directory), fs.realpath(os.path.dirname(file) or os.curdir))
+    start = "" if above == os.curdir else f"{above}/".replace(os.sep, "/")
+    return {name.removeprefix(start): one for name, one in known.items() if name.startswith(start)}
 
 
 def remark_on(path: str) -> Remark:

@@ -17,10 +17,6 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
 from ckpttool.runs.members.order import Group
 
-PINS = ".ckpttool-pins.toml"
-PIN_LISTS = (PINS, ".ckpttool.toml")
-"""Names of lists of pins; that of the second looks too much like a configuration's to be given any more."""
-
 TRAINER_BEST = "best_model_checkpoint"
 """What a Trainer says of its best; where that is gone, it goes on without it."""
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.core.errors import UsageError
+from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
-from ckpttool.runs.pointers.readers import PIN_LISTS, names_in
+from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.runs.renaming.name_warnings import name_doubts, namesake_warnings
 from ckpttool.runs.renaming.names import RenamePlan, plan_names

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from ckpttool.core.errors import CheckpointError
+from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.formats import shard_index
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
@@ -21,7 +22,7 @@ from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import SUMS, is_note, read_note
 from ckpttool.runs.pointers.pins import rename_pins
-from ckpttool.runs.pointers.readers import PIN_LISTS, Names, names_in, noted_name
+from ckpttool.runs.pointers.readers import Names, names_in, noted_name
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming import text_rewrites
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
