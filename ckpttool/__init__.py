@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.difference import Difference
     from ckpttool.ops.inspect import Inspection, inspect
     from ckpttool.ops.merge import merge
+    from ckpttool.ops.salvage import Salvaged, salvage
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
     from ckpttool.ops.verify_all import Verifications, verify_all
@@ -78,6 +79,7 @@ __all__ = [
     "RenameRequest",
     "Role",
     "Safety",
+    "Salvaged",
     "Severity",
     "Status",
     "Tensor",
@@ -100,6 +102,7 @@ __all__ = [
     "pin",
     "prune",
     "rename",
+    "salvage",
     "undo",
     "unpin",
     "verify",
@@ -116,6 +119,7 @@ _HOMES = {
     "ops.difference": ("Difference",),
     "ops.inspect": ("Inspection", "inspect"),
     "ops.merge": ("merge",),
+    "ops.salvage": ("Salvaged", "salvage"),
     "ops.verdict": ("Check", "Safety", "Status", "Verification"),
     "ops.verify": ("verify",),
     "ops.verify_all": ("Verifications", "verify_all"),

@@ -49,6 +49,7 @@ COMMANDS = {
     "merge": CommandEntry(
         "convert", "merge", "Merge the parts that a distributed job wrote into one checkpoint."
     ),
+    "salvage": CommandEntry("salvage", "salvage", "Save what is whole of a damaged checkpoint."),
     "average": CommandEntry("average", "average", "Average the weights of several checkpoints."),
     "copy": CommandEntry("copy", "copy", "Copy checkpoints to another disk or an object store."),
     "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy."),

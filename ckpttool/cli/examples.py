@@ -196,6 +196,18 @@ CLOSINGS: Mapping[str, Closing] = {
         },
         f"{_REFERENCE}/merge.md",
     ),
+    "salvage": Closing(
+        (
+            Example("Save what is whole", "ckpttool salvage damaged.pth salvaged.pth"),
+            Example("List what is lost, as JSON", "ckpttool salvage -n damaged.pth salvaged.pth --json"),
+        ),
+        {
+            0: "nothing is lost",
+            1: "some is lost, and the rest was written",
+            2: "nothing could be salvaged",
+        },
+        f"{_REFERENCE}/salvage.md",
+    ),
     "card": Closing(
         (
             Example("Write a model card for the Hugging Face Hub", "ckpttool card model.pth -o README.md"),

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
+from ckpttool.core.losses import are_losses_allowed
 from ckpttool.io import fs
 from ckpttool.io.source import Source
 from ckpttool.io.sstable import begins_with_empty_key
@@ -114,7 +115,11 @@ class Probe:
         if not self.head.startswith((LOCAL_MAGIC, EMPTY_MAGIC)):
             return None
         try:
-            return Archive(self.source)
+            if not are_losses_allowed():
+                return Archive(self.source)
+            from ckpttool.io.zip_rescue import whole_records
+
+            return Archive(self.source, whole_records)
         except CheckpointError as error:
             return error
 

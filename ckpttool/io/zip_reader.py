@@ -10,7 +10,7 @@ Source: PKWARE APPNOTE 6.3.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -91,13 +91,20 @@ class Archive:
             once ``members`` has been asked for.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Read the directory."""
+    def __init__(self, source: Source, rescue: Callable[[Source], Iterable[Member]] | None = None) -> None:
+        """Read the directory; without one, take the records that ``rescue`` finds."""
         self.source = source
         self.findings: list[Finding] = []
-        self._directory = find_directory(source, self.findings)
-        self._listed = read_directory(source, self._directory)
         self._inflation = Inflation(source)
+        self._is_rescued = False
+        try:
+            self._directory = find_directory(source, self.findings)
+        except Truncated:
+            if rescue is None:
+                raise
+            self._listed, self._is_rescued = list(rescue(source)), True
+        else:
+            self._listed = read_directory(source, self._directory)
 
     @property
     def names(self) -> Iterator[str]:
@@ -110,6 +117,8 @@ class Archive:
 
         In ``by_directory`` those of an object in a store are not read, if the directory leaves no doubt.
         """
+        if self._is_rescued:
+            return tuple(self._listed)
         in_file_order = sorted(self._listed, key=lambda member: member.header)
         if self.source.is_remote and _by_directory.get():
             located = locate_by_directory(in_file_order, self._directory.offset)

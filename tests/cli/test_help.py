@@ -100,6 +100,8 @@ def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     shutil.copytree(files / "series", tmp_path / "runs" / "exp1")
     for path in (files / "series").iterdir():
         shutil.copy(path, tmp_path / "runs" / path.name.removeprefix("model_"))
+    content = (files / "pytorch" / "guide.pth").read_bytes()
+    (tmp_path / "damaged.pth").write_bytes(content[: len(content) // 2])
     shutil.copy(next((files / "keras").glob("*.keras")), tmp_path / "model.keras")
     for pattern in ("safetensors/sharded/*", "ranks/old-fsdp-2/*"):
         for path in files.glob(pattern):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection, ValueStatistics
     from ckpttool.ops.manifest_seal import SealResult
     from ckpttool.ops.resume import ResumeVerdict
+    from ckpttool.ops.salvage import Salvaged
     from ckpttool.ops.verdict import Verification
     from ckpttool.runs.cadence import Cadence
     from ckpttool.runs.card import Card
@@ -302,6 +303,19 @@ def convert_document(converted: Converted) -> dict[str, Any]:
         "mismatches": [*converted.mismatches],
         "safety": [finding_document(one) for one in converted.safety],
         **({"shares": [*converted.shares]} if converted.shares else {}),
+    }
+
+
+def salvage_document(done: Salvaged) -> dict[str, Any]:
+    """Return the document of ``salvage``: that of the conversion, with what is lost."""
+    return {
+        **convert_document(done.converted),
+        "schema": "ckpttool.salvage/1",
+        "source": done.source,
+        "proven": done.proven,
+        "unproven": done.unproven,
+        "damage": [finding_document(one) for one in done.damage],
+        "lost": [{"name": one.name, "why": one.why, "bytes": one.nbytes} for one in done.lost],
     }
 
 
@@ -747,6 +761,7 @@ _MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Pinning": lambda done: pin_document(done.pins, done.changed),
     "Pruned": prune_document,
     "RenameResult": rename_document,
+    "Salvaged": salvage_document,
     "Undone": undo_document,
     "Verification": lambda one: verify_document([one], passed=one.passes(strict=False)),
     "Verifications": lambda all_: verify_document(

@@ -21,6 +21,7 @@ from ckpttool.cli.render.tables import (
     shorten_names,
 )
 from ckpttool.cli.render.terminal import ELLIPSIS, Style, display_width, pad, printable, styled
+from ckpttool.cli.render.verdicts import finding_lines
 from ckpttool.core.report import counted
 from ckpttool.formats.interface import natural_path
 from ckpttool.io import fs
@@ -29,6 +30,7 @@ from ckpttool.transaction.paths import NotUndone, shown
 
 if TYPE_CHECKING:
     from ckpttool.ops.conversion import Converted
+    from ckpttool.ops.salvage import Salvaged
     from ckpttool.runs.copying import CheckpointCopy, Copied
     from ckpttool.runs.members.entry import Entry
     from ckpttool.runs.pruning.explanation import Explanation
@@ -469,6 +471,29 @@ def _copy_total(copied: Copied) -> str:
 
 
 _MOST_DROPPED = 40
+
+
+def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
+    """Return a line for what was salvaged, then what proves it, what was left out, and what is lost."""
+    kept = done.proven + done.unproven
+    total = kept + len(done.lost)
+    size = file_size(done.nbytes)
+    verb = "would salvage" if done.converted.dry_run else "salvaged"
+    amount = f"all {counted(kept, 'tensor')}" if not done.lost else f"{kept:,} of {counted(total, 'tensor')}"
+    way = f"{printable(done.source)} → {printable(done.converted.target)}"
+    head = f"{verb} {amount} ({size}): {way}{'' if done.converted.dry_run else ', verified'}"
+    lines = [styled(head, Style.BOLD, colour)]
+    if done.unproven:
+        proven = f"{done.proven:,} have their checksums; " if done.proven else ""
+        lines.append(f"  {proven}no checksum covers the values of {counted(done.unproven, 'tensor')}")
+    lines += [f"  {printable(note)}" for note in done.converted.notes]
+    if done.lost:
+        lines.append(f"  {styled(f'lost: {len(done.lost):,}', Style.YELLOW, colour)}")
+        lines += [f"    {printable(one.name)}: {printable(one.why)}" for one in done.lost[:_MOST_DROPPED]]
+        if len(done.lost) > _MOST_DROPPED:
+            lines.append(f"    … {len(done.lost) - _MOST_DROPPED:,} more (--json lists all)")
+    lines += [f"  {line}" for line in finding_lines(done.damage, colour)]
+    return "\n".join(lines)
 
 
 def convert_text(converted: Converted, *, colour: bool = False) -> str:

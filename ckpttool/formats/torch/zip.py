@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.core.readable import reader_from
+from ckpttool.core.losses import are_losses_allowed
+from ckpttool.core.readable import Buffer, reader_from
 from ckpttool.core.report import Finding, counted, error, warning
 from ckpttool.core.tensor import Extent, Span
 from ckpttool.formats.content.assembly import assemble, tree_of
@@ -283,6 +284,8 @@ class StorageRecords:
         storage = self._used.get(key)
         if storage is None:
             member = self._records.by_name.get(where.casefold())
+            if member is None and are_losses_allowed():
+                return self._lost(key, dtype, count)
             if member is None:
                 found = "a tensor's record is missing"
                 raise DamagedCheckpoint(path, found, where=where, code="storage-missing")
@@ -297,6 +300,13 @@ class StorageRecords:
             found = f"a record of {storage.nbytes:,} bytes"
             raise DamagedCheckpoint(path, found, expected=f"{expected:,}", where=where, code="storage-size")
         return storage
+
+    def _lost(self, key: str, dtype: DType | None, count: int) -> Storage:
+        """Return a storage whose record is missing: it lies beyond the end of the file."""
+        path, nbytes = self._records.path, count * (1 if dtype is None else dtype.itemsize)
+        extent = Extent(path, self._records.archive.source.size + 1 + len(self._used), nbytes)
+        self._used[key] = Storage(key, dtype, nbytes, Buffer(path, b""), 0, extent, self._byteorder)
+        return self._used[key]
 
     def holds(self, name: str) -> bool:
         """Tell whether a record, by its name in small letters, is a storage that is used."""

@@ -1,0 +1,114 @@
+"""The whole records of a zip that was cut off before its directory: found by their local headers alone.
+
+A record counts if its own header, or its data descriptor, states a checksum that its bytes have.
+
+Source: PKWARE APPNOTE 6.3; pytorch ``caffe2/serialize/inline_container.cc``: local headers without sizes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from isal import isal_zlib
+
+from ckpttool.io.source import Source
+from ckpttool.io.zip_reader import (
+    DEFLATED,
+    LOCAL_MAGIC,
+    MAX_MEMBERS,
+    SATURATED32,
+    STORED,
+    ZIP64_EXTRA,
+    Member,
+    extra_fields,
+)
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_DESCRIPTOR, _HAS_DESCRIPTOR, _UTF8 = b"PK\x07\x08", 0x0008, 0x0800
+_FORMS = (struct.Struct("<4x3I"), struct.Struct("<4xI2Q"))
+"""A data descriptor: checksum, stored and full size, of 32 or of 64 bits."""
+_WINDOW = 1 << 22
+_LONGEST_NAME = 4096
+
+
+class _End(NamedTuple):
+    """Where a record's bytes end and the next record begins, with the checksum that is stated for them."""
+
+    payload: int
+    following: int
+    crc32: int
+
+
+def whole_records(source: Source) -> Iterator[Member]:
+    """Yield the records of a zip whose bytes are all there and have their checksums, from the first on.
+
+    The first that is cut off, or compressed or named in a way that nobody could follow, ends the search.
+    """
+    at = 0
+    for _ in range(MAX_MEMBERS):
+        if at + _LOCAL.size > source.size:
+            return
+        fields = _LOCAL.unpack(source.read(at, _LOCAL.size))
+        magic, version, flags, method, time, date, crc, stored, size, name_length, extra_length = fields
+        payload = at + _LOCAL.size + name_length + extra_length
+        if magic != LOCAL_MAGIC or name_length > _LONGEST_NAME or payload > source.size:
+            return
+        names = source.read(at + _LOCAL.size, name_length + extra_length)
+        raw_name, extra = names[:name_length], names[name_length:]
+        if flags & _HAS_DESCRIPTOR:
+            end = _end_by_descriptor(source, payload) if method == STORED else None
+        else:
+            stored = _wide_size(extra, stored)
+            end = _End(payload + stored, payload + stored, crc)
+        if end is None or end.payload > source.size or method not in (STORED, DEFLATED):
+            return
+        name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437", "backslashreplace")
+        stored = end.payload - payload
+        size = stored if method == STORED else size
+        if method == DEFLATED or _crc32(source, payload, end.payload) == end.crc32:
+            yield Member(
+                name, raw_name, version, flags, method, (time, date), end.crc32, stored, size, at, payload
+            )
+        at = end.following
+
+
+def _wide_size(extra: bytes, stored: int) -> int:
+    """Return how many bytes are stored, if need be as the ZIP64 field has it."""
+    if stored != SATURATED32:
+        return stored
+    wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
+    return int.from_bytes(wide[8:16], "little") if len(wide) >= 16 else stored
+
+
+def _end_by_descriptor(source: Source, payload: int) -> _End | None:
+    """Return where a stored record ends whose size stands behind it; None if it is cut off.
+
+    The bytes of a record may hold what looks like a descriptor: only one that states the record's own size
+    and checksum counts.
+    """
+    crc, summed, at = 0, payload, payload
+    while at < source.size:
+        window = source.read(at, min(_WINDOW, source.size - at))
+        found = window.find(_DESCRIPTOR)
+        while found >= 0:
+            place = at + found
+            for form in _FORMS:
+                if place + form.size > source.size:
+                    continue
+                stated, stored, size = form.unpack(source.read(place, form.size))
+                if stored == size == place - payload > 0:  # an empty record has no descriptor
+                    crc, summed = _crc32(source, summed, place, crc), place
+                    if crc == stated:
+                        return _End(place, place + form.size, stated)
+            found = window.find(_DESCRIPTOR, found + 1)
+        at += max(1, len(window) - len(_DESCRIPTOR) + 1)
+    return None
+
+
+def _crc32(source: Source, start: int, end: int, crc: int = 0) -> int:
+    while start < end:
+        block = source.read(start, min(_WINDOW, end - start))
+        crc, start = isal_zlib.crc32(block, crc), start + len(block)
+    return crc

@@ -1,0 +1,231 @@
+"""What can be proven of a damaged checkpoint, as a sound one: its good tensors, and a list of what is lost.
+
+A tensor is lost if its bytes lie beyond the end of their file, in a file that is gone, or in a record whose
+checksum they don't have. What no checksum covers is kept, and counted as unproven.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import DamagedCheckpoint, UsageError
+from ckpttool.core.keywords import shows_keywords, with_keywords
+from ckpttool.core.losses import losses_allowed
+from ckpttool.core.report import Finding, Severity
+from ckpttool.core.result import Result
+from ckpttool.core.tensor import Extent, Tensor
+from ckpttool.core.values import storages_of
+from ckpttool.formats import open_checkpoint
+from ckpttool.io import fs
+from ckpttool.io.scan import Scanned, scan
+from ckpttool.io.work import Advance, default_jobs, no_advance
+from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion_plan import plan_conversion
+from ckpttool.ops.convert import carry_out
+from ckpttool.ops.scan_findings import checksum_findings
+from ckpttool.weights.converting.tree_edits import edit_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A tensor that could not be salvaged, and why."""
+
+    name: str
+    why: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Salvaged(Result):
+    """What became of a damaged checkpoint.
+
+    Attributes:
+        source: The path of the checkpoint.
+        converted: What was written.
+        lost: The tensors that are not in it.
+        damage: What else is wrong with the source: a shard that is gone, headers that disagree.
+        proven: How many tensors have the checksums that the format states for them.
+        unproven: How many are whole, and covered by no checksum.
+        nbytes: Bytes of what was salvaged.
+    """
+
+    source: str
+    converted: Converted
+    lost: tuple[Loss, ...]
+    proven: int
+    unproven: int
+    nbytes: int
+    damage: tuple[Finding, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Return it in a few words."""
+        kept = self.proven + self.unproven
+        return f"{kept:,} of {kept + len(self.lost):,} tensors salvaged"
+
+
+@shows_keywords(ConvertOptions)
+def salvage(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    options: ConvertOptions | None = None,
+    *,
+    advance: Advance | None = None,
+    **keywords: Any,
+) -> Salvaged:
+    """Write what is whole of a truncated or damaged checkpoint as a sound one; the source stays as it is.
+
+    Args:
+        source: A file, directory or index.
+        target: Path to write to; its suffix says the format, unless ``to`` does.
+        options: What is written, and how.
+        advance: Called with the bytes done, from any thread.
+        keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
+
+    Raises:
+        CheckpointError: Nothing can be told of it, not even which tensors it had; or nothing is whole.
+        UsageError: The options can't be followed, or the target can't hold what is left.
+    """
+    options = with_keywords(options or ConvertOptions(), keywords)
+    advance = advance or no_advance
+    with losses_allowed():
+        opened = open_checkpoint(source)
+    with opened as checkpoint:
+        sizes = _Sizes()
+        present = [tensor for tensor in checkpoint.tensors if not sizes.lacks(tensor)]
+        cut_off = {tensor.name: sizes.why(tensor) for tensor in checkpoint.tensors if sizes.lacks(tensor)}
+        spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
+        scanned = scan(spans, jobs=options.jobs or default_jobs(), values=False, advance=advance)
+        cover = _Cover(checkpoint, scanned)
+        damaged = {tensor.name: why for tensor in present if (why := cover.damage_of(tensor)) is not None}
+        good = [tensor for tensor in present if tensor.name not in damaged]
+        if not good:
+            raise DamagedCheckpoint(checkpoint.path, "nothing of it is whole", code="damaged")
+        reasons = {**cut_off, **damaged}
+        lost = [
+            Loss(one.name, reasons[one.name], one.nbytes) for one in checkpoint.tensors if one.name in reasons
+        ]
+        proven = sum(map(cover.proves, good))
+        sound = [one.span for one in scanned if one.failure is None and one.matches]
+        left = checkpoint.but(
+            tensors=tuple(good),
+            tree=lambda: _tree_of(checkpoint, good),
+            spans=lambda: iter(sound),
+            findings=(),
+            complete=True,
+        )
+        converted = carry_out(plan_conversion(left, os.fspath(target), options), advance=advance)
+        nbytes = sum(tensor.nbytes for tensor in good)
+        damage = tuple(one for one in checkpoint.findings if one.severity is Severity.ERROR)
+        return Salvaged(checkpoint.path, converted, tuple(lost), proven, len(good) - proven, nbytes, damage)
+
+
+class _Sizes:
+    """The sizes of files, each asked once."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int | None] = {}
+
+    def _size(self, file: str) -> int | None:
+        if file not in self._sizes:
+            try:
+                self._sizes[file] = fs.stat(file).st_size
+            except OSError:
+                self._sizes[file] = None
+        return self._sizes[file]
+
+    def holds(self, extent: Extent) -> bool:
+        """Tell whether a range lies inside its file."""
+        size = self._size(extent.file)
+        return size is not None and extent.end <= size
+
+    def lacks(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor has no values, or bytes of it are not there."""
+        return tensor.values is None or not all(map(self.holds, storages_of(tensor)))
+
+    def why(self, tensor: Tensor) -> str:
+        """Return why a tensor's bytes are not there."""
+        for extent in storages_of(tensor):
+            size = self._size(extent.file)
+            if size is None:
+                return f"{extent.file} can't be read"
+            if extent.end > size:
+                return f"its bytes are missing: the file ends at byte {size:,}"
+        return "the file holds no values of it"
+
+
+class _Cover:
+    """Which checksums cover which tensors, and which of these don't hold."""
+
+    def __init__(self, checkpoint: Checkpoint, scanned: Sequence[Scanned]) -> None:
+        """Sort the ranges that were read.
+
+        Raises:
+            DamagedCheckpoint: A damaged one is of no tensor: it may say which tensors there are.
+        """
+        self._ranges: dict[str, list[Scanned]] = defaultdict(list)
+        for one in scanned:
+            self._ranges[one.span.extent.file].append(one)
+        for ranges in self._ranges.values():
+            ranges.sort(key=_start)
+        self._first_damage: str | None = None
+        used = {id(one) for tensor in checkpoint.tensors for one in self._around(tensor)}
+        for one in scanned:
+            if _is_damaged(one):
+                (finding,) = checksum_findings([one])
+                if id(one) not in used:
+                    why = f"{finding.message}: what says which tensors there are can't be trusted"
+                    raise DamagedCheckpoint(checkpoint.path, why, where=finding.where, code=finding.code)
+                self._first_damage = self._first_damage or _damage_text(one)
+
+    def _around(self, tensor: Tensor) -> Iterator[Scanned]:
+        """Yield the ranges that a tensor's bytes lie in."""
+        for extent in storages_of(tensor):
+            ranges = self._ranges.get(extent.file, [])
+            at = bisect_right(ranges, extent.offset, key=_start) - 1
+            if at >= 0 and ranges[at].span.extent.end >= extent.end:
+                yield ranges[at]
+
+    def damage_of(self, tensor: Tensor) -> str | None:
+        """Return why a tensor can't be trusted; if nobody knows where it lies, any damage is its own."""
+        if not storages_of(tensor):
+            return self._first_damage if tensor.nbytes else None
+        return next((_damage_text(one) for one in self._around(tensor) if _is_damaged(one)), None)
+
+    def proves(self, tensor: Tensor) -> bool:
+        """Tell whether checksums cover all bytes of a tensor."""
+        storages = [extent for extent in storages_of(tensor) if extent.nbytes]
+        covered = sum(one.span.crc32 is not None for one in self._around(tensor) if one.span.nbytes)
+        return bool(storages_of(tensor)) and covered >= len(storages)
+
+
+def _start(one: Scanned) -> int:
+    return one.span.extent.offset
+
+
+def _is_damaged(one: Scanned) -> bool:
+    return one.failure is not None or not one.matches
+
+
+def _damage_text(one: Scanned) -> str:
+    (finding,) = checksum_findings([one])
+    return finding.message if finding.where is None else f"{finding.where}: {finding.message}"
+
+
+def _tree_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> object:
+    """Return what lies around the tensors, without those that are lost."""
+    tree = checkpoint.tree
+    kept = {id(tensor): tensor for tensor in good}
+    edits: dict[int, list[Any]] = {id(one): [] for one in checkpoint.tensors if id(one) not in kept}
+    if tree is None or not edits:
+        return tree
+    try:
+        return edit_tree(tree, edits, kept, checkpoint.tensors)[0]
+    except UsageError:  # a lost one lies in no dictionary: its place can't be told without it
+        return None

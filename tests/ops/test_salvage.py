@@ -1,0 +1,233 @@
+"""What is salvaged of cut and flipped files: what is written is right, and nothing lost is left unsaid."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from ckpttool import CheckpointError, convert, open_checkpoint, salvage, verify
+from ckpttool.ops.salvage import Salvaged
+from tests.support.commands import Run
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
+EPOCH = FILES / "series" / "model_epoch_3.pth"
+TWIN = FILES / "twins" / "twin.pth"
+
+
+def digests(path: Path) -> dict[str, str]:
+    with open_checkpoint(path) as checkpoint:
+        return {one.name: hashlib.sha256(one.tobytes()).hexdigest() for one in checkpoint.tensors}
+
+
+def tensors_of(value: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors of what ``torch.load`` gave, by dotted names."""
+    if isinstance(value, torch.Tensor):
+        return {path: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found: dict[str, torch.Tensor] = {}
+    for key, one in items:
+        found |= tensors_of(one, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def check(done: Salvaged, target: Path, truth: dict[str, torch.Tensor]) -> None:
+    """Require that what was written is what the framework had, and that the rest is called lost."""
+    written = tensors_of(torch.load(target))
+    lost = {one.name for one in done.lost}
+    assert written.keys() | lost == truth.keys()
+    assert not written.keys() & lost
+    assert len(written) == done.proven + done.unproven
+    for name, tensor in written.items():
+        assert torch.equal(tensor, truth[name]), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_cut_file_of_pytorch_s(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, whole = tmp_path_factory.mktemp("cut"), EPOCH.read_bytes()
+    cut, target = folder / "cut.pth", folder / "out.pth"
+    cut.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    before = cut.read_bytes()
+    try:
+        done = salvage(cut, target)
+    except CheckpointError:
+        assert not target.exists()
+    else:
+        check(done, target, tensors_of(torch.load(EPOCH)))
+        assert done.unproven == 0
+        assert verify(target).ok
+    assert cut.read_bytes() == before
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_flipped_file_of_pytorch_s(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, whole = tmp_path_factory.mktemp("flipped"), bytearray(EPOCH.read_bytes())
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    flipped, target = folder / "flipped.pth", folder / "out.pth"
+    flipped.write_bytes(whole)
+    try:
+        done = salvage(flipped, target)
+    except CheckpointError:
+        assert not target.exists()
+    else:
+        check(done, target, tensors_of(torch.load(EPOCH)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_cut_file_of_safetensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    state = {f"layer.{number}": torch.randn(3, number + 1) for number in range(6)}
+    save_file(state, folder / "whole.safetensors")
+    whole = (folder / "whole.safetensors").read_bytes()
+    cut, target = folder / "cut.safetensors", folder / "out.safetensors"
+    cut.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    try:
+        done = salvage(cut, target)
+    except CheckpointError:
+        assert not target.exists()
+        return
+    written = load_file(target)
+    assert written.keys() | {one.name for one in done.lost} == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
+    assert (done.proven, done.unproven) == (0, len(written))  # no checksum says that they are right
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_damaged_tensorflow_checkpoint(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("tensorflow")
+    for path in (FILES / "tensorflow" / "keras3").glob("*.*"):
+        shutil.copy(path, folder / f"ckpt{''.join(path.suffixes)}")
+    truth = digests(folder / "ckpt")
+    shard = folder / "ckpt.data-00000-of-00001"
+    content = bytearray(shard.read_bytes())
+    if data.draw(st.booleans()):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1
+    else:
+        del content[data.draw(st.integers(0, len(content))) :]
+    shard.write_bytes(content)
+    try:
+        done = salvage(folder / "ckpt", folder / "out.safetensors")
+    except CheckpointError:
+        return
+    written = digests(folder / "out.safetensors")
+    if any("_CHECKPOINTABLE_OBJECT_GRAPH" in f"{one.where} {one.message}" for one in done.damage):
+        assert set(written.values()) <= set(truth.values())  # they are called what the index calls them
+    else:
+        assert written.keys() | {one.name for one in done.lost} == truth.keys()
+        assert all(truth[name] == digest for name, digest in written.items())
+    assert done.unproven == 0
+
+
+def test_a_large_record_with_signatures_in_it(tmp_path: Path) -> None:
+    """The bytes of a tensor may look like headers and descriptors of a zip."""
+    bait = b"PK\x07\x08" + bytes(12) + b"PK\x03\x04" + b"PK\x07\x08"
+    tensor = torch.frombuffer(bytearray(bait * 50_000), dtype=torch.uint8)
+    torch.save({"a": tensor, "b": torch.ones(1000), "c": torch.zeros(1000)}, tmp_path / "whole.pt")
+    whole = (tmp_path / "whole.pt").read_bytes()
+    at = zipfile.ZipFile(tmp_path / "whole.pt").infolist()[-3].header_offset
+    (tmp_path / "cut.pt").write_bytes(whole[: at - 200])
+    done = salvage(tmp_path / "cut.pt", tmp_path / "out.pt")
+    got = torch.load(tmp_path / "out.pt")
+    assert torch.equal(got["a"], tensor)
+    assert "a" not in {one.name for one in done.lost}
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    convert(TWIN, tmp_path / "shards", to="safetensors", shard_size=2000)
+    truth = digests(tmp_path / "shards")
+    gone = sorted((tmp_path / "shards").glob("*.safetensors"))[0]
+    with open_checkpoint(gone) as checkpoint:
+        names = {one.name for one in checkpoint.tensors}
+    gone.unlink()
+    done = salvage(tmp_path / "shards", tmp_path / "out.safetensors")
+    written = digests(tmp_path / "out.safetensors")
+    assert written == {name: digest for name, digest in truth.items() if name not in names}
+    assert any(gone.name in f"{one.where} {one.message}" for one in done.damage)
+
+
+def test_arrays_of_numpy_s(tmp_path: Path) -> None:
+    arrays = {f"a{number}": np.arange(500) + number for number in range(5)}
+    np.savez(tmp_path / "whole.npz", **arrays)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    done = salvage(tmp_path / "cut.npz", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as got:
+        assert 0 < len(got.files) < 5
+        assert all(np.array_equal(got[name], arrays[name]) for name in got.files)
+    assert done.proven == len(got.files)
+
+
+def test_a_damaged_pickle_names_nothing(tmp_path: Path) -> None:
+    whole = bytearray(EPOCH.read_bytes())
+    whole[whole.index(b"optimizer_state_dict")] ^= 1  # in its pickle
+    (tmp_path / "bad.pth").write_bytes(whole)
+    with pytest.raises(CheckpointError, match="what says which tensors there are can't be trusted"):
+        salvage(tmp_path / "bad.pth", tmp_path / "out.pth")
+    assert os.listdir(tmp_path) == ["bad.pth"]
+
+
+def test_epoch_and_settings_stay(tmp_path: Path) -> None:
+    whole = bytearray(EPOCH.read_bytes())
+    with zipfile.ZipFile(EPOCH) as archive:
+        record = next(one for one in archive.infolist() if one.filename.endswith("data/0"))
+        whole[whole.index(archive.read(record), record.header_offset)] ^= 1
+    (tmp_path / "bad.pth").write_bytes(whole)
+    salvage(tmp_path / "bad.pth", tmp_path / "out.pth")
+    got = torch.load(tmp_path / "out.pth")
+    assert got["epoch"] == 3 and got["optimizer_state_dict"]["param_groups"]
+    assert list(got["model_state_dict"]) == ["fc.bias"]
+
+
+def test_command(tmp_path: Path, run: Run) -> None:
+    whole = EPOCH.read_bytes()
+    cut, target = tmp_path / "cut.pth", tmp_path / "out.pth"
+    cut.write_bytes(whole[:2000])
+    answer = run("salvage", cut, target)
+    assert (answer.status, answer.err) == (1, "")
+    lines = answer.out.splitlines()
+    assert lines[0] == f"salvaged 3 of 8 tensors (92 B): {cut} → {target}, verified"
+    assert lines[1] == "  lost: 5"
+    assert lines[2].endswith(": its bytes are missing: the file ends at byte 2,000")
+    assert run("salvage", cut, target).status == 2  # it exists
+    document = json.loads(run("salvage", "--json", "--force", cut, target).out)
+    assert (document["proven"], document["unproven"], len(document["lost"])) == (3, 0, 5)
+    assert document["schema"] == "ckpttool.salvage/1" and document["verified"]
+    assert run("salvage", EPOCH, tmp_path / "whole.pth").status == 0
+    assert run("salvage", cut, cut, "--force").status == 2
+    assert cut.read_bytes() == whole[:2000]
+
+
+def test_no_other_command_opens_what_is_cut(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "cut.pth").write_bytes(EPOCH.read_bytes()[:2000])
+    salvage(tmp_path / "cut.pth", tmp_path / "out.pth")
+    for command, *more in (("inspect",), ("verify",), ("convert", tmp_path / "x.pth", "-n")):
+        assert run(command, tmp_path / "cut.pth", *more).status != 0
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(EPOCH, tmp_path / "whole.pth")
+
+    def full(*arguments: object) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(CheckpointError):
+        salvage(tmp_path / "whole.pth", tmp_path / "out.pth")
+    assert os.listdir(tmp_path) == ["whole.pth"]
