@@ -126,7 +126,12 @@ def _keep_all(declined: Pruned) -> Pruned:
     from ckpttool.runs.retention.plan import KeptEntry
 
     groups = tuple(
-        replace(one, keep=(*one.keep, *(KeptEntry(entry, ("declined",)) for entry in one.remove)), remove=())
+        replace(
+            one,
+            keep=(*one.keep, *(KeptEntry(entry, ("declined",)) for entry in one.remove)),
+            remove=(),
+            slim=(),
+        )
         for one in declined.plan.groups
     )
     return replace(declined, plan=replace(declined.plan, groups=groups))
@@ -202,7 +207,8 @@ def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
             keep = tuple(kept for kept in group.keep if _real_path(kept.entry, real) not in seen)
             remove = tuple(entry for entry in group.remove if _real_path(entry, real) not in seen)
             if keep or remove:
-                groups.append(replace(group, keep=keep, remove=remove))
+                slim = tuple(entry for entry in group.slim if _real_path(entry, real) not in seen)
+                groups.append(replace(group, keep=keep, remove=remove, slim=slim))
         seen |= {_real_path(entry, real) for group in one.plan.groups for entry in _entries_of(group)}
         distinct.append(replace(one, plan=replace(one.plan, groups=tuple(groups))))
     return distinct
@@ -236,7 +242,7 @@ def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) 
         print_json(prune_document(outcome))
     else:
         _print(outcomes, output, sys.stdout)
-    would_go = output.check and bool(outcome.plan.removals)
+    would_go = output.check and outcome.plan.changes
     return int(bool(outcome.problems) or would_go or outcome.declined)
 
 
@@ -252,10 +258,10 @@ def _print(outcomes: Sequence[Pruned], output: OutputOptions, stream: TextIO) ->
 
 
 def _was_shown(outcome: Pruned, output: OutputOptions) -> bool:
-    """Tell whether a plan was printed before it was carried out: then something was to be removed."""
+    """Tell whether a plan was printed before it was carried out: then something was to be changed."""
     is_silent = output.json and not output.consent.asks
-    had_removals = outcome.declined or bool(outcome.plan.removals) or bool(outcome.failed)
-    return had_removals and not outcome.dry_run and not is_silent
+    had_changes = outcome.declined or outcome.plan.changes or bool(outcome.failed)
+    return had_changes and not outcome.dry_run and not is_silent
 
 
 def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) -> str:

@@ -146,6 +146,12 @@ def depends_on_name(state: TrainingState) -> bool:
     return any(state.origin_of(name).kind == "name" for name in state.origin)
 
 
+def depends_on_others(state: TrainingState, names: Collection[str]) -> bool:
+    """Tell whether some of a training state is known from tensors that are none of some."""
+    tensors = (where.partition(" ")[2] for where in state.origin.values() if where.startswith("tensor "))
+    return any(name not in names for name in tensors)
+
+
 # Keys -----------------------------------------------------------------------------------------------
 
 

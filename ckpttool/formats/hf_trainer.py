@@ -33,6 +33,9 @@ _CONFIGS = ("config.json", "adapter_config.json")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(\.[\w-]+)?\.(safetensors|bin)")
 _RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|bin)")
+_STATE_FILE = re.compile(
+    r"(optimizer|scheduler|scaler|rng_state|dl_state_dict)(_\d+)?\.(pt|pth|bin)|sampler(_\d+)?\.bin"
+)
 _WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
 _RANDOM_STATES = re.compile(r"random_states_\d+\.pkl")
 _WRITTEN = re.compile(
@@ -134,6 +137,11 @@ class HfTrainer(Format):
                 complete=parts.complete,
                 close=parts.keep(),
             )
+
+
+def is_resume_file(name: str) -> bool:
+    """Tell whether a file of such a directory serves nothing but going on with the training."""
+    return _STATE_FILE.fullmatch(name) is not None
 
 
 def _is_accelerate(entries: Entries) -> bool:

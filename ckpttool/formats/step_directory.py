@@ -37,6 +37,7 @@ _DATA = frozenset({"numpy", "hdf5", "pickle"})
 """Formats of what may be anything: predictions, features, a log."""
 RANKS = "rank-directory"
 """The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
+STEP_VARIANTS = frozenset({"directory", RANKS})
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
 _MAX_RANKS = 100_000

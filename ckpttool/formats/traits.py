@@ -67,6 +67,7 @@ class Traits(NamedTuple):
         unread_files: Keys of the metadata that list files that are neither tensors nor read.
         file_metadata: Keys of the metadata that describe its files, which a target doesn't have.
         own_keys: Keys of the metadata that it writes for itself; in any other they are the user's.
+        rewritten: Variants of files that its writer writes in the very same form.
         known_directories: Variants that are directories of which it is known what belongs there.
         members: What such a directory consists of, where its reader tells of all that lies there.
         library: The library that loads it, as Hugging Face's model cards name it.
@@ -95,6 +96,7 @@ class Traits(NamedTuple):
     unread_files: tuple[str, ...] = ()
     file_metadata: frozenset[str] = frozenset()
     own_keys: frozenset[str] = frozenset()
+    rewritten: frozenset[str | None] = frozenset()
     known_directories: frozenset[str | None] = frozenset()
     members: re.Pattern[str] | None = None
     library: str = ""
@@ -145,6 +147,7 @@ TRAITS: Mapping[str, Traits] = {
         nests_state_dicts=True,
         is_container=True,
         is_part_of_others=True,
+        rewritten=frozenset({"zip"}),
         known_directories=frozenset({"sharded"}),
     ),
     "safetensors": Traits(
@@ -160,6 +163,7 @@ TRAITS: Mapping[str, Traits] = {
         holds_tensors_alone=True,
         is_part_of_others=True,
         file_metadata=frozenset({"total_parameters", "total_size"}),
+        rewritten=frozenset({None}),
         known_directories=frozenset({"sharded"}),
     ),
     "tensorflow": Traits(
@@ -205,6 +209,7 @@ TRAITS: Mapping[str, Traits] = {
         counts_epochs_from_one=True,
         unread_files=(RECORDS,),
         own_keys=frozenset({"backend"}),
+        rewritten=frozenset({None}),
     ),
     "keras-h5": Traits(
         library="keras",
@@ -218,6 +223,7 @@ TRAITS: Mapping[str, Traits] = {
         holds_layers=True,
         counts_epochs_from_one=True,
         own_keys=frozenset({"backend"}),
+        rewritten=frozenset({"model", "weights"}),
         known_directories=frozenset({"sharded"}),
     ),
     "hdf5": Traits(

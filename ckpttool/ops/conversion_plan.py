@@ -123,7 +123,7 @@ def model_of(options: ConvertOptions) -> Iterator[Checkpoint | None]:
         yield None
         return
     with open_checkpoint(options.model) as model:
-        _require_intact(model)
+        require_intact(model)
         yield model
 
 
@@ -144,7 +144,7 @@ def plan_conversion(
         model: The checkpoint that the options name, open.
         sources: Paths of what the source is made of, where that is not its own alone.
     """
-    _require_intact(checkpoint)
+    require_intact(checkpoint)
     content = content_of(checkpoint)
     notes: list[str] = []
     for step in _content_steps(checkpoint, options, model):
@@ -164,7 +164,7 @@ def plan_conversion(
     if content.conventions == writer.name or is_family or "layout" in content.mapped.values():
         content = replace(content, conventions="", layers={})
     write_options = WriteOptions(shard_size=options.shard_size, name=os.path.basename(target.rstrip(os.sep)))
-    _require_holdable(content, writer, write_options)
+    require_holdable(content, writer, write_options)
     dropped = [*conversion_losses(checkpoint, content)]
     if dropped and options.strict:
         first = dropped[0]
@@ -229,7 +229,7 @@ def _count_overlaps(views: Sequence[Tensor]) -> int:
 # The source -------------------------------------------------------------------------------------------
 
 
-def _require_intact(checkpoint: Checkpoint) -> None:
+def require_intact(checkpoint: Checkpoint) -> None:
     """Require that nothing is wrong with the structure of a source, and nothing missing."""
     for finding in checkpoint.findings:
         if finding.severity is Severity.ERROR:
@@ -303,7 +303,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
     )
 
 
-def _require_holdable(content: Content, writer: Writer, options: WriteOptions) -> None:
+def require_holdable(content: Content, writer: Writer, options: WriteOptions) -> None:
     """Require that a format can hold the content."""
     if any(ENTRY in (tensor.name, tensor.key) for tensor in content.tensors):
         raise UsageError(f"{ENTRY}: no tensor can have this name, it is that of the entry (use --map)")

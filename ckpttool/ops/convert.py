@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -58,7 +58,12 @@ def convert(
         )
 
 
-def carry_out(plan: ConversionPlan, *, advance: Advance = no_advance) -> Converted:
+def carry_out(
+    plan: ConversionPlan,
+    *,
+    advance: Advance = no_advance,
+    place: Callable[[StagedOutput], None] = StagedOutput.commit,
+) -> Converted:
     """Write what was planned, compare it with the source, and put it in place."""
     if plan.options.dry_run:
         return plan.converted(nbytes=plan.content.nbytes, verified=False)
@@ -77,7 +82,7 @@ def carry_out(plan: ConversionPlan, *, advance: Advance = no_advance) -> Convert
                 if mark != marks[path]:
                     raise DamagedCheckpoint(path, "it was written to while it was read")
             if converted.verified:
-                staged.commit()
+                place(staged)
     except OSError as error:
         raise target_error(error, plan.target) from error
     return replace(converted, warnings=staged.warnings)

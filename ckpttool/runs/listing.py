@@ -95,6 +95,7 @@ class ListedCheckpoint:
         is_read: Whether every byte of it was read.
         kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
         remark: What people say of it.
+        is_slimmed: Whether the policy would keep it without its training state.
         part: The part to which it belongs, if there are several: only that one reads it in full.
     """
 
@@ -105,6 +106,7 @@ class ListedCheckpoint:
     is_read: bool = False
     kept: tuple[str, ...] | None = None
     remark: Remark = NOTHING
+    is_slimmed: bool = False
     part: int | None = None
 
     @property
@@ -294,7 +296,7 @@ def preview_directory(
     with progress(listed.directory, None) as advance:
         survey = survey_directory(
             listed.directory,
-            listed.scope,
+            listed.scope if request is None else request,
             enters_root=request is not None,
             advance=advance,
             executor=executor,
@@ -343,17 +345,24 @@ def listing_of(
     listed, seen = list[ListedSeries](), set[str]()
     for preview in previews:
         kept: dict[str, tuple[str, ...]] = {}  # why a policy keeps each; nothing where it would go
+        slim: set[str] = set()
         if preview.planned is not None:
             plan = preview.planned.plan
             kept = {k.entry.path: k.reasons or ("left alone",) for group in plan.groups for k in group.keep}
             kept |= {entry.path: () for entry in plan.removals}
+            slim = {entry.path for entry in plan.slimmed}
         for group in _unlisted(preview.survey, seen) if len(previews) > 1 else preview.survey.groups:
             read = [
                 replace(entry, fault=faults[entry.path]) if entry.path in faults else entry
                 for entry in group.entries
             ]
             rows = [
-                replace(row, is_read=is_read[row.entry.path], part=parts.get(row.entry.path))
+                replace(
+                    row,
+                    is_read=is_read[row.entry.path],
+                    part=parts.get(row.entry.path),
+                    is_slimmed=row.entry.path in slim,
+                )
                 for row in _rows(read, preview, kept, best, mode)
             ]
             listed.append(ListedSeries(group.key, tuple(_sort_rows(rows, key, reverse=reverse))))

@@ -64,6 +64,11 @@ class Scope:
         default=(),
     )
 
+    @property
+    def joins_slim(self) -> bool:
+        """Tell whether checkpoints with training state and those without it are one series."""
+        return False
+
 
 WHOLE_TREE = Scope()
 """All that lies in a directory and below."""

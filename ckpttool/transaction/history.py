@@ -235,7 +235,8 @@ def inverse(done: Moves, target: int) -> Moves:
         there = contents_at_target(move)
         if any(file.path in rewritten for file in there.files):  # a pointer in it says something else now
             there = contents(target, [new for _, new in move.members])
-        moves.append(Move(move.path, tuple((new, old) for old, new in move.members), there))
+        back = tuple((new, old) for old, new in move.members)
+        moves.append(Move(move.path, back, there, move.successor))
     return Moves(
         kind="restore",
         identity=done.identity,

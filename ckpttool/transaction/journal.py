@@ -31,7 +31,9 @@ SCHEMA = "ckpttool.journal/1"
 """Of a journal of removals."""
 MOVES_SCHEMA = "ckpttool.moves/1"
 CHAINED = "ckpttool.moves-in-a-row/1"
-"""Of moves by themselves, and of such as others go before, or follow."""
+SWAPS_SCHEMA = "ckpttool.swaps/1"
+"""Of moves by themselves, of such as others go before, or follow, and of such as have a successor."""
+MOVES_SCHEMAS = frozenset({MOVES_SCHEMA, CHAINED, SWAPS_SCHEMA})
 
 IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 _STAGE = re.compile(rf"{re.escape(STAGE_PREFIX)}[0-9a-f]{{8}}")
@@ -81,6 +83,19 @@ class Removals:
 
 
 @dataclass(frozen=True, slots=True)
+class Successor:
+    """The file that takes the name of one that goes to the trash, and gives way to it when that comes back.
+
+    Attributes:
+        waits: Its path relative to the directory until it takes the name.
+        file: What it is, under the name.
+    """
+
+    waits: str
+    file: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """One checkpoint that goes to other names on the same file system.
 
@@ -89,11 +104,13 @@ class Move:
         members: Its old and new names, relative to ``Moves.source`` and ``Moves.target``, in the order in
             which they leave: an index first, data after it. They come the other way round.
         contents: Its files as they were when the plan was made, relative to the source.
+        successor: What has its old name afterwards, if it is one file and not to leave a gap.
     """
 
     path: str
     members: tuple[tuple[str, str], ...]
     contents: Contents = field(repr=False)
+    successor: Successor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +266,21 @@ def removals_of(document: Mapping[str, Any]) -> Removals:
 
 def moves_document(moves: Moves, directory: str) -> dict[str, Any]:
     """Return moves as plain data; see ``moves_of``."""
+    has_swaps = any(move.successor is not None for move in moves.moves)
+    schema = SWAPS_SCHEMA if has_swaps else MOVES_SCHEMA
     result: dict[str, Any] = {
-        "schema": MOVES_SCHEMA if moves.chain is None else CHAINED,
+        "schema": schema if moves.chain is None else CHAINED,
         "kind": moves.kind,
         "identity": moves.identity,
         "source": "directory" if moves.source == directory else "trash",
         "target": "directory" if moves.target == directory else "trash",
         "moves": [
-            {"path": move.path, "members": move.members, **contents_document(move.contents)}
+            {
+                "path": move.path,
+                "members": move.members,
+                **contents_document(move.contents),
+                **successor_document(move.successor),
+            }
             for move in moves.moves
         ],
         "rewrites": [
@@ -282,7 +306,7 @@ def moves_of(document: Mapping[str, Any], directory: str, state_dir: StateDir) -
         state_dir: Where its trash lies.
     """
     schema, kind = document["schema"], document["kind"]
-    if schema not in {MOVES_SCHEMA, CHAINED}:
+    if schema not in MOVES_SCHEMAS:
         raise ValueError(f"schema {schema!r}")
     identity = identity_of(document["identity"])
     places = {"directory": directory, "trash": state_dir.trash_place(identity)}
@@ -318,13 +342,31 @@ def _move_of(document: Mapping[str, Any], source: str, target: str) -> Move:
     members = tuple((_member(old, source), _member(new, target)) for old, new in document["members"])
     if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
         raise ValueError("no member, or two of one name")
-    return Move(text_of(document["path"]), members, contents_of(document, [old for old, _ in members]))
+    contents = contents_of(document, [old for old, _ in members])
+    successor = None
+    if "successor" in document:
+        successor = _successor_of(document["successor"], members[0][0 if source == "directory" else 1])
+    return Move(text_of(document["path"]), members, contents, successor)
+
+
+def _successor_of(document: Mapping[str, Any], name: str) -> Successor:
+    numbers = (count_of(number) for number in document["file"])
+    return Successor(path_of(document["waits"]), Fingerprint(name, *numbers))
+
+
+def successor_document(successor: Successor | None) -> dict[str, Any]:
+    """Return a successor as an entry of the plain data of a move; nothing if there is none."""
+    if successor is None:
+        return {}
+    file = successor.file
+    numbers = (file.device, file.inode, file.size, file.mtime_ns)
+    return {"successor": {"waits": successor.waits, "file": numbers}}
 
 
 def _member(value: object, place: str) -> str:
-    """Return the name of a member in the directory; in the trash it lies in a numbered directory."""
+    """Return the path of a member in the directory; in the trash it lies in a numbered directory."""
     if place == "directory":
-        return name_of(value)
+        return path_of(value)
     number, _, name = text_of(value).partition(os.sep)
     if not number.isdecimal():
         raise ValueError(f"{value!r} is no place in the trash")
@@ -500,7 +542,7 @@ def read_journal(path: str, directory: str) -> Removals | Moves | None:
     stage = os.path.dirname(path)
 
     def parse(document: Mapping[str, Any]) -> Removals | Moves:
-        if document["schema"] in {MOVES_SCHEMA, CHAINED}:
+        if document["schema"] in MOVES_SCHEMAS:
             return moves_of(document, directory, state_dir_of_stage(stage))
         return removals_of(document)
 

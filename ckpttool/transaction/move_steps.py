@@ -53,12 +53,14 @@ class MoveDirs:
         source, target: Their descriptors; -1 for a target that is still to be made.
         rewritten: Paths relative to the target whose files may say something else by now.
         was_at: The same files' paths relative to the source.
+        is_return: Whether they come back out of the trash.
     """
 
     source: int
     target: int
     rewritten: frozenset[str] = frozenset()
     was_at: frozenset[str] = frozenset()
+    is_return: bool = False
 
     @property
     def is_one(self) -> bool:
@@ -77,7 +79,7 @@ def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) ->
             yield MoveDirs(source, -1, rewritten, was_at)
             return
         with _opened_move_dir(directory, moves.target) as target:
-            yield MoveDirs(source, target, rewritten, was_at)
+            yield MoveDirs(source, target, rewritten, was_at, moves.kind == "restore")
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def require_movable(dirs: MoveDirs, move: Move) -> None:
             raise StalePlan("it has vanished, or a part of it,", since_plan=True)
         if here is not EntryState.SAME:
             raise StalePlan("it has changed", since_plan=True)
-        if dirs.target >= 0 and _is_taken(dirs, old, new):
+        if dirs.target >= 0 and _is_taken(dirs, old, new) and not _is_successor(move, dirs.target, new):
             raise StalePlan(f"{os.path.basename(new)} already exists")
 
 
@@ -117,17 +119,33 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
         there = _state_of_new(dirs, move, old, new)
         if there is EntryState.SAME:
             continue
-        if there is not EntryState.NOTHING and not _is_variant(dirs, old, new):
+        gives_way = _is_successor(move, dirs.target, new)
+        if there is not EntryState.NOTHING and not gives_way and not _is_variant(dirs, old, new):
             raise StalePlan(f"{os.path.basename(new)} already exists")
         here = _entry_state(dirs.source, old, move, old, dirs.was_at)
         if here is not EntryState.SAME:
             what = "vanished, or a part of it," if here is EntryState.NOTHING else "changed"
             raise StalePlan(f"it has {what}", since_plan=True)
+        if gives_way:
+            _replace(old, dirs.source, new, dirs.target)
+            continue
         is_link = _link_or_rename(dirs, old, new)
         # Only what came is known to be what was checked: another could have come between.
         if _entry_state(dirs.target, new, move, old, dirs.rewritten) is not EntryState.SAME:
             _undo_link(dirs, old, new, is_link=is_link)
             raise StalePlan("it has changed", since_plan=True)
+
+
+def place_successor(dirs: MoveDirs, move: Move) -> None:
+    """Let the successor of a checkpoint that has its new name take the old one, which is never free."""
+    if move.successor is None or dirs.is_return or _is_successor(move, dirs.source, move.members[0][0]):
+        return
+    ((old, new),) = move.members
+    if not is_same_file(old, dirs.source, new, dirs.target) and status_at(old, dirs.source) is not None:
+        raise StalePlan("it has changed", since_plan=True)
+    if not _is_successor(move, dirs.source, move.successor.waits):
+        raise StalePlan("what was to take its place has gone")
+    _replace(move.successor.waits, dirs.source, old, dirs.source)
 
 
 def unlink_old(dirs: MoveDirs, move: Move) -> None:
@@ -146,13 +164,21 @@ def relink_old(dirs: MoveDirs, move: Move) -> None:
             continue
         if is_same_file(old, dirs.source, new, dirs.target) and not _is_variant(dirs, new, old):
             continue
+        if _is_successor(move, dirs.source, old):
+            _replace(new, dirs.target, old, dirs.source)
+            continue
         if _is_taken(back, new, old):
             raise StalePlan(f"{os.path.basename(old)} already exists")
         _link_or_rename(back, new, old)
 
 
 def unlink_new(dirs: MoveDirs, move: Move) -> None:
-    """Take a checkpoint's new names away, its index first, where it has the old ones."""
+    """Take a checkpoint's new names away, its index first, where it has the old ones.
+
+    What has replaced its successor keeps its name: nothing else has it any more.
+    """
+    if dirs.is_return and move.successor is not None:
+        return
     _unlink_side(dirs.target, dirs.source, move, 1)
 
 
@@ -171,6 +197,18 @@ def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
             return link_or_rename(name, here, other, there, lambda: _is_taken(dirs, old, new), is_strict=True)
         except FileExistsError as error:
             raise StalePlan(f"{other} already exists") from error
+
+
+def _replace(name: str, place: int, target: str, target_place: int) -> None:
+    """Rename a file over another one, in one step."""
+    with opened_parent(name, place) as (here, own), opened_parent(target, target_place) as (there, other):
+        retry_while_busy(partial(os.replace, own, other, src_dir_fd=here, dst_dir_fd=there))
+
+
+def _is_successor(move: Move, place: int, path: str) -> bool:
+    """Tell whether the successor of a checkpoint lies at a path."""
+    status = None if move.successor is None else status_at(path, place)
+    return move.successor is not None and status is not None and move.successor.file.is_of(status)
 
 
 def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:

@@ -188,6 +188,37 @@ class StagedOutput:
         self._directory.sync()
         self.discard()
 
+    def hand_over(self) -> str:
+        """Return where the file waits that is to replace the one at the target, relative to its directory.
+
+        It is durable, and has mode, owner and times of the other; whoever moves it has to come before the end.
+        """
+        self._syncing.settle()
+        self._sinks.clear()
+        self.require_in_place()
+        _keep_mode(self._content, self._directory, self._name)
+        old = self._directory.status(self._name)
+        if old is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.target)
+        place = self._content.descriptor
+        times = old.st_atime_ns, old.st_mtime_ns
+        os.utime(self._content.at(self._name), ns=times, dir_fd=place, follow_symlinks=False)
+        self._content.sync_tree()
+        return os.path.relpath(self.path, self._directory.path)
+
+    def link_in(self, directory: str, names: Iterable[str]) -> None:
+        """Give files of a directory second names in the target, which is one."""
+        with OpenDirectory(directory) as source:
+            for name in names:
+                above, own = os.path.split(os.path.join(self._name, name))
+                with self._content.make_or_open(above) as place:
+                    os.link(
+                        *(source.at(name), place.at(own)),
+                        src_dir_fd=source.descriptor,
+                        dst_dir_fd=place.descriptor,
+                        follow_symlinks=False,
+                    )
+
     def require_in_place(self) -> None:
         """Require that paths lead to what is held open, so that what was read back is what was written."""
         area = self._area
@@ -264,6 +295,15 @@ def clear_beside(target: str) -> tuple[str, ...]:
             return _recover(directory, is_alone=is_alone)
     except OSError as error:
         raise from_os_error(error, parent) from error
+
+
+def clear_areas(directory: str) -> tuple[str, ...]:
+    """Clear a directory of what kills left that were writing there; see ``clear_beside``."""
+    try:
+        has_some = any(map(is_area_name, os.listdir(directory)))
+    except OSError:  # what can't be listed holds nothing that we could clear
+        return ()
+    return clear_beside(os.path.join(directory, CONTENT)) if has_some else ()
 
 
 def _recover(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:

@@ -140,10 +140,23 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
             for identity in identities(state_dir):
                 if older_than is None or _seconds_since(identity) >= older_than:
                     _empty_place(directory, state_dir, identity, emptying)
+    return _emptied(emptying)
+
+
+def empty_command(directory: str, identity: str) -> EmptiedTrash:
+    """Remove what one command has just put into the trash of a directory, which is locked."""
+    emptying = _Emptying(dry_run=False)
+    for state_dir in state_dirs(directory):
+        if identity in identities(state_dir):
+            _empty_place(directory, state_dir, identity, emptying)
+    return _emptied(emptying)
+
+
+def _emptied(emptying: _Emptying) -> EmptiedTrash:
     return EmptiedTrash(
         removed=tuple(emptying.removed),
         freed_bytes=emptying.freed,
-        dry_run=dry_run,
+        dry_run=emptying.dry_run,
         problems=tuple(emptying.problems),
         warnings=tuple(emptying.warnings),
         left_bytes=emptying.left,

@@ -613,6 +613,8 @@ def _prune_group(group: GroupPlan) -> dict[str, Any]:
             }
             for entry in group.remove
         ],
+        "slim": [{"path": entry.path, "freed_bytes": group.slim_bytes(entry)} for entry in group.slim],
+        "whole": [{"path": path, "reason": reason} for path, reason in group.whole.items()],
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
         "failed": group.failed,
@@ -637,6 +639,7 @@ def explain_document(planned: PrunePlan, explanation: Explanation) -> dict[str, 
         "path": explanation.entry.path,
         "group": explanation.key,
         "stays": explanation.stays,
+        "slims": explanation.slims,
         "place": list(explanation.place),
         "reasons": list(explanation.reasons),
         "against": list(explanation.against),

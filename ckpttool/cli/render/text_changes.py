@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.pruning.prune import Pruned
     from ckpttool.runs.renaming.plan import PlannedNames
     from ckpttool.runs.renaming.rename import RenameResult
-    from ckpttool.runs.retention.plan import GroupPlan, RetentionPlan
+    from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
     from ckpttool.runs.undo import Undone
     from ckpttool.transaction.trash import EmptiedTrash
 
@@ -111,7 +111,13 @@ def _kept_notes(groups: Sequence[GroupPlan]) -> Iterator[str]:
 
 def _is_single(group: GroupPlan) -> bool:
     """Tell whether a series is one sound checkpoint that stays, of which nothing need be said."""
-    if len(group.keep) != 1 or group.remove or group.failed is not None or group.skipped is not None:
+    if (
+        len(group.keep) != 1
+        or group.remove
+        or group.slim
+        or group.failed is not None
+        or group.skipped is not None
+    ):
         return False
     entry = group.keep[0].entry
     return entry.is_sound and entry.danger is None
@@ -146,7 +152,7 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     for row in rows:
         head = f"  {row.verb:<6}  " + (row.name if row.is_note else f"{pad(next(fitted), widest)}  ")
         for line in hanging_lines(head, row.why, width, _INDENT):
-            yield styled(line, Style.YELLOW, colour and row.verb == "remove")
+            yield styled(line, Style.YELLOW, colour and row.verb != "keep")
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
@@ -156,11 +162,18 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
     rows: list[_PlanRow] = []
     entries = [*(kept.entry for kept in group.keep), *group.remove]
     is_spread = len({entry.directory for entry in entries}) > 1
-    for reasons, kept_alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe_note(kept.entry))):
+    slim = {entry.path for entry in group.slim}
+
+    def outcome(kept: KeptEntry) -> tuple[bool, tuple[str, ...]]:
+        why = group.whole.get(kept.entry.path)
+        notes = () if why is None else (f"whole: {why}",)
+        return kept.entry.path in slim, (*kept.reasons, *notes, *_unsafe_note(kept.entry))
+
+    for (is_slim, reasons), kept_alike in groupby(group.keep, outcome):
         stays = [kept.entry for kept in kept_alike]
-        rows += _fold_alike(
-            "keep", stays, [", ".join(map(in_words, reasons))] * len(stays), is_long, is_spread
-        )
+        words = ", ".join(map(in_words, reasons))
+        notes = [f"frees {_about(group, one)}; {words}" if is_slim else words for one in stays]
+        rows += _fold_alike("slim" if is_slim else "keep", stays, notes, is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
     for has_foreign_files, alike in groupby(group.remove, lambda entry: bool(foreign_files(entry))):
         goes = list(alike)
@@ -168,6 +181,11 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
         notes = [", ".join(filter(None, one)) for one in facts]
         rows += _fold_alike("remove", goes, notes, is_long and not has_foreign_files, is_spread)
     return rows
+
+
+def _about(group: GroupPlan, entry: Entry) -> str:
+    """Return how many bytes slimming a checkpoint frees; of a file that is written anew, about."""
+    return f"{'' if entry.state.files else 'about '}{file_size(group.slim_bytes(entry))}"
 
 
 def _foreign_words(entry: Entry) -> str:
@@ -230,6 +248,9 @@ def _total_words(pruned: Pruned) -> str:
     if not removed and not has_rules:  # failed runs were only to be listed
         failed = sum(one.failed is not None for one in pruned.plan.groups)
         return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed ({checkpoints})"
+    slimmed = len(pruned.plan.slimmed)
+    if slimmed:
+        return _slimming_words(pruned, removed, slimmed, checkpoints)
     if not removed:
         kept = "all kept" if count > 1 else "kept"
         return f"{'nothing removed' if pruned.declined else 'nothing to remove'} ({checkpoints}, {kept})"
@@ -242,8 +263,25 @@ def _total_words(pruned: Pruned) -> str:
     return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"
 
 
+def _slimming_words(pruned: Pruned, removed: int, slimmed: int, checkpoints: str) -> str:
+    """Return what a prune came to that slims: ``would remove 3 and slim 4 of 10 checkpoints, …``."""
+    is_trash = pruned.trash is not None
+    about = "about " if pruned.dry_run and pruned.plan.is_estimate else ""
+    size = about + file_size(pruned.trashed_bytes if is_trash else pruned.freed_bytes)
+    removing = ("move", "moved") if is_trash else ("remove", "removed")
+    verbs = [verb[not pruned.dry_run] for verb in (removing, ("slim", "slimmed"))]
+    trash = " to the trash" if is_trash else ""
+    parts = [f"{verbs[0]} {removed:,}{trash}"] if removed else []
+    text = f"{' and '.join([*parts, f'{verbs[1]} {slimmed:,}'])} of {checkpoints}"
+    if is_trash:
+        return f"{'would ' if pruned.dry_run else ''}{text}; emptying the trash frees {size}"
+    return f"would {text} and free {size}" if pruned.dry_run else f"{text}, {size} freed"
+
+
 def question(planned: RetentionPlan, *, trash: bool, for_good: bool = False) -> str:
     """Return what to ask before a plan is carried out; ``for_good`` where nothing is kept of what goes."""
+    if planned.slimmed:
+        return _slimming_question(planned, trash=trash)
     checkpoints = f"{counted(len(planned.removals), 'checkpoint')} ({file_size(planned.freed_bytes)})"
     return (
         f"Move {checkpoints} to the trash?"
@@ -252,9 +290,18 @@ def question(planned: RetentionPlan, *, trash: bool, for_good: bool = False) -> 
     )
 
 
+def _slimming_question(planned: RetentionPlan, *, trash: bool) -> str:
+    removed, slimmed = len(planned.removals), len(planned.slimmed)
+    size = ("about " if planned.is_estimate else "") + file_size(planned.freed_bytes)
+    removing = [f"{'move' if trash else 'remove'} {removed:,}"] if removed else []
+    text = " and ".join([*removing, f"slim {counted(slimmed, 'checkpoint')}"])
+    return f"{text[0].upper()}{text[1:]} ({size}){', keeping them in the trash' if trash else ''}?"
+
+
 def _hints(pruned: Pruned) -> Iterator[str]:
     """Yield how to restore what is in the trash now, and how to delete it."""
-    places = {entry.directory for entry in pruned.plan.removals if entry.path not in pruned.failed}
+    changed = (*pruned.plan.removals, *pruned.plan.slimmed)
+    places = {entry.directory for entry in changed if entry.path not in pruned.failed}
     if pruned.dry_run or not pruned.trash or not places:
         return
     if len(places) == 1:
@@ -273,9 +320,11 @@ def _failure_words(pruned: Pruned, removed: int) -> str:
     reasons = list(dict.fromkeys(pruned.failed.values()))
     why = reasons[0] + (", …" if len(reasons) > 1 else "")
     is_trash = pruned.trash is not None
+    slimmed = len(pruned.plan.slimmed)
     verb = "moved to the trash" if is_trash else "removed"
     freed = "" if is_trash else f", {file_size(pruned.freed_bytes)} freed"
-    line = f"{verb} {removed:,} of {removed + len(pruned.failed):,}{freed}"
+    slimming = f"slimmed {slimmed:,} and " if slimmed else ""
+    line = f"{slimming}{verb} {removed:,} of {removed + slimmed + len(pruned.failed):,}{freed}"
     return f"{line}; {len(pruned.failed):,} failed: {printable(why)}"
 
 
@@ -288,9 +337,9 @@ def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
     if explanation.asked is not None:
         yield f"{printable(explanation.asked)} belongs to {printable(explanation.entry.path)}"
     verb = "would be kept" if explanation.stays else "would be removed"
-    yield styled(
-        f"{printable(explanation.entry.path)} {verb}", Style.YELLOW, colour and not explanation.stays
-    )
+    is_changed = not explanation.stays or explanation.slims
+    end = " without its training state" if explanation.slims else ""
+    yield styled(f"{printable(explanation.entry.path)} {verb}{end}", Style.YELLOW, colour and is_changed)
     place = "; ".join(explanation.place)
     yield f"  {printable(explanation.key)}{': ' if place else ''}{printable(place)}"
     for reason in explanation.reasons:

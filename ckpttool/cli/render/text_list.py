@@ -478,4 +478,5 @@ def policy_cell(listed: ListedCheckpoint, style: ListStyle) -> str:
         return ""
     if not listed.kept:
         return "remove"
-    return f"keep: {printable(', '.join(map(in_words, listed.kept)))}" if style.long else "keep"
+    verb = "slim" if listed.is_slimmed else "keep"
+    return f"{verb}: {printable(', '.join(map(in_words, listed.kept)))}" if style.long else verb

@@ -19,6 +19,21 @@ Number = int | float
 
 
 @dataclass(frozen=True, slots=True)
+class StatePart:
+    """What of a checkpoint only a training that goes on needs: optimizer, scheduler, random states.
+
+    Attributes:
+        nbytes: How many bytes it takes, of a file about.
+        files: The files that hold nothing else, relative to the checkpoint, which is a directory.
+        cast_bytes: How many bytes the other tensors lose if floating ones get 16 bits.
+    """
+
+    nbytes: int = 0
+    files: tuple[str, ...] = ()
+    cast_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A logical checkpoint that was found in a directory.
 
@@ -50,6 +65,7 @@ class Entry:
         group: Key of the series it belongs to.
         run: Directory of the run that wrote it.
         hyper_parameters: What its run was started with, by its own account.
+        state: What of it only a training that goes on needs.
     """
 
     path: str
@@ -80,11 +96,17 @@ class Entry:
     group: str = ""
     run: str = ""
     hyper_parameters: Mapping[str, object] = field(default_factory=dict, repr=False)
+    state: StatePart = StatePart()
 
     @property
     def is_sound(self) -> bool:
         """Tell whether it opens, is complete, and nothing is wrong in its structure."""
         return self.fault is None
+
+    @property
+    def holds_state(self) -> bool:
+        """Tell whether it holds training state beside weights, and more than a trifle."""
+        return self.has_weights and self.state.nbytes * 100 >= max(self.nbytes, 1)
 
     @property
     def is_incomplete(self) -> bool:

@@ -23,11 +23,13 @@ from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import unit_of
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.formats.opening import open_probe, open_unit
+from ckpttool.formats.step_directory import STEP_VARIANTS
 from ckpttool.io import fs
 from ckpttool.io.zip_reader import by_directory
 from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.runs.members.entry import Entry, Number
 from ckpttool.runs.members.needs import needed_paths
+from ckpttool.runs.members.state_part import state_part
 from ckpttool.runs.reasons import Code, Reason, fault
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.paths import shown
@@ -150,6 +152,7 @@ def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_othe
         linked_bytes=_linked_bytes(unit, files),
         holds=_holds(checkpoint),
         needs=needed_paths(unit, files, checkpoint, all=holds_others),
+        state=state_part(unit, files, checkpoint),
     )
 
 
@@ -213,6 +216,10 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
     for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
         batches = batches.get(key) if isinstance(batches, Mapping) else None
     steps, optimizers = metadata.get("global_step"), metadata.get("optimizer_states")
+    if optimizers is None and not metadata.get("callbacks"):  # weights alone were saved
+        return None
+    if optimizers is None:
+        optimizers = [None]  # slimmed: of several, the counts below would not fit
     if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
         return None
     if not isinstance(steps, int) or not steps or steps % len(optimizers):
@@ -231,16 +238,21 @@ def _first_error(findings: Iterable[Finding]) -> str | None:
 
 
 def signature(checkpoint: Checkpoint) -> str:
-    """Return a hash of how much it holds, and of the names and shapes of its weights.
+    """Return a hash of the names and shapes of its weights.
 
     Checkpoints of one series have the same; what else grows from save to save, such as an optimizer's
-    history, doesn't count where there are weights.
+    history, doesn't count where there are weights. Nor does, in a step's directory, the file that they lie in:
+    it has no name where it is the only one.
     """
     import hashlib
 
     weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
-    lines = sorted(f"{tensor.path!r}{tensor.shape!r}" for tensor in weights or checkpoint.tensors)
-    text = "\n".join([checkpoint.granularity.value, *lines])
+    paths = [tensor.path for tensor in weights or checkpoint.tensors]
+    if weights and checkpoint.variant in STEP_VARIANTS:
+        common = os.path.commonprefix([path[:-1] for path in paths])
+        paths = [path[len(common) :] for path in paths]
+    shapes = (tensor.shape for tensor in weights or checkpoint.tensors)
+    text = "\n".join(sorted(f"{path!r}{shape!r}" for path, shape in zip(paths, shapes, strict=True)))
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 

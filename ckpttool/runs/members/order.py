@@ -23,8 +23,8 @@ from ckpttool.runs.members.runs import read_number_pairs, split_into_runs, take_
 from ckpttool.runs.scope import GroupBy
 from ckpttool.transaction.paths import shown
 
-Kind = tuple[str | None, str | None]
-"""Format and signature; of these, what the checkpoints of a series share."""
+Kind = tuple[str | None, Granularity | None, str | None]
+"""Format, how much it holds, and signature; of these, what the checkpoints of a series share."""
 
 CONTRADICTION_SECONDS = 60
 """Copies made in one go have times within moments of one another; a restarted run has not."""
@@ -62,7 +62,13 @@ class Group:
     warnings: tuple[str, ...] = ()
 
 
-def group(entries: Iterable[Entry], by: GroupBy | None = None, root: str = os.curdir) -> tuple[Group, ...]:
+def group(
+    entries: Iterable[Entry],
+    by: GroupBy | None = None,
+    root: str = os.curdir,
+    *,
+    joins_slim: bool = False,
+) -> tuple[Group, ...]:
     """Return the series among checkpoints, by their keys.
 
     One series is: same directory, same format, same name once its fields are blanked, same tensors. What
@@ -74,6 +80,7 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None, root: str = os.cu
             ``parent`` (directory), ``prefix`` (directory, and the name once its fields are blanked),
             ``format`` (and directory), or nothing. Only the last spans runs.
         root: The directory in which they were found.
+        joins_slim: Whether those with training state and those without it are one series.
     """
     by_pattern: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
     kinds_of_name: dict[tuple[str, str], set[Kind]] = defaultdict(set)
@@ -83,7 +90,8 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None, root: str = os.cu
     ]
     for entry in take_directory_counts(paired, everywhere=by == "none"):
         if entry.is_sound:
-            kind = (entry.format if by is None else None, entry.signature)
+            granularity = None if joins_slim and entry.has_weights else entry.granularity
+            kind = (entry.format if by is None else None, granularity, entry.signature)
             by_pattern[_pattern(entry, by)].setdefault(kind, []).append(entry)
             kinds_of_name[entry.directory, entry.fields.blank].add(kind)
         else:
@@ -91,7 +99,7 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None, root: str = os.cu
     for entry in unsound:
         kinds = by_pattern[_pattern(entry, by)]
         candidates = kinds_of_name[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()
-        only = next(iter(candidates)) if len(candidates) == 1 else (entry.format, None)
+        only = next(iter(candidates)) if len(candidates) == 1 else (entry.format, None, None)
         kinds.setdefault(only, []).append(entry)
     groups: list[Group] = []
     for pattern, kinds in by_pattern.items():

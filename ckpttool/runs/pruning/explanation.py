@@ -22,6 +22,7 @@ class Explanation:
     Attributes:
         entry: The checkpoint.
         stays: Whether it stays.
+        slims: Whether it stays without its training state.
         reasons: All that speaks for it, though it may go all the same.
         against: What every rule says that doesn't keep it.
         place: Its place in its series: ``7th newest of 12``, and its rank by the policy's metric.
@@ -36,6 +37,7 @@ class Explanation:
     place: tuple[str, ...] = ()
     key: str = ""
     asked: str | None = None
+    slims: bool = False
 
 
 def explain(planned: PrunePlan, path: str) -> Explanation:
@@ -57,6 +59,7 @@ def explain(planned: PrunePlan, path: str) -> Explanation:
         place=tuple(_place(group_plan.policy, entry, history)),
         key=group.key,
         asked=None if fs.normpath(path) == fs.normpath(entry.path) else path,
+        slims=entry in group_plan.slim,
     )
 
 
@@ -97,6 +100,8 @@ def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: H
             kept_by_rule = {kept.path for kept, _ in rule.keep(policy, history)}
             if entry.path not in kept_by_rule:
                 yield rule.against(policy, history, entry)
+    if entry.path in group_plan.whole:
+        yield f"it stays whole: {group_plan.whole[entry.path]}"
     if entry.path in group_plan.unfitting:
         yield group_plan.unfitting[entry.path]
 

@@ -90,6 +90,9 @@ def make_plan(
     together = saved_together(groups)
     faults, checked = dict(failed.faults), set(failed.finite.values())
     copied: set[str] = set()
+    whole: dict[str, str | None] = {}
+    if request.joins_slim and fs.is_remote(survey.root):
+        raise UsageError("--full: checkpoints in a store can't be slimmed")
     # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
     while True:
         pointed = pointers.protections(faults)
@@ -100,6 +103,7 @@ def make_plan(
             removes_failed=request.failed == "remove",
             followers=followers,
             together=together,
+            whole={path: why for path, why in whole.items() if why is not None},
             root=survey.root,
         )
         retention, protections = _plan_with_companions(survey, policies, protections, now)
@@ -110,12 +114,14 @@ def make_plan(
         faults |= damaged
         lacking: dict[str, str] = {}
         if not damaged and request.require_copy is not None:
-            going = [entry for entry in retention.removals if entry.path not in copied]
+            going = [one for one in (*retention.removals, *retention.slimmed) if one.path not in copied]
             copied.update(entry.path for entry in going)
             lacking = without_copy(going, survey.root, request.require_copy, progress)
         for path, why in lacking.items():
             own[path].append(why)
-        if not damaged and not lacking:
+        unasked = {} if damaged or lacking else _slimming_obstacles(retention, whole)
+        whole |= unasked
+        if not (damaged or lacking or any(unasked.values())):
             break
     _require_allowed(retention, len(survey.entries), request.max_delete)
     chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
@@ -124,6 +130,18 @@ def make_plan(
     if request.depth == "full":
         retention = _mark_unread_newest(retention, {*checked, *faults})
     return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
+
+
+def _slimming_obstacles(retention: RetentionPlan, known: Collection[str]) -> dict[str, str | None]:
+    """Return why what a plan slims can't be slimmed, or None, by its path; of what is known nothing."""
+    from ckpttool.runs.pruning.slimming import obstacle_to_slimming
+
+    return {
+        entry.path: obstacle_to_slimming(entry, None if group.policy is None else group.policy.dtype)
+        for group in retention.groups
+        for entry in group.slim
+        if entry.path not in known
+    }
 
 
 def survey_series(
@@ -179,7 +197,7 @@ def _plan_with_companions(
 
 
 def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
-    """Return what stays of series of which something goes, and seems sound, but was not read.
+    """Return what stays of series of which something goes, or a part, and seems sound, but was not read.
 
     If a run goes since others are better, that is true only if these are intact.
     """
@@ -187,7 +205,7 @@ def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[E
     return [
         kept.entry
         for group in retention.groups
-        if group.remove or (ranks_decide and group.rank is not None)
+        if group.remove or group.slim or (ranks_decide and group.rank is not None)
         for kept in group.keep
         if kept.entry.is_sound and kept.entry.path not in read
     ]
@@ -292,7 +310,8 @@ def _lookalikes(
         if policy is not None and is_alone:
             pattern = _name_pattern(entry.name)
             if pattern.count("*") >= _FEWEST_NUMBERS:
-                alike[entry.directory, pattern, entry.format, entry.signature].append((entry, policy))
+                kind = entry.granularity, entry.signature
+                alike[entry.directory, pattern, entry.format, kind].append((entry, policy))
     for (directory, pattern, *_), singles in alike.items():
         entries = order_entries([entry for entry, _ in singles])[0]
         if len(entries) == 1:

@@ -15,11 +15,13 @@ from ckpttool.core.result import Result
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs, remote
 from ckpttool.ops.manifest import SHARED
+from ckpttool.ops.slim import NotSlim
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.pruning.slimming import Slimming, without_failures
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
@@ -31,6 +33,7 @@ from ckpttool.transaction.pending_journals import directory_of_journal, pending_
 from ckpttool.transaction.pointer_files import state_without
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, remove
+from ckpttool.transaction.staged_output import clear_areas
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
 
@@ -124,22 +127,27 @@ def prune(
             survey = survey_series(root, request, progress)
         planned = make_plan(request, progress, survey)
         result = _result(planned)
-        if planned.plan.removals and refusal is not None:
+        if planned.plan.changes and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
         way = _way_back(root, planned, trash)
-        if planned.plan.removals and confirm is not None and not confirm(_with_warning(planned, way)):
+        if planned.plan.changes and confirm is not None and not confirm(_with_warning(planned, way)):
             result = replace(result, declined=True)
-        elif planned.plan.removals:
+        elif planned.plan.changes:
             identity = new_identity() if trash is True else trash or None
             result = _carry_out(locks, root, planned, identity, way)
-        clear_stale(locks.not_held({entry.directory for group in planned.groups for entry in group.entries}))
+            result = _slim(locks, result, Slimming(identity, request.jobs, progress))
+        directories = {entry.directory for group in planned.groups for entry in group.entries}
+        left = [
+            why for one in sorted({root, *directories}) if not fs.is_remote(one) for why in clear_areas(one)
+        ]
+        clear_stale(locks.not_held(directories))
     problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
     return replace(
         result,
         problems=(*problems, *result.problems),
         finished=tuple(path for recovery in recoveries for path in recovery.finished),
         put_back=tuple(path for recovery in recoveries for path in recovery.put_back),
-        warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings),
+        warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings, *left),
     )
 
 
@@ -256,6 +264,33 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
         trash=identity,
         trashed_bytes=total.freed - freed,
         problems=(*planned.problems, *problems),
+    )
+
+
+def _slim(locks: _Locks, result: Pruned, slimming: Slimming) -> Pruned:
+    """Slim what a plan says, the oldest first, once the rest was removed: that makes room."""
+    outcome = slimming.outcome
+    for group in result.plan.groups:
+        kept = [one.entry for one in group.keep if one.entry.is_sound and one.entry not in group.slim]
+        changed = next((one for one in kept if not _is_unchanged(one)), None) if group.slim else None
+        for entry in reversed(group.slim):
+            try:
+                if changed is not None:
+                    raise NotSlim(f"{changed.name}, which was to stay whole, has changed")
+                locks.hold(entry.directory)
+            except (NotSlim, CheckpointError) as failure:
+                outcome.failed[entry.path] = str(failure)
+            else:
+                slimming.slim(group, entry)
+    is_trash = slimming.identity is not None
+    problems = [Problem(path, f"not slimmed: {why}") for path, why in outcome.failed.items()]
+    return replace(
+        result,
+        plan=replace(result.plan, groups=without_failures(result.plan.groups, outcome.failed)),
+        freed_bytes=result.freed_bytes + (0 if is_trash else outcome.freed),
+        trashed_bytes=result.trashed_bytes + (outcome.freed if is_trash else 0),
+        failed={**result.failed, **outcome.failed},
+        problems=(*result.problems, *problems, *outcome.problems),
     )
 
 

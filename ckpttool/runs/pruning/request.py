@@ -128,6 +128,11 @@ class PruneRequest(Scope):
         return cls(**more)
 
     @property
+    def joins_slim(self) -> bool:
+        """Tell whether a policy slims: what it has slimmed stays in its series."""
+        return any(one is not None and one.full is not None for one in self.all_policies.each)
+
+    @property
     def all_policies(self) -> Policies:
         """Return the policies, of which there may be one alone, or none."""
         return self.policies or Policies(self.policy)

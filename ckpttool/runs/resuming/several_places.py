@@ -72,9 +72,13 @@ def _first(found: Mapping[str, Latest], options: Mapping[str, Any]) -> str | Non
     return next((group.key for group in groups if group.entries[0] is newest), None)
 
 
+def _identity(entry: Entry) -> tuple[object, ...]:
+    return entry.epoch, entry.step, entry.granularity, entry.signature
+
+
 def _is_same_save(entry: Entry, other: Entry) -> bool:
     """Tell whether two checkpoints were saved at one moment of a training: one is a copy of the other."""
-    if (entry.epoch, entry.step, entry.signature) != (other.epoch, other.step, other.signature):
+    if _identity(entry) != _identity(other):
         return False
     is_counted = entry.epoch is not None or entry.step is not None
     return is_counted or (entry.name, entry.nbytes) == (other.name, other.nbytes)

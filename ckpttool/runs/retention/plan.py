@@ -21,7 +21,7 @@ from ckpttool.runs.retention.best_runs import RunRank, rank_runs, reasons_from_o
 from ckpttool.runs.retention.limits import Excess, LimitedSeries, excess, removals_for_limits, total_limit
 from ckpttool.runs.retention.missing_metrics import require_metrics
 from ckpttool.runs.retention.policies import Policies
-from ckpttool.runs.retention.rules import RULES, History, Policy
+from ckpttool.runs.retention.rules import RULES, History, Policy, newest_whole
 
 NO_RULE = "no rule of the configuration is for it"
 NEWEST = Reason(Code.NEWEST)
@@ -43,6 +43,7 @@ class Protections:
         finite: The newest of such a series that is intact and finite, by its key: it stays, too.
         followers: Paths of those for which the metric of what belongs with them counts.
         together: What is equal for checkpoints of several series that were saved together, by path.
+        whole: Why a checkpoint can't be slimmed, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         root: The directory that all lies in.
     """
@@ -56,6 +57,7 @@ class Protections:
     finite: Mapping[str, str] = field(default_factory=dict)
     followers: Collection[str] = frozenset()
     together: Mapping[str, Hashable] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
     root: str = os.curdir
 
@@ -82,6 +84,8 @@ class GroupPlan:
         rank: The rank of its run, if its policy ranks runs.
         excess: By how much it takes more than its limit of size.
         unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
+        slim: What stays without its training state.
+        whole: Why others stay whole that are old enough to be slimmed, by path.
     """
 
     key: str
@@ -93,6 +97,13 @@ class GroupPlan:
     rank: RunRank | None = None
     excess: Excess | None = None
     unfitting: Mapping[str, str] = field(default_factory=dict)
+    slim: tuple[Entry, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
+
+    def slim_bytes(self, entry: Entry) -> int:
+        """Return how many bytes slimming a checkpoint frees, about."""
+        has_dtype = self.policy is not None and self.policy.dtype is not None
+        return entry.state.nbytes + (entry.state.cast_bytes if has_dtype else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +138,29 @@ class RetentionPlan:
         return tuple(entry for group in self.groups for entry in group.remove)
 
     @property
+    def slimmed(self) -> tuple[Entry, ...]:
+        """Return all that stays without its training state."""
+        return tuple(entry for group in self.groups for entry in group.slim)
+
+    @property
     def freed_bytes(self) -> int:
-        """Return the bytes that are freed: those of files none of whose names stays."""
-        return freed_bytes(self.removals)
+        """Return the bytes that are freed: of files none of whose names stays, and about those of states."""
+        return freed_bytes(self.removals) + self.slim_bytes
+
+    @property
+    def slim_bytes(self) -> int:
+        """Return the bytes that slimming frees, about."""
+        return sum(group.slim_bytes(entry) for group in self.groups for entry in group.slim)
+
+    @property
+    def is_estimate(self) -> bool:
+        """Tell whether what is freed is known about: files are written anew."""
+        return any(not entry.state.files for entry in self.slimmed)
+
+    @property
+    def changes(self) -> bool:
+        """Tell whether anything goes, or is slimmed."""
+        return bool(self.removals or self.slimmed)
 
 
 def plan(
@@ -183,6 +214,7 @@ class _Draft:
     reasons: Mapping[str, Sequence[str]]
     limited: LimitedSeries
     rank: RunRank | None = None
+    slim: Sequence[Entry] = ()
 
     def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
         """Return why each checkpoint stays, by its path, where some don't fit."""
@@ -251,7 +283,16 @@ def _draft(
     if is_beyond_best:  # limits keep nothing of it
         stays = [entry for entry in group.entries if reasons[entry.path]]
         return _Draft(reasons, LimitedSeries(policy, stays, faults.keys()), rank)
-    return _Draft(reasons, _limited_series(group, policy, history, reasons, held), rank)
+    slim = _older_whole(policy, history, always.keys() | protected) if policy and not goes_whole else []
+    return _Draft(reasons, _limited_series(group, policy, history, reasons, held), rank, slim)
+
+
+def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) -> list[Entry]:
+    """Return what a policy slims where it stays: what is whole, and not one of the newest, or protected."""
+    if policy.full is None:
+        return []
+    whole = {*kept_whole, *(entry.path for entry in newest_whole(policy, history))}
+    return [one for one in history.intact if one.holds_state and one.path not in whole and one.danger is None]
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
@@ -314,7 +355,10 @@ def _group_plan(
     reasons = draft.reasons_with_limits(too_large)
     newest_first = group.entries[::-1]
     remove = tuple(entry for entry in newest_first if not reasons[entry.path])
-    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
+    older = [entry for entry in draft.slim if reasons[entry.path]]
+    slim = tuple(entry for entry in older if entry.path not in protections.whole)
+    changes = bool(remove or slim)
+    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if changes else None)
     if skipped is None and policy is None and not remove:
         skipped = NO_RULE
     if skipped is not None:
@@ -326,7 +370,10 @@ def _group_plan(
     required = [entry for entry in stays if draft.reasons[entry.path]]
     over = excess("max_size", policy.max_size, stays, required)
     unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    return GroupPlan(group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting)
+    whole = {one.path: protections.whole[one.path] for one in older if one.path in protections.whole}
+    return GroupPlan(
+        group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting, slim=slim, whole=whole
+    )
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -48,6 +48,12 @@ class Policies:
     default: Policy | None = None
     rules: tuple[PathRule, ...] = ()
     directory: str = os.curdir
+
+    @property
+    def each(self) -> Iterator[Policy | None]:
+        """Yield all of them."""
+        yield self.default
+        yield from (rule.policy for rule in self.rules)
 
     def of(self, group: Group) -> Policy | None:
         """Return the policy of a series; None where it is left alone.

@@ -32,6 +32,7 @@ _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])
 """Which values of a metric are good."""
 
 Incomplete = Literal["keep", "remove"]
+SlimType = Literal["bfloat16", "float16"]
 
 KeptWithReasons: TypeAlias = "Iterator[tuple[Entry, str]]"
 """Checkpoints to keep, each with the reason in a few words."""
@@ -283,6 +284,29 @@ def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
     return f"{duration(age)} old, not younger than {duration(policy.older_than or 0)}"
 
 
+def _keep_whole(policy: Policy, history: History) -> KeptWithReasons:
+    """Keep the newest that a training can go on from; everything, where no other rule says what stays."""
+    whole = {entry.path for entry in newest_whole(policy, history)}
+    for entry in history.intact:
+        if entry.path in whole:
+            yield entry, f"full {policy.full}"
+        elif policy.rules.keys() <= _SLIMMING:
+            yield entry, "no rule removes it"
+
+
+def _not_whole(policy: Policy, history: History, entry: Entry) -> str:
+    if not entry.holds_state:
+        return "it holds no training state"
+    place = [one for one in history.intact if one.holds_state].index(entry) + 1
+    return f"{ordinal(place, 'newest')} with training state, not one of the newest {policy.full:,}"
+
+
+def newest_whole(policy: Policy, history: History) -> list[Entry]:
+    """Return the newest with training state, and as many of what a restarted run wrote last."""
+    orders = (history.intact, history.written_last)
+    return [one for order in orders for one in [e for e in order if e.holds_state][: policy.full or 0]]
+
+
 def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
     from ckpttool.formats.globs import Globs
 
@@ -424,6 +448,14 @@ class Policy:
         needs="date",
         example="1.5TiB",
     )
+    full: int | None = _count(
+        "--full",
+        help="Keep the newest N whole; remove optimizer and other training state from older ones.",
+        keep=_keep_whole,
+        against=_not_whole,
+        example=2,
+    )
+    dtype: SlimType | None = _rule("--dtype", help="Convert the weights that --full slims to this type.")
     incomplete: Incomplete = _rule(
         "--incomplete",
         help="Keep or remove incomplete older checkpoints. [default: keep]",
@@ -446,6 +478,14 @@ class Policy:
             value = getattr(self, name) if rule.is_amount else None
             if value is not None and value < 1:
                 raise UsageError(f"{rule.flags[0]} {value} would keep nothing (at least 1)")
+        if self.dtype is not None and self.full is None:
+            raise UsageError("--dtype goes with --full N")
+        if self.dtype not in (None, *get_args(SlimType)):
+            raise UsageError(f"--dtype {self.dtype} ({' or '.join(get_args(SlimType))})")
+        if self.full is not None and self.has_limit:
+            raise UsageError(
+                "--full doesn't go with a limit of size (slim first, then remove what is too much)"
+            )
         if not all(self.keep_names):
             raise UsageError("--keep-name needs a glob of names, such as 'best*'")
         if self.incomplete not in get_args(Incomplete):
@@ -461,13 +501,16 @@ class Policy:
     @property
     def keeps_whole_runs(self) -> bool:
         """Tell whether it says which runs stay, and nothing of what of them does."""
-        return self.rules.keys() <= {"keep_best_runs", "metric", "mode", "incomplete"}
+        return self.rules.keys() <= {"keep_best_runs", "metric", "mode", *_SLIMMING}
 
     @property
     def has_limit(self) -> bool:
         """Tell whether there is a limit of size, which keeps what fits."""
         return any(name in self.rules for name in LIMITS)
 
+
+_SLIMMING = frozenset({"full", "dtype", "incomplete"})
+"""What says nothing of which intact checkpoints stay, and how."""
 
 LIMITS = ("max_size", "max_total_size")
 """The rules that keep what is newest, as far as it fits into so many bytes."""

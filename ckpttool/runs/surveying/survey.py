@@ -102,7 +102,7 @@ def survey_directory(
         entries, remarks = add_log_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
         excluded.of(place)  # a part of one that stays whole is matched, too
-    groups = group(apply_series_globs(entries, one_series), scope.group_by, path)
+    groups = group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks))

@@ -1,0 +1,152 @@
+"""A checkpoint without the state of its training, in its own format and under its own name.
+
+A file is written anew beside the other, opened again and compared; whoever asked for it brings it to its place.
+A directory loses the files that hold nothing else: what it would be without them is opened first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
+from ckpttool.core.report import Severity
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.traits import traits_of
+from ckpttool.formats.writer import WriteOptions, writer_of
+from ckpttool.io.work import Advance, no_advance
+from ckpttool.ops.conversion import Converted, ConvertOptions
+from ckpttool.ops.conversion_plan import (
+    ConversionPlan,
+    content_of,
+    conversion_losses,
+    require_holdable,
+    require_intact,
+)
+from ckpttool.ops.convert import carry_out
+from ckpttool.ops.manifest import has_digests, manifests_of
+from ckpttool.ops.target_path import check_space
+from ckpttool.transaction.staged_output import StagedOutput
+from ckpttool.weights.converting.content_view import state_conventions
+from ckpttool.weights.converting.training_state import is_state_tensor, without_training_state
+
+
+class NotSlim(Exception):
+    """A checkpoint can't be made slim; the message says why."""
+
+
+def plan_slim_file(
+    checkpoint: Checkpoint, dtype: str | None = None, jobs: int | None = None
+) -> ConversionPlan:
+    """Return how a file is written without the state of its training; no value is read.
+
+    Args:
+        checkpoint: The file, open.
+        dtype: What type its floating weights get; None leaves them as they are.
+        jobs: Number of threads.
+
+    Raises:
+        NotSlim: Not all but the state can be written again as it is.
+    """
+    traits = traits_of(checkpoint.format)
+    if not traits.writer or checkpoint.variant not in traits.rewritten:
+        kind = " ".join(filter(None, (traits.title or checkpoint.format, checkpoint.variant)))
+        raise NotSlim(f"{kind} isn't written again in its own form")
+    try:
+        require_intact(checkpoint)
+        whole = state_conventions(content_of(checkpoint), checkpoint)
+        lost = next(conversion_losses(checkpoint, whole), None)
+        if lost is not None:
+            raise NotSlim(f"{lost.path} can't be written again: {lost.why}")
+        content = without_training_state(whole)
+        rest = next(filter(is_state_tensor, content.tensors), None)
+        if rest is not None:
+            raise NotSlim(f"{rest.name} can't be taken out of what lies around it")
+        if dtype is not None:
+            from ckpttool.weights.converting.dtype_cast import cast
+
+            content, _ = cast(content, dtype)
+        writer, options = writer_of(checkpoint.format), WriteOptions(name=os.path.basename(checkpoint.path))
+        require_holdable(content, writer, options)
+    except (CheckpointError, UsageError) as error:
+        raise NotSlim(str(error).removeprefix(f"{checkpoint.path}: ")) from error
+    return ConversionPlan(
+        source=checkpoint,
+        content=content,
+        writer=writer,
+        write_options=options,
+        target=checkpoint.path,
+        replaces=None,
+        options=ConvertOptions(jobs=jobs),
+        dropped=(),
+        notes=(),
+    )
+
+
+def write_slim_file(
+    plan: ConversionPlan, place: Callable[[StagedOutput], None], advance: Advance = no_advance
+) -> Converted:
+    """Write a slim file beside the other, compare it with it, and have it placed.
+
+    Raises:
+        NotSlim: It differs, or is no smaller than the other.
+        CheckpointError: The other is damaged, or the new one can't be written.
+    """
+    check_space(plan.target, plan.content.nbytes)
+
+    def place_smaller(staged: StagedOutput) -> None:
+        if os.path.getsize(staged.path) >= plan.source.nbytes:
+            raise NotSlim("it would be no smaller")
+        place(staged)
+
+    written = carry_out(plan, advance=advance, place=place_smaller)
+    if not written.verified:
+        raise NotSlim(f"what was written is not what was to be written: {written.mismatches[0]}")
+    return written
+
+
+def require_slim_directory(path: str, without: Sequence[str]) -> None:
+    """Require that a directory is as good a checkpoint of the same weights without some of its files.
+
+    Args:
+        path: The directory.
+        without: The paths of the files, relative to it.
+    """
+    with open_checkpoint(path) as whole:
+        stays = [os.path.relpath(entry.path, path) for entry in whole.files]
+        kept = [name for name in stays if name not in without]
+        try:
+            with StagedOutput(path, "directory") as staged:
+                staged.link_in(path, kept)
+                with open_checkpoint(staged.path) as rest:
+                    _require_same(whole, rest)
+        except OSError as error:
+            raise from_os_error(error, path) from error
+
+
+def _require_same(whole: Checkpoint, rest: Checkpoint) -> None:
+    if (whole.format, whole.variant) != (rest.format, rest.variant):
+        raise NotSlim(f"without its training state it would be {rest.format}, not {whole.format}")
+    faults = [one.message for one in rest.findings if one.severity is Severity.ERROR]
+    if faults or not rest.complete:
+        raise NotSlim(
+            f"without its training state it would be incomplete: {(*faults, 'a part is missing')[0]}"
+        )
+    shapes = [
+        [(one.shape, one.dtype) for one in of.tensors if not is_state_tensor(one)] for of in (whole, rest)
+    ]
+    if shapes[0] != shapes[1]:
+        raise NotSlim("files of its training state hold something else, too")
+    for name in ("epoch", "step", "loss", "metrics", "saved_at"):
+        if getattr(whole.training, name) != getattr(rest.training, name):
+            raise NotSlim(f"its {name} is told by its training state alone")
+
+
+def manifest_of(checkpoint: Checkpoint) -> str | None:
+    """Return the name of a manifest or of digests that tell of the files of a checkpoint as they are."""
+    with suppress(CheckpointError):
+        for manifest in manifests_of(checkpoint):
+            return os.path.basename(manifest.path)
+    return "its digests" if has_digests(checkpoint) else None

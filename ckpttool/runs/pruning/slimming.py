@@ -1,0 +1,160 @@
+"""Takes the training state out of checkpoints that stay: what ``--full`` plans, one after the other.
+
+The name of a checkpoint is never free: a link to what was goes to the trash, the slim file takes its name in one
+step, and without ``--trash`` the trash is emptied of it. What a kill left in between is finished, or taken back, as
+all moves to the trash are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from ckpttool.core.errors import CheckpointError, UsageError
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.slim import (
+    NotSlim,
+    manifest_of,
+    plan_slim_file,
+    require_slim_directory,
+    write_slim_file,
+)
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress
+from ckpttool.runs.retention.plan import GroupPlan
+from ckpttool.transaction.files import Contents, Fingerprint, fingerprint
+from ckpttool.transaction.journal import Move, Moves, Successor, new_identity
+from ckpttool.transaction.move_transaction import apply_moves
+from ckpttool.transaction.paths import Problem
+from ckpttool.transaction.staged_output import StagedOutput
+from ckpttool.transaction.state_dir import state_dir_of
+from ckpttool.transaction.trash import PLACE, empty_command
+
+
+def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
+    """Return why a checkpoint can't be slimmed, as far as its structure tells; None if it can."""
+    files = _files_that_go(entry)
+    if entry.contents.symlinks:
+        return "a part of it is a symlink"
+    if any(file.links > 1 for file in files):
+        return "it has other names (hard links)"
+    if entry.holds_others:
+        return "other checkpoints lie in it"
+    if any(name.endswith(SIDECARS) for name in entry.unit.members):
+        return "a manifest beside it tells of it as it is"
+    if not entry.state.files and len(entry.contents.files) > 1:
+        return "its training state has no files of its own"
+    try:
+        with open_checkpoint(entry.unit.path) as checkpoint:
+            if (manifest := manifest_of(checkpoint)) is not None:
+                return f"{manifest} tells of it as it is"
+            if not entry.state.files:
+                plan_slim_file(checkpoint, dtype)
+    except (NotSlim, CheckpointError) as failure:
+        return str(failure)
+    return None
+
+
+def _files_that_go(entry: Entry) -> tuple[Fingerprint, ...]:
+    """Return the files with the state of a checkpoint: some of a directory, or the only one."""
+    if not entry.state.files:
+        return entry.contents.files
+    names = {os.path.join(entry.name, name) for name in entry.state.files}
+    return tuple(file for file in entry.contents.files if file.path in names)
+
+
+@dataclass(slots=True)
+class SlimmingOutcome:
+    """What became of slimming: how many bytes it freed, why some stayed whole by path, and what else to tell."""
+
+    freed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Slimming:
+    """How checkpoints are slimmed.
+
+    Attributes:
+        identity: Of the command in whose place in the trash what was stays; None deletes it.
+        jobs: Number of threads.
+        progress: Told what is read.
+        outcome: Told what became of it.
+    """
+
+    identity: str | None
+    jobs: int | None
+    progress: Progress
+    outcome: SlimmingOutcome = field(default_factory=SlimmingOutcome)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(int(PLACE) + 1))
+
+    def slim(self, group: GroupPlan, entry: Entry) -> None:
+        """Slim one checkpoint of a series, whose directory is locked."""
+        try:
+            if entry.state.files:
+                self._slim_directory(entry)
+            else:
+                self._slim_file(entry, None if group.policy is None else group.policy.dtype)
+        except (NotSlim, CheckpointError, UsageError) as failure:
+            self.outcome.failed[entry.path] = str(failure).removeprefix(f"{entry.unit.path}: ")
+
+    def _slim_file(self, entry: Entry, dtype: str | None) -> None:
+        name = entry.name
+
+        def place(staged: StagedOutput) -> None:
+            waits = staged.hand_over()
+            file = fingerprint(name, os.lstat(os.path.join(entry.directory, waits)))
+            successor = Successor(waits, file)
+            self._move(entry, [(name, os.path.join(PLACE, name))], entry.contents, successor)
+            self.outcome.freed -= file.size
+
+        with open_checkpoint(entry.unit.path) as checkpoint:
+            plan = plan_slim_file(checkpoint, dtype, self.jobs)
+            with self.progress(name, plan.work) as advance:
+                write_slim_file(plan, place, advance)
+
+    def _slim_directory(self, entry: Entry) -> None:
+        require_slim_directory(entry.unit.path, entry.state.files)
+        contents = Contents(_files_that_go(entry))
+        names = [file.path for file in contents.files]
+        members = [(one, os.path.join(str(next(self._numbers)), os.path.basename(one))) for one in names]
+        self._move(entry, members, contents)
+
+    def _move(
+        self,
+        entry: Entry,
+        members: Sequence[tuple[str, str]],
+        contents: Contents,
+        successor: Successor | None = None,
+    ) -> None:
+        """Move what was into the trash, and let its successor take its place; empty the trash of it then."""
+        identity = self.identity or new_identity()
+        moves = Moves(
+            kind="trash",
+            identity=identity,
+            moves=(Move(entry.path, tuple(members), contents, successor),),
+            source=entry.directory,
+            target=state_dir_of(entry.directory).trash_place(identity),
+        )
+        moved = apply_moves(entry.directory, moves)
+        if entry.path not in moved.moved:
+            raise NotSlim(moved.failed.get(entry.path, "it has vanished"))
+        self.outcome.freed += contents.nbytes
+        if self.identity is None:
+            self.outcome.problems += empty_command(entry.directory, identity).problems
+
+
+def without_failures(groups: Sequence[GroupPlan], failed: dict[str, str]) -> tuple[GroupPlan, ...]:
+    """Return plans in which what could not be slimmed stays whole."""
+    return tuple(
+        replace(
+            group,
+            slim=tuple(entry for entry in group.slim if entry.path not in failed),
+            whole={**group.whole, **{one.path: failed[one.path] for one in group.slim if one.path in failed}},
+        )
+        for group in groups
+    )
