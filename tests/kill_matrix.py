@@ -31,7 +31,7 @@ from zlib import crc32
 
 from tests.runs.renamings import content
 from tests.support.faults import hit_call, in_child, kill
-from tests.support.outcomes import Change, Tree, change, wrong
+from tests.support.outcomes import Change, Tree, change, dangling, stages, trashed, wrong
 from tests.support.runs import FILES, KINDS, swapped
 
 Command = tuple[str, ...]
@@ -52,6 +52,7 @@ PRUNE: Command = ("prune", "run", *QUICK, "--keep", "1")
 TRASH: Command = (*PRUNE, "--trash")
 EMPTY: Command = ("prune", "run", "--empty-trash", "--yes")
 UNDO: Command = ("undo", "run")
+SLIM: Command = ("prune", "run", *QUICK, "--full", "1")
 SETTLE: Command = ("prune", "run", *QUICK, "--keep", "1000")
 
 
@@ -65,6 +66,7 @@ class Way:
         interrupted: The command, in the directory above.
         settle: What is run afterwards.
         is_all_or_nothing: Whether all of it has to be done, or nothing; else each checkpoint is for itself.
+        slims: Whether checkpoints lose their training state, which may lie in the trash.
         may_litter: Whether a file that was being written may be left, which nobody reads, or a lock that
             nobody holds.
     """
@@ -74,6 +76,7 @@ class Way:
     commands: Sequence[Command] = ()
     settle: Sequence[Command] = (SETTLE,)
     is_all_or_nothing: bool = False
+    slims: bool = False
     may_litter: bool = False
 
 
@@ -93,7 +96,41 @@ def ways() -> dict[str, Way]:
     exchange = ("rename", "run", "--yes", "--template", "model_{epoch}")
     found["exchange names: PyTorch"] = Way(swapped, exchange, is_all_or_nothing=True)
     found["undo the exchange: PyTorch"] = Way(swapped, UNDO, [exchange], is_all_or_nothing=True)
-    return found | outputs() | notes()
+    return found | slimmings() | outputs() | notes()
+
+
+def keras_files(run: Path) -> None:
+    """One Keras model for each epoch, with its optimizer."""
+    for number in NUMBERS:
+        shutil.copy2(FILES / "keras" / "adam.weights.h5", run / f"model-{number}.weights.h5")
+
+
+def step_directories(run: Path) -> None:
+    """A directory for each save, with a file of weights and one of the optimizer."""
+    for number in NUMBERS:
+        place = run / f"step_{number}"
+        place.mkdir()
+        shutil.copy2(FILES / "safetensors" / "metadata.safetensors", place / "model.safetensors")
+        shutil.copy2(FILES / "safetensors" / "trainer" / "checkpoint-4" / "optimizer.pt", place / "optim.pt")
+
+
+def slimmings() -> dict[str, Way]:
+    """Return what takes the training state out of files, and of directories that have files with it."""
+    found = {}
+    kinds = {
+        "PyTorch": partial(KINDS["PyTorch"][0], numbers=NUMBERS),
+        "Trainer": partial(KINDS["Trainer"][0], numbers=NUMBERS),
+        "Keras": keras_files,
+        "step directories": step_directories,
+    }
+    for kind, made in kinds.items():
+        trash = (*SLIM, "--trash")
+        found[f"slim: {kind}"] = Way(made, SLIM, slims=True)
+        found[f"slim into the trash: {kind}"] = Way(made, trash, slims=True)
+        found[f"undo the slimming: {kind}"] = Way(made, UNDO, [trash], slims=True)
+        mixed = (*SLIM, "--keep", "2", "--trash")
+        found[f"slim and prune: {kind}"] = Way(made, mixed, slims=True)
+    return found
 
 
 TARGETS = {
@@ -240,7 +277,7 @@ class Stage:
         calls = self.calls(after, way.interrupted)
         assert calls > 1, name
         changed = change(name, way.interrupted, made / "run", before / "run", after / "run")
-        check = partial(half_done if way.is_all_or_nothing else wrong, changed)
+        check = partial(half_slim if way.slims else half_done if way.is_all_or_nothing else wrong, changed)
         played = 0
         for fault in FAULTS:
             count = samples if samples is None or fault != "kill" else 2 * samples
@@ -311,6 +348,22 @@ def half_done(changed: Change, run: Path) -> Iterator[str]:
     if now not in (before, after):
         names = [sorted(dict(now.items() ^ tree.items())) for tree in (before, after)]
         yield f"not what was there (but for {names[0]}), nor what was to be (but for {names[1]})"
+
+
+def half_slim(changed: Change, run: Path) -> Iterator[str]:
+    """Yield which checkpoints are neither whole nor slim, or lost a byte that was to go to the trash."""
+    now, (before, after) = content(run), changed.places[1:3]
+    names = {name.split("/")[0] for name in before | after | now}
+    for name in sorted(names):
+        states = [{k: v for k, v in tree.items() if k.split("/")[0] == name} for tree in (now, before, after)]
+        if states[0] not in states[1:]:
+            yield f"{name} is neither what it was nor what it was to be: {sorted(states[0])}"
+    if changed.places[3] or changed.places[4]:
+        whole = {*changed.places[0].values()}
+        there = {*now.values(), *trashed(run).values()}
+        yield from (f"{digest} is lost" for digest in whole - there)
+    yield from (f"{name} leads nowhere" for name in dangling(run))
+    yield from (f"{name} was left behind" for name in stages(run))
 
 
 def timeless(tree: Tree) -> Tree:

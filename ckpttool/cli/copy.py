@@ -18,7 +18,7 @@ from ckpttool.cli.options import (
     typer_option,
 )
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say_error, say_warning, terminal_width
-from ckpttool.core.options import EXECUTION_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, options_of
 from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.scope import Scope
 
@@ -48,12 +48,15 @@ DryRun = Annotated[
     typer_option("--dry-run", "-n", help="Show what would be copied; copy nothing.", panel=EXECUTION_PANEL),
 ]
 
+_RULES = tuple(name for name in options_of(Policy) if name not in ("full", "dtype"))
+"""Copies are whole."""
+
 
 def copy(
     sources: Sources,
     destination: Destination,
     *,
-    rules: Annotated[Given, OptionsOf(Policy)],
+    rules: Annotated[Given, OptionsOf(Policy, _RULES)],
     scope: Annotated[Given, OptionsOf(Scope)],
     force: Force = False,
     verify: Verify = Depth.FULL,

@@ -148,8 +148,10 @@ def depends_on_name(state: TrainingState) -> bool:
 
 def depends_on_others(state: TrainingState, names: Collection[str]) -> bool:
     """Tell whether some of a training state is known from tensors that are none of some."""
-    tensors = (where.partition(" ")[2] for where in state.origin.values() if where.startswith("tensor "))
-    return any(name not in names for name in tensors)
+    told = {f"tensor {name}" for name in names}
+    return any(
+        state.origin_of(name).kind == "tensor" and where not in told for name, where in state.origin.items()
+    )
 
 
 # Keys -----------------------------------------------------------------------------------------------

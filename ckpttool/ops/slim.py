@@ -1,7 +1,7 @@
 """A checkpoint without the state of its training, in its own format and under its own name.
 
-A file is written anew beside the other, opened again and compared; whoever asked for it brings it to its place.
-A directory loses the files that hold nothing else: what it would be without them is opened first.
+A file is written anew beside the other, opened again and compared; whoever asked for it brings it to its
+place. A directory loses the files that hold nothing else: what it would be without them is opened first.
 """
 
 from __future__ import annotations

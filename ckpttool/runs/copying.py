@@ -151,6 +151,10 @@ class CopyRequest(Scope):
     depth: Depth = "full"
     jobs: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.policy is not None and self.policy.full is not None:
+            raise UsageError("--full: copies are whole (prune slims them)")
+
 
 @shows_keywords(CopyRequest, Policy)
 def copy(

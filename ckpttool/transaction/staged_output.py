@@ -191,7 +191,7 @@ class StagedOutput:
     def hand_over(self) -> str:
         """Return where the file waits that is to replace the one at the target, relative to its directory.
 
-        It is durable, and has mode, owner and times of the other; whoever moves it has to come before the end.
+        It is durable, and has mode, owner and times of the other; it must be moved before this output ends.
         """
         self._syncing.settle()
         self._sinks.clear()

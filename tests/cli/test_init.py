@@ -72,6 +72,7 @@ NEED = {
     "keep-best-runs": "metric = 'loss'",
     "metric": "keep-best = 1",
     "mode": "keep-best = 1\nmetric = 'loss'",
+    "dtype": "full = 1",
     "incomplete": "keep-last = 1",
     "path": "keep-last = 1",
 }

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import takewhile
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import (
@@ -241,16 +242,17 @@ def signature(checkpoint: Checkpoint) -> str:
     """Return a hash of the names and shapes of its weights.
 
     Checkpoints of one series have the same; what else grows from save to save, such as an optimizer's
-    history, doesn't count where there are weights. Nor does, in a step's directory, the file that they lie in:
-    it has no name where it is the only one.
+    history, doesn't count where there are weights. Nor does, in a step's directory, the file that they lie
+    in: it has no name where it is the only one.
     """
     import hashlib
 
     weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
     paths = [tensor.path for tensor in weights or checkpoint.tensors]
     if weights and checkpoint.variant in STEP_VARIANTS:
-        common = os.path.commonprefix([path[:-1] for path in paths])
-        paths = [path[len(common) :] for path in paths]
+        columns = zip(*(path[:-1] for path in paths), strict=False)
+        common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        paths = [path[common:] for path in paths]
     shapes = (tensor.shape for tensor in weights or checkpoint.tensors)
     text = "\n".join(sorted(f"{path!r}{shape!r}" for path, shape in zip(paths, shapes, strict=True)))
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()

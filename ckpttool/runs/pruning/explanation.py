@@ -98,7 +98,7 @@ def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: H
     for name, rule in RULES.items():
         if name in policy.rules and rule.keep is not None and rule.against is not None:
             kept_by_rule = {kept.path for kept, _ in rule.keep(policy, history)}
-            if entry.path not in kept_by_rule:
+            if entry.path not in kept_by_rule or (name == "full" and entry in group_plan.slim):
                 yield rule.against(policy, history, entry)
     if entry.path in group_plan.whole:
         yield f"it stays whole: {group_plan.whole[entry.path]}"

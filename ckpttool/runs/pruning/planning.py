@@ -23,7 +23,7 @@ from ckpttool.formats.globs import Globs
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all
-from ckpttool.runs.members.order import Group, order_entries
+from ckpttool.runs.members.order import Group, Kind, order_entries
 from ckpttool.runs.members.series_doubts import copy_warnings
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
@@ -303,16 +303,16 @@ def _lookalikes(
     chosen: Sequence[tuple[Group, Policy | None]], protections: Protections, now: float
 ) -> Iterator[Problem]:
     """Yield single checkpoints that look like a series: a policy would remove some if they were one."""
-    alike: dict[tuple[str, str, str | None, str | None], list[tuple[Entry, Policy]]] = defaultdict(list)
+    alike: dict[tuple[str, str, Kind], list[tuple[Entry, Policy]]] = defaultdict(list)
     for group, policy in chosen:
         entry = group.entries[0]
         is_alone = len(group.entries) == 1 and entry.is_sound and group.key not in protections.skipped
         if policy is not None and is_alone:
             pattern = _name_pattern(entry.name)
             if pattern.count("*") >= _FEWEST_NUMBERS:
-                kind = entry.granularity, entry.signature
-                alike[entry.directory, pattern, entry.format, kind].append((entry, policy))
-    for (directory, pattern, *_), singles in alike.items():
+                kind = entry.format, entry.granularity, entry.signature
+                alike[entry.directory, pattern, kind].append((entry, policy))
+    for (directory, pattern, _), singles in alike.items():
         entries = order_entries([entry for entry, _ in singles])[0]
         if len(entries) == 1:
             continue

@@ -1,8 +1,8 @@
 """Takes the training state out of checkpoints that stay: what ``--full`` plans, one after the other.
 
-The name of a checkpoint is never free: a link to what was goes to the trash, the slim file takes its name in one
-step, and without ``--trash`` the trash is emptied of it. What a kill left in between is finished, or taken back, as
-all moves to the trash are.
+The name of a checkpoint is never free: a link to what was goes to the trash, the slim file takes its name in
+one step, and without ``--trash`` the trash is emptied of it. What a kill left in between is finished or taken
+back, as all moves to the trash are.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _files_that_go(entry: Entry) -> tuple[Fingerprint, ...]:
 
 @dataclass(slots=True)
 class SlimmingOutcome:
-    """What became of slimming: how many bytes it freed, why some stayed whole by path, and what else to tell."""
+    """What became of slimming: the bytes that it freed, why some stayed whole by path, and other problems."""
 
     freed: int = 0
     failed: dict[str, str] = field(default_factory=dict)

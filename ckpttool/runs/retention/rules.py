@@ -478,6 +478,15 @@ class Policy:
             value = getattr(self, name) if rule.is_amount else None
             if value is not None and value < 1:
                 raise UsageError(f"{rule.flags[0]} {value} would keep nothing (at least 1)")
+        self._require_slimming()
+        if not all(self.keep_names):
+            raise UsageError("--keep-name needs a glob of names, such as 'best*'")
+        if self.incomplete not in get_args(Incomplete):
+            raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
+        if not self.rules.keys() - {"incomplete"}:
+            raise UsageError("no rule says which checkpoints to keep (--keep N keeps the newest N)")
+
+    def _require_slimming(self) -> None:
         if self.dtype is not None and self.full is None:
             raise UsageError("--dtype goes with --full N")
         if self.dtype not in (None, *get_args(SlimType)):
@@ -486,12 +495,6 @@ class Policy:
             raise UsageError(
                 "--full doesn't go with a limit of size (slim first, then remove what is too much)"
             )
-        if not all(self.keep_names):
-            raise UsageError("--keep-name needs a glob of names, such as 'best*'")
-        if self.incomplete not in get_args(Incomplete):
-            raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
-        if not self.rules.keys() - {"incomplete"}:
-            raise UsageError("no rule says which checkpoints to keep (--keep N keeps the newest N)")
 
     @property
     def rules(self) -> dict[str, Any]:

@@ -1,0 +1,418 @@
+"""``--full N``: the newest stay whole, older ones lose what only a training that goes on needs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool import AccessDenied, Policy, UsageError, list_checkpoints, open_checkpoint, prune, undo, verify
+from ckpttool.runs.members.entry import StatePart
+from tests.support.changes import file_bytes
+from tests.support.directories import Entry, make_entry
+from tests.support.faults import fill_disk
+from tests.support.retention import dry_run, plan_of, why_in
+
+RULES: dict[str, Any] = {"keep_last": 4, "keep_every_epochs": 5, "keep_names": ("a_*1.pth",)}
+
+
+@pytest.fixture
+def epochs(series: Path) -> Path:
+    """Return a directory of ten epochs, each of its own time."""
+    for file in series.glob("*.pth"):
+        when = 1_700_000_000 + 60 * int(file.stem.split("_")[-1])
+        os.utime(file, (when, when))
+    return series
+
+
+def _slim_names(pruned: Any) -> list[str]:
+    return [entry.name for entry in pruned.plan.slimmed]
+
+
+def _times(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+
+
+def _names(*epochs: int) -> list[str]:
+    return [f"model_epoch_{epoch}.pth" for epoch in epochs]
+
+
+# The plan: pure -------------------------------------------------------------------------------------
+
+
+@st.composite
+def _saves(draw: st.DrawFn) -> list[Entry]:
+    numbers = draw(st.lists(st.integers(1, 40), min_size=1, max_size=12, unique=True))
+    return [
+        make_entry(
+            f"a_epoch_{number}.pth",
+            has_weights=True,
+            state=StatePart(draw(st.sampled_from([0, 50]))),
+            modified=draw(st.integers(0, 50)) * 10**11,
+        )
+        for number in numbers
+    ]
+
+
+def _plan(entries: Sequence[Entry], full: int, rules: Sequence[str] = (), **protections: Any) -> Any:
+    return plan_of(entries, Policy(full=full, **{name: RULES[name] for name in rules}), **protections)
+
+
+def _slim(entries: Sequence[Entry], full: int, rules: Sequence[str] = (), **protections: Any) -> set[str]:
+    return {entry.path for entry in _plan(entries, full, rules, **protections).slimmed}
+
+
+_CHOSEN = st.lists(st.sampled_from(sorted(RULES)), unique=True)
+
+
+@given(_saves(), st.integers(1, 5), _CHOSEN)
+def test_the_newest_with_training_state_stay_whole(entries, full, rules) -> None:
+    made = _plan(entries, full, rules)
+    (group,) = made.groups
+    order = sorted((one for one in entries if one.holds_state), key=lambda one: -(one.epoch or 0))
+    kept = {one.entry.path for one in group.keep}
+    assert {one.path for one in order[:full]} <= kept - {one.path for one in group.slim}
+    assert max(entries, key=lambda one: one.modified_ns).modified_ns in {
+        one.entry.modified_ns for one in group.keep
+    }
+    assert all(one.holds_state and one.path in kept for one in group.slim)
+    if not rules:
+        assert not group.remove
+
+
+@given(_saves(), st.integers(1, 5), _CHOSEN)
+def test_a_larger_number_slims_a_subset(entries, full, rules) -> None:
+    assert _slim(entries, full + 1, rules) - {
+        one.path for one in _plan(entries, full, rules).removals
+    } <= _slim(entries, full, rules)
+
+
+@given(_saves(), st.integers(1, 5), st.data())
+def test_what_is_protected_stays_whole(entries, full, data) -> None:
+    paths = st.sets(st.sampled_from([one.path for one in entries]))
+    reasons = {path: ["pinned"] for path in data.draw(paths)}
+    whole = {path: "hard links" for path in data.draw(paths)}
+    faults = {path: "damaged" for path in data.draw(paths)}
+    slim = _slim(entries, full, reasons=reasons, whole=whole, faults=faults)
+    assert not slim & (reasons.keys() | whole.keys() | faults.keys())
+
+
+@given(_saves(), st.integers(1, 5), st.permutations(sorted(RULES)), st.randoms(use_true_random=False))
+def test_no_order_matters(entries, full, rules, random) -> None:
+    assert _slim(random.sample(entries, len(entries)), full, rules) == _slim(entries, full, sorted(rules))
+
+
+@given(_saves(), st.integers(1, 5), _CHOSEN)
+def test_a_second_prune_does_nothing(entries, full, rules) -> None:
+    made = _plan(entries, full, rules)
+    slim = {one.path for one in made.slimmed}
+    left = [
+        make_entry(one.name, has_weights=True, modified=one.modified_ns) if one.path in slim else one
+        for one in (kept.entry for group in made.groups for kept in group.keep)
+    ]
+    assert not _plan(left, full, rules).changes
+
+
+# Files ----------------------------------------------------------------------------------------------
+
+
+def test_older_files_lose_their_optimizer_and_keep_all_else(epochs: Path) -> None:
+    before = {path.name: path.stat() for path in epochs.iterdir()}
+    planned = dry_run(epochs, policy=Policy(full=2))
+    done = prune(epochs, full=2)
+    assert _slim_names(planned) == _slim_names(done) == _names(*range(8, 0, -1))
+    assert (done.problems, done.warnings, done.trash) == ((), (), None)
+    assert done.freed_bytes == sum(before[name].st_size - (epochs / name).stat().st_size for name in before)
+    assert _times(epochs) == {name: status.st_mtime_ns for name, status in before.items()}
+    assert sorted(os.listdir(epochs)) == sorted(before)
+    for epoch in range(1, 9):
+        path = epochs / f"model_epoch_{epoch}.pth"
+        assert verify(path).is_valid
+        with open_checkpoint(path) as slim:
+            assert (slim.training.epoch, slim.training.loss is not None) == (epoch, True)
+            assert not any("optimizer" in name for name in slim)
+    again = prune(epochs, full=2)
+    assert (again.plan.changes, len(again.plan.groups)) == (False, 1)
+
+
+def test_undo_restores_bytes_and_times(epochs: Path) -> None:
+    before, times = file_bytes(epochs), _times(epochs)
+    done = prune(epochs, full=2, keep_last=6, trash=True)
+    assert (len(done.plan.removals), len(done.plan.slimmed), done.freed_bytes) == (4, 4, 0)
+    assert len(list_checkpoints(epochs).checkpoints) == 6
+    restored = undo(epochs)
+    assert (len(restored.restored), restored.problems) == (8, ())
+    assert (file_bytes(epochs), _times(epochs)) == (before, times)
+
+
+def test_undo_restores_nothing_over_what_came_since(epochs: Path) -> None:
+    prune(epochs, full=9, trash=True)
+    (epochs / "model_epoch_1.pth").write_bytes(b"another")
+    (problem,) = undo(epochs).problems
+    assert "model_epoch_1.pth already exists" in problem.message
+    assert (epochs / "model_epoch_1.pth").read_bytes() == b"another"
+
+
+def test_weights_may_get_another_type(epochs: Path) -> None:
+    prune(epochs, full=9, dtype="bfloat16")
+    with (
+        open_checkpoint(epochs / "model_epoch_1.pth") as slim,
+        open_checkpoint(epochs / "model_epoch_2.pth") as two,
+    ):
+        assert {tensor.dtype.name for tensor in slim.tensors} == {"bfloat16"}
+        assert "float32" in {tensor.dtype.name for tensor in two.tensors}
+    before = file_bytes(epochs)
+    prune(epochs, full=9, dtype="bfloat16")
+    assert file_bytes(epochs) == before
+
+
+def test_mode_and_names_that_lead_to_it_stay(epochs: Path) -> None:
+    path = epochs / "model_epoch_1.pth"
+    path.chmod(0o640)
+    outside = epochs.parent / "elsewhere.pth"
+    outside.symlink_to(path)
+    prune(epochs, full=9)
+    assert (path.stat().st_mode & 0o777, open_checkpoint(outside).training.epoch) == (0o640, 1)
+
+
+def test_what_points_at_a_checkpoint_keeps_it_whole(epochs: Path) -> None:
+    (epochs / "latest").write_text("model_epoch_1.pth")
+    (epochs / "best").symlink_to("model_epoch_2.pth")
+    assert _slim_names(dry_run(epochs, policy=Policy(full=8))) == []
+
+
+@pytest.mark.parametrize("depth", ["quick", "full"])
+def test_what_is_damaged_stays_and_another_is_whole_in_its_place(epochs: Path, depth: Any) -> None:
+    path = epochs / "model_epoch_9.pth"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"optimizer_state_dict") - 3] ^= 0xFF
+    path.write_bytes(data)
+    slim = _slim_names(prune(epochs, full=2, depth=depth))
+    assert "model_epoch_9.pth" not in slim and "model_epoch_8.pth" not in slim
+    assert path.read_bytes() == data
+
+
+def _link(path: Path) -> None:
+    os.link(path, path.parent.parent / "other.pth")
+
+
+def _with_manifest(path: Path) -> None:
+    path.with_name(f"{path.name}.sha256").write_text(f"{'0' * 64}  {path.name}\n")
+
+
+def _with_shared_manifest(path: Path) -> None:
+    path.with_name("SHA256SUMS").write_text(f"{'0' * 64}  {path.name}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_link, "it has other names (hard links)"),
+        (_with_manifest, "a manifest beside it tells of it as it is"),
+        (_with_shared_manifest, "SHA256SUMS tells of it as it is"),
+    ],
+)
+def test_what_can_t_be_slimmed_stays_whole_and_says_why(epochs: Path, run, change, why: str) -> None:
+    change(epochs / "model_epoch_1.pth")
+    before = file_bytes(epochs)
+    status, out, _ = run("prune", epochs, "--full", "9", "--verify", "quick", "--yes")
+    assert (status, f"whole: {why}" in out, file_bytes(epochs)) == (0, True, before)
+    explained = why_in(epochs, epochs / "model_epoch_1.pth", policy=Policy(full=9), depth="quick")
+    assert (explained.slims, f"it stays whole: {why}" in explained.against) == (False, True)
+
+
+def test_the_older_format_is_left_whole(tmp_path: Path, files: Path) -> None:
+    for epoch in (1, 2):
+        shutil.copy2(files / "pytorch-legacy" / "guide_legacy.pth", tmp_path / f"model_epoch_{epoch}.pth")
+    planned = dry_run(tmp_path, policy=Policy(full=1), series=["*"])
+    (group,) = planned.plan.groups
+    assert list(group.whole.values()) == ["PyTorch legacy isn't written again in its own form"]
+
+
+def test_on_a_full_disk_nothing_is_lost(epochs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = file_bytes(epochs)
+    with monkeypatch.context() as patch:
+        fill_disk(patch)
+        try:
+            done = prune(epochs, full=9)
+        except AccessDenied as refusal:
+            assert "no space left" in str(refusal)
+        else:
+            assert "not slimmed" in done.problems[0].message and not done.plan.slimmed
+    assert file_bytes(epochs) == before
+
+
+def test_what_is_not_copied_is_not_slimmed(epochs: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(epochs, tmp_path / "copy"))
+    (copy / "model_epoch_1.pth").unlink()
+    done = prune(epochs, full=8, require_copy=str(copy))
+    assert _slim_names(done) == _names(2)
+
+
+def test_rules_that_need_each_other() -> None:
+    for rules in (
+        {"dtype": "bfloat16"},
+        {"full": 0},
+        {"full": 1, "max_size": 10},
+        {"full": 1, "dtype": "int8"},
+    ):
+        with pytest.raises(UsageError):
+            Policy(**rules)
+
+
+def test_max_delete_doesn_t_count_what_is_slimmed(epochs: Path) -> None:
+    assert len(prune(epochs, full=1, max_delete="0").plan.slimmed) == 9
+
+
+# The command line -----------------------------------------------------------------------------------
+
+
+def test_the_plan_and_the_total(epochs: Path, run) -> None:
+    status, out, err = run("prune", epochs, "--keep", "3", "--full", "1", "--dry-run", "--check")
+    assert (status, err) == (1, "")
+    assert out.splitlines()[1:4] == [
+        "  keep    model_epoch_10.pth  newest, last 3, full 1",
+        "  slim    model_epoch_9.pth   frees about 184 B; last 3",
+        "  slim    model_epoch_8.pth   frees about 184 B; last 3",
+    ]
+    assert out.splitlines()[-1] == "would remove 7 and slim 2 of 10 checkpoints and free about 29 kB"
+    assert "slim" in run("list", epochs, "--keep", "3", "--full", "1").out
+
+
+def test_json_and_explanation(epochs: Path, run) -> None:
+    document = json.loads(run("prune", epochs, "--full", "9", "--dry-run", "--json").out)
+    (group,) = document["groups"]
+    path = str(epochs / "model_epoch_1.pth")
+    assert (group["slim"], group["whole"]) == ([{"path": path, "freed_bytes": 184}], [])
+    assert document["freed_bytes"] == 184
+    out = run("prune", epochs, "--full", "9", "--explain", path).out
+    assert out.splitlines()[0] == f"{path} would be kept without its training state"
+    assert "10th newest with training state, not one of the newest 9" in out
+
+
+def test_a_configuration_says_it(epochs: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (epochs / "ckpttool.toml").write_text('[retention]\nfull = 9\ndtype = "bfloat16"\nyes = true\n')
+    monkeypatch.chdir(epochs)
+    status, out, _ = run("prune")
+    assert (status, out.splitlines()[-1].startswith("slimmed 1 of 10 checkpoints")) == (0, True)
+
+
+def test_copy_takes_no_part_of_checkpoints(epochs: Path, tmp_path: Path, run) -> None:
+    status, _, err = run("copy", epochs, tmp_path / "copy", "--full", "2")
+    assert (status, "--full" in err) == (2, True)
+
+
+# Directories ----------------------------------------------------------------------------------------
+
+
+def test_a_trainers_directories_lose_files_of_their_own(trainer: Path) -> None:
+    before, times = file_bytes(trainer), _times(trainer)
+    done = prune(trainer, full=2, trash=True)
+    assert _slim_names(done) == ["checkpoint-6", "checkpoint-2"]  # 4 is the best
+    gone = before.keys() - {name for name in file_bytes(trainer) if not name.startswith(".ckpttool")}
+    assert {name.split("/")[0] for name in gone} == {"checkpoint-6", "checkpoint-2"}
+    assert {name.split("/")[1] for name in gone} == {"optimizer.pt", "rng_state.pth"}
+    assert all(verify(trainer / name).is_valid for name in ("checkpoint-6", "checkpoint-2"))
+    assert not prune(trainer, full=2).plan.changes
+    assert undo(trainer).problems == ()
+    assert (file_bytes(trainer), _times(trainer)) == (before, times)
+
+
+def test_a_steps_directory_keeps_its_series(tmp_path: Path, files: Path) -> None:
+    for step in (100, 200, 300):
+        place = tmp_path / f"step_{step}"
+        place.mkdir()
+        shutil.copy2(files / "safetensors" / "metadata.safetensors", place / "model.safetensors")
+        shutil.copy2(files / "safetensors" / "trainer" / "checkpoint-4" / "optimizer.pt", place / "optim.pt")
+    done = prune(tmp_path, full=1)
+    assert (_slim_names(done), done.plan.is_estimate) == (["step_200", "step_100"], False)
+    assert os.listdir(tmp_path / "step_100") == ["model.safetensors"]
+    again = prune(tmp_path, full=1)
+    assert (len(again.plan.groups), again.plan.changes) == (1, False)
+
+
+def test_a_directory_whose_state_lies_with_the_weights_stays_whole(tmp_path: Path, files: Path) -> None:
+    for step in (1, 2):
+        shutil.copytree(files / "torch-dcp" / "two-ranks", tmp_path / f"checkpoint-{step}")
+    before = file_bytes(tmp_path)
+    done = prune(tmp_path, full=1, series=["*"])
+    assert not done.plan.slimmed
+    assert file_bytes(tmp_path) == before
+
+
+# Frameworks -----------------------------------------------------------------------------------------
+
+TORCH = """
+import sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.ones(2, 8)
+if sys.argv[1] == "save":
+    for epoch in range(1, 4):
+        model(x).sum().backward()
+        optimizer.step()
+        torch.save({"epoch": epoch, "model_state_dict": model.state_dict(), "optimizer": optimizer.state_dict(),
+            "rng_state": torch.get_rng_state(), "loss": 0.5, "args": {"lr": 0.1}, "expected": model(x).detach()},
+            f"model_epoch_{epoch}.pt")
+else:
+    for epoch in range(1, 4):
+        saved = torch.load(f"model_epoch_{epoch}.pt", weights_only=True)
+        model.load_state_dict(saved["model_state_dict"])
+        assert torch.equal(model(x), saved["expected"])
+        assert (saved["epoch"], saved["loss"], saved["args"]) == (epoch, 0.5, {"lr": 0.1})
+        assert ("optimizer" in saved, "rng_state" in saved) == ((epoch == 3,) * 2)
+"""
+
+KERAS = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, numpy as np
+x = np.ones((2, 8), "float32")
+names = "m_{}.keras", "w_{}.weights.h5", "f_epoch_{}.h5"
+if sys.argv[1] == "save":
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(2)])
+    model.compile("adam", "mean_squared_error")
+    for epoch in range(1, 5):
+        model.fit(x, np.ones((2, 2)), verbose=0)
+        for name, save in zip(names, (model.save, model.save_weights, model.save)):
+            save(name.format(epoch))
+        np.save(f"expected_{epoch}.npy", model.predict(x, verbose=0))
+else:
+    for epoch in range(2, 5):
+        expected = np.load(f"expected_{epoch}.npy")
+        model = keras.models.load_model(f"m_{epoch}.keras")
+        assert np.array_equal(model.predict(x, verbose=0), expected)
+        whole = keras.models.load_model(f"f_epoch_{epoch}.h5", compile=False)
+        assert np.array_equal(whole.predict(x, verbose=0), expected)
+        model.load_weights("w_1.weights.h5")
+        model.load_weights(f"w_{epoch}.weights.h5")
+        assert np.array_equal(model.predict(x, verbose=0), expected)
+"""
+
+TRAINER = """
+from transformers import AutoModel
+AutoModel.from_pretrained("trainer/checkpoint-2")
+"""
+
+
+def _script(script: str, directory: Path, *arguments: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize(("script", "count"), [(TORCH, 2), (KERAS, 8)], ids=["torch", "keras"])
+def test_frameworks_load_what_is_slim_and_predict_the_same(script: str, count: int, tmp_path: Path) -> None:
+    _script(script, tmp_path, "save")
+    done = prune(tmp_path, full=1, exclude=["*.npy"])
+    assert (done.problems, len(done.plan.slimmed)) == ((), count)
+    _script(script, tmp_path, "load")
