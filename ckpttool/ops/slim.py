@@ -63,7 +63,7 @@ def plan_slim_file(
         content = without_training_state(whole)
         rest = next(filter(is_state_tensor, content.tensors), None)
         if rest is not None:
-            raise NotSlim(f"{rest.name} can't be taken out of what lies around it")
+            raise NotSlim(f"nothing proves that {rest.name} is training state alone")
         if dtype is not None:
             from ckpttool.weights.converting.dtype_cast import cast
 

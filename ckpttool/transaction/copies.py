@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at
-from ckpttool.transaction.journal import Moves, Removal, contents_at_target
-from ckpttool.transaction.move_steps import open_move_dirs
+from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at, opened
+from ckpttool.transaction.journal import Move, Moves, Removal, Successor, contents_at_target
+from ckpttool.transaction.move_steps import is_replaced, open_move_dirs
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
 LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
@@ -55,7 +55,13 @@ def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
         with open_move_dirs(directory, moves) as dirs:
             return _inode_map(
                 [
-                    (file, [fingerprint_at(file.path, dirs.source), fingerprint_at(there.path, dirs.target)])
+                    (
+                        file,
+                        [
+                            None if is_replaced(dirs, move) else fingerprint_at(file.path, dirs.source),
+                            fingerprint_at(there.path, dirs.target),
+                        ],
+                    )
                     for move in moves.moves
                     for file, there in zip(move.contents.files, contents_at_target(move).files, strict=True)
                     if there.path not in dirs.rewritten
@@ -111,6 +117,7 @@ def moves_of_copy(directory: str, moves: Moves) -> tuple[Moves, str | None]:
         copies = tuple(
             replace(
                 move,
+                successor=_successor_here(directory, move),
                 contents=replace(
                     move.contents, files=tuple(now.get(file, file) for file in move.contents.files)
                 ),
@@ -121,6 +128,19 @@ def moves_of_copy(directory: str, moves: Moves) -> tuple[Moves, str | None]:
         return replace(moves, moves=copies), COPIED if has_other_inodes else None
     has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in now.items())
     return moves, LOST_TIMES if has_lost_times else None
+
+
+def _successor_here(directory: str, move: Move) -> Successor | None:
+    """Return the successor of a checkpoint as it lies in a copy; as it was noted if it doesn't lie there."""
+    if move.successor is None:
+        return None
+    try:
+        with opened(directory) as place:
+            here = fingerprint_at(move.successor.file.path, place)
+    except OSError:  # whoever makes the moves is told the same
+        return move.successor
+    is_there = here is not None and _is_copied(move.successor.file, here)
+    return replace(move.successor, file=here) if here is not None and is_there else move.successor
 
 
 def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:

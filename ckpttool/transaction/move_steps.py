@@ -211,6 +211,11 @@ def _is_successor(move: Move, place: int, path: str) -> bool:
     return move.successor is not None and status is not None and move.successor.file.is_of(status)
 
 
+def is_replaced(dirs: MoveDirs, move: Move) -> bool:
+    """Tell whether the successor of a checkpoint that leaves has its name already."""
+    return not dirs.is_return and _is_successor(move, dirs.source, move.members[0][0])
+
+
 def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
     if is_link:
         _unlink_other_name(dirs.target, new, dirs.source, old, must_share=False)

@@ -39,6 +39,7 @@ KEYS = [
     "granularity",
     "files",
     "kept",
+    "slims",
 ]
 LEFT = (1, 2, 10)
 

@@ -95,6 +95,8 @@ def test_json(run, series: Path) -> None:
         "key",
         "keep",
         "remove",
+        "slim",
+        "whole",
         "skipped",
         "policy",
         "failed",

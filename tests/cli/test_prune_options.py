@@ -267,4 +267,4 @@ def test_the_recipes_are_understood(options: str, tmp_path: Path, monkeypatch: p
 
 
 def test_there_are_recipes() -> None:
-    assert (len(_COMMANDS), len(_CELLS)) == (_BLOCKS.count("ckpttool prune"), PAGE.count("| `--")) == (19, 14)
+    assert (len(_COMMANDS), len(_CELLS)) == (_BLOCKS.count("ckpttool prune"), PAGE.count("| `--")) == (21, 14)

@@ -287,6 +287,7 @@ def test_an_explanation_as_a_document(run, series: Path) -> None:
         "path": "run/model_epoch_4.pth",
         "group": "run/model_epoch_*.pth",
         "stays": False,
+        "slims": False,
         "place": ["7th newest of 10"],
         "reasons": [],
         "against": ["7th newest, not one of the last 3"],

@@ -508,6 +508,7 @@ def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
         "granularity": entry.granularity.value if entry.granularity else None,
         "files": entry.files,
         "kept": None if listed.kept is None else list(listed.kept),
+        "slims": listed.is_slimmed,
         **about,
     }
 

@@ -176,6 +176,8 @@ def _outcomes(series: ListedSeries, listing: Listing) -> Iterator[str]:
     if any(one.kept is not None for one in series.checkpoints):
         gone = [one.entry for one in series.checkpoints if one.kept == ()]
         yield f"{len(gone):,} to remove" + (f" ({file_size(total_bytes(gone))})" if gone else "")
+        if slim := sum(one.is_slimmed for one in series.checkpoints):
+            yield f"{slim:,} to slim"
 
 
 def _total_line(listing: Listing) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -12,7 +13,12 @@ from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.runs.members.entry import StatePart
 from ckpttool.transaction.files import Contents
-from ckpttool.weights.converting.training_state import is_state_key, is_state_tensor
+from ckpttool.weights.converting.training_state import is_state_tensor
+
+_STATE_FILE = re.compile(
+    r"(\w+_)?(optim|optimizer|opt|rng)(_?states?)?([-_.]\w*\d+)?\.(pt|pth|bin|pkl|safetensors)"
+)
+"""Files of optimizers and random states in a save's directory, also those of ranks."""
 
 
 def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart:
@@ -23,7 +29,7 @@ def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart
     state = [tensor for tensor in checkpoint.tensors if is_state_tensor(tensor)]
     names = tuple(_state_files(unit, files, checkpoint))
     places = {os.path.join(checkpoint.path, name) for name in names}
-    if not all(_file_of(one) in places or is_state_key(one.path[:1]) for one in state):
+    if not all(_file_of(one) in places for one in state if one.storage or one.extent):
         names = ()  # some lies in files with something else
     if not names and not state:
         return StatePart()
@@ -42,10 +48,11 @@ def _state_files(unit: Unit, files: Contents, checkpoint: Checkpoint) -> Iterato
     if isinstance(unit.format, HfTrainer):
         yield from filter(is_resume_file, names)
     elif isinstance(unit.format, StepDirectory):
-        of_weights = {_file_of(one) for one in checkpoint.tensors if not is_state_tensor(one)}
+        states = {_file_of(one) for one in checkpoint.tensors if is_state_tensor(one)}
+        others = {_file_of(one) for one in checkpoint.tensors if not is_state_tensor(one)}
         for name in names:
-            stem = os.path.splitext(os.path.basename(name))[0]
-            if is_state_key((stem,)) and os.path.join(checkpoint.path, name) not in of_weights:
+            is_named = _STATE_FILE.fullmatch(os.path.basename(name)) is not None
+            if is_named and os.path.join(checkpoint.path, name) in states - others:
                 yield name
 
 

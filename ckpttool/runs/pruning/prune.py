@@ -75,7 +75,8 @@ class Pruned(Result):
     def summary(self) -> str:
         """Return it in a few words."""
         word = "to remove" if self.dry_run or self.declined else "removed"
-        return f"{len(self.plan.removals):,} {word}, {self.freed_bytes:,} bytes"
+        slim = f", {len(self.plan.slimmed):,} {word.replace('remove', 'slim')}" if self.plan.slimmed else ""
+        return f"{len(self.plan.removals):,} {word}{slim}, {self.freed_bytes:,} bytes"
 
 
 @shows_keywords(PruneRequest, Policy)

@@ -1,48 +1,58 @@
 """A content without what only a training that goes on needs: optimizer, scheduler, scaler, random states.
 
-Epoch, step, metrics, settings and all else stay where they were, under their keys.
+Only what is proven to be one of them goes, not by its key alone: a ``scaler`` may be that of the inputs, and
+a ``scheduler`` that of a diffusion's noise. Epoch, step, metrics, settings and all else keep their places.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ckpttool.core.roles import OPTIMIZER, role_below
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
+from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
-from ckpttool.io.pickle_nodes import Call, Mapped, Opaque, make_mapped
+from ckpttool.io.pickle_nodes import Mapped, make_mapped
 from ckpttool.weights.converting.ties import carry_ties
 
-_MACHINERY = re.compile(r"sched|scaler|scaling|^amp|rng|random|sampler|mixedprecision", re.IGNORECASE)
-"""Keys of what makes a training go and tells nothing of it, as callbacks, loops and histories do."""
-_HISTORY = re.compile(r"history", re.IGNORECASE)
+_RANDOM = re.compile(r"(^|_)rng(_|s?$)|(^|_)random_states?$", re.IGNORECASE)
+_FLAT_OPTIMIZER = re.compile(r"(\w+_)?(optim|optimizer)(s|_states?|_state_dict)?", re.IGNORECASE)
+"""What stands before the first dot of the names of an optimizer's tensors, where there is no tree."""
+_SIGNS: Mapping[re.Pattern[str], frozenset[str]] = {
+    OPTIMIZER: frozenset({"param_groups"}),
+    re.compile(r"sched", re.IGNORECASE): frozenset({"last_epoch", "_step_count"}),
+    re.compile(r"scaler|scaling|^amp|^MixedPrecision", re.IGNORECASE): frozenset(
+        {"growth_factor", "growth_interval"}
+    ),
+}
+"""Keys of states, and what PyTorch writes into each of them.
+
+Source: PyTorch ``torch/optim/optimizer.py``, ``torch/optim/lr_scheduler.py`` and ``torch/amp/grad_scaler.py``
+(``state_dict``).
+"""
 _STATE = frozenset({Role.OPTIMIZER, Role.TRAINING})
-_PARTS = (dict, list, tuple, bytes, Tensor, Call, Opaque)
-"""What a state may be; a number or a text is a setting: ``optimizer: adam``, ``random_seed: 1``."""
 _DEEPEST = 3
 """How many keys lead to a state at most."""
 
 
 def is_state_tensor(tensor: Tensor) -> bool:
-    """Tell whether a tensor is of no use but to a training that goes on."""
-    return tensor.role is Role.OPTIMIZER or (tensor.role is Role.TRAINING and is_state_key(tensor.path))
-
-
-def is_state_key(keys: Path) -> bool:
-    """Tell whether one of some keys is that of an optimizer's state, or of another one like it."""
-    texts = [key for key in keys if isinstance(key, str)]
-    return any(
-        (OPTIMIZER.search(key) or _MACHINERY.search(key)) and not _HISTORY.search(key) for key in texts
-    )
+    """Tell whether a tensor seems to be of no use but to a training that goes on."""
+    is_random = any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
+    return tensor.role is Role.OPTIMIZER or (tensor.role is Role.TRAINING and is_random)
 
 
 def without_training_state(content: Content) -> Content:
     """Return a content without the state of its training, under the names that it has."""
     if content.tree is None:
-        kept = [tensor for tensor in content.tensors if not is_state_tensor(tensor)]
+        knows_optimizer = traits_of(content.source_format).holds_layers
+        kept = [
+            one
+            for one in content.tensors
+            if not (is_state_tensor(one) and (knows_optimizer or _is_flat(one)))
+        ]
         return replace(content, tensors=_tied(kept))
     gone: set[Path] = set()
     tree = _without_state(content.tree, (), gone)
@@ -74,16 +84,25 @@ def _without_state(node: object, keys: Path, gone: set[Path]) -> object:
     return dict(entries)
 
 
+def _is_flat(tensor: Tensor) -> bool:
+    return _FLAT_OPTIMIZER.fullmatch(tensor.name.partition(".")[0]) is not None
+
+
 def _is_state(key: object, value: object) -> bool:
-    if not isinstance(key, str) or not is_state_key((key,)) or not isinstance(value, _PARTS):
+    """Tell whether an entry is a state: all of what is there has the signs of one, and no weights."""
+    if not isinstance(key, str) or not {tensor.role for tensor in tensors_in(value)} <= _STATE:
         return False
-    roles = {tensor.role for tensor in tensors_in(value)}
-    if OPTIMIZER.search(key) and not roles:  # settings may be called so: ``opt``
-        return any("param_groups" in one for one in _states(value))
-    return roles <= _STATE
+    if _RANDOM.search(key):
+        return not isinstance(value, int | float | str | None)
+    signs = next((signs for pattern, signs in _SIGNS.items() if pattern.search(key)), None)
+    return signs is not None and _has_signs(value, signs)
 
 
-def _states(value: object) -> Iterator[dict[object, object]]:
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(one, dict):
-            yield one
+def _has_signs(value: object, signs: frozenset[str]) -> bool:
+    """Tell whether a dictionary has some keys, or is a dictionary or list of such."""
+    if isinstance(value, dict) and signs <= value.keys():
+        return True
+    inner = list(
+        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    )
+    return bool(inner) and all(isinstance(one, dict) and signs <= one.keys() for one in inner)
