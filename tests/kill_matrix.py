@@ -116,15 +116,12 @@ def step_directories(run: Path) -> None:
 
 def slimmings() -> dict[str, Way]:
     """Return what takes the training state out of files, and of directories that have files with it."""
-    found = {}
-    kinds = {
-        "PyTorch": partial(KINDS["PyTorch"][0], numbers=NUMBERS),
-        "Trainer": partial(KINDS["Trainer"][0], numbers=NUMBERS),
-        "Keras": keras_files,
-        "step directories": step_directories,
+    found = {
+        "slim: Keras": Way(keras_files, SLIM, slims=True),
+        "slim: step directories": Way(step_directories, SLIM, slims=True),
     }
-    for kind, made in kinds.items():
-        trash = (*SLIM, "--trash")
+    for kind in ("PyTorch", "Trainer"):
+        made, trash = partial(KINDS[kind][0], numbers=NUMBERS), (*SLIM, "--trash")
         found[f"slim: {kind}"] = Way(made, SLIM, slims=True)
         found[f"slim into the trash: {kind}"] = Way(made, trash, slims=True)
         found[f"undo the slimming: {kind}"] = Way(made, UNDO, [trash], slims=True)
