@@ -302,7 +302,7 @@ def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
 def _lookalikes(
     chosen: Sequence[tuple[Group, Policy | None]], protections: Protections, now: float
 ) -> Iterator[Problem]:
-    """Yield single checkpoints that look like a series: a policy would remove some if they were one."""
+    """Yield single checkpoints that look like a series: a policy would change some if they were one."""
     alike: dict[tuple[str, str, Kind], list[tuple[Entry, Policy]]] = defaultdict(list)
     for group, policy in chosen:
         entry = group.entries[0]
@@ -317,10 +317,10 @@ def _lookalikes(
         if len(entries) == 1:
             continue
         try:
-            removals = plan([Group(pattern, entries)], singles[0][1], protections, now=now).removals
+            changes = plan([Group(pattern, entries)], singles[0][1], protections, now=now).changes
         except UsageError:  # its rules can't rank these
             continue
-        if removals:
+        if changes:
             why = f"{counted(len(entries), 'checkpoint')} could be one series, and nothing says so"
             message = f"left alone: {why} (--series {quote(pattern)} does)"
             yield Problem(shown(os.path.join(directory, pattern)), message)

@@ -15,13 +15,11 @@ from ckpttool.core.result import Result
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs, remote
 from ckpttool.ops.manifest import SHARED
-from ckpttool.ops.slim import NotSlim
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.request import PruneRequest
-from ckpttool.runs.pruning.slimming import Slimming, without_failures
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
@@ -136,7 +134,8 @@ def prune(
         elif planned.plan.changes:
             identity = new_identity() if trash is True else trash or None
             result = _carry_out(locks, root, planned, identity, way)
-            result = _slim(locks, result, Slimming(identity, request.jobs, progress))
+            if planned.plan.slimmed:
+                result = _slim(locks, result, identity, request.jobs, progress)
         directories = {entry.directory for group in planned.groups for entry in group.entries}
         left = [
             why for one in sorted({root, *directories}) if not fs.is_remote(one) for why in clear_areas(one)
@@ -268,22 +267,28 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
     )
 
 
-def _slim(locks: _Locks, result: Pruned, slimming: Slimming) -> Pruned:
+def _slim(
+    locks: _Locks, result: Pruned, identity: str | None, jobs: int | None, progress: Progress
+) -> Pruned:
     """Slim what a plan says, the oldest first, once the rest was removed: that makes room."""
-    outcome = slimming.outcome
+    from ckpttool.runs.pruning.slimming import Slimming, without_failures
+
+    slimming = Slimming(identity, jobs, progress)
+    outcome, slimmed = slimming.outcome, {entry.path for entry in result.plan.slimmed}
     for group in result.plan.groups:
-        kept = [one.entry for one in group.keep if one.entry.is_sound and one.entry not in group.slim]
-        changed = next((one for one in kept if not _is_unchanged(one)), None) if group.slim else None
+        whole = [one.entry for one in group.keep if one.entry.is_sound and one.entry.path not in slimmed]
+        changed = next((one for one in whole if not _is_unchanged(one)), None) if group.slim else None
         for entry in reversed(group.slim):
+            if changed is not None:
+                outcome.failed[entry.path] = f"{changed.name}, which was to stay whole, has changed"
+                continue
             try:
-                if changed is not None:
-                    raise NotSlim(f"{changed.name}, which was to stay whole, has changed")
                 locks.hold(entry.directory)
-            except (NotSlim, CheckpointError) as failure:
-                outcome.failed[entry.path] = str(failure)
+            except CheckpointError as failure:
+                outcome.failed[entry.path] = failure.reason
             else:
                 slimming.slim(group, entry)
-    is_trash = slimming.identity is not None
+    is_trash = identity is not None
     problems = [Problem(path, f"not slimmed: {why}") for path, why in outcome.failed.items()]
     return replace(
         result,

@@ -90,19 +90,20 @@ def _is_flat(tensor: Tensor) -> bool:
 
 def _is_state(key: object, value: object) -> bool:
     """Tell whether an entry is a state: all of what is there has the signs of one, and no weights."""
-    if not isinstance(key, str) or not {tensor.role for tensor in tensors_in(value)} <= _STATE:
+    if not isinstance(key, str):
         return False
     if _RANDOM.search(key):
-        return not isinstance(value, int | float | str | None)
-    signs = next((signs for pattern, signs in _SIGNS.items() if pattern.search(key)), None)
-    return signs is not None and _has_signs(value, signs)
+        is_one = not isinstance(value, int | float | str | None)
+    else:
+        signs = next((signs for pattern, signs in _SIGNS.items() if pattern.search(key)), None)
+        is_one = signs is not None and _has_signs(value, signs)
+    return is_one and {tensor.role for tensor in tensors_in(value)} <= _STATE
 
 
 def _has_signs(value: object, signs: frozenset[str]) -> bool:
     """Tell whether a dictionary has some keys, or is a dictionary or list of such."""
     if isinstance(value, dict) and signs <= value.keys():
         return True
-    inner = list(
-        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    )
+    inner: list[object] = list(value) if isinstance(value, list | tuple) else []
+    inner += value.values() if isinstance(value, dict) else ()
     return bool(inner) and all(isinstance(one, dict) and signs <= one.keys() for one in inner)
