@@ -261,10 +261,6 @@ CLOSINGS: Mapping[str, Closing] = {
                 "ckpttool prune runs --keep-daily 7 --yes",
             ),
             Example(
-                "Take optimizer and training state out of all but the newest 2",
-                "ckpttool prune runs --full 2",
-            ),
-            Example(
                 "Explain the plan for one checkpoint",
                 "ckpttool prune runs --keep 3 --explain runs/epoch_4.pth",
             ),
