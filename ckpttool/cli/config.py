@@ -21,7 +21,7 @@ from ckpttool.io import fs
 from ckpttool.io.toml import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
-TABLES = ("verify", "retention", "naming")
+TABLES = ("verify", "retention", "naming", "watch")
 MAX_BYTES = 1 << 20
 """Of a configuration: people write them by hand."""
 _SETS_VERIFY = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.cli import retention_config, verify_config
+from ckpttool.cli import retention_config, verify_config, watch_config
 from ckpttool.cli.config import Reader, object_schema, one_text, read_document
 from ckpttool.io.toml import as_toml
 
@@ -42,6 +42,7 @@ TABLES: Mapping[str, ConfigTable] = {
         {"template": one_text.described("Template of names.", examples=["{run}-e{epoch:04d}"])},
         {},
     ),
+    "watch": ConfigTable("What `ckpttool watch` does as checkpoints land.", watch_config.KEYS, {}),
 }
 
 
@@ -98,6 +99,7 @@ def _checked_tables(path: str) -> Mapping[str, Any]:
     verify_config.read_config(path)
     retention_config.read_retention(path)
     document = read_document(path)
+    watch_config.read_watch(document)
     naming = document.tables.get("naming", {})
     if not isinstance(naming, Mapping):
         raise document.wrong("naming", f"{naming!r:.40} (a table)")
@@ -123,10 +125,11 @@ _HEAD = """\
 def config_template() -> str:
     """Return a configuration in which every key is commented out, with its default or an example."""
     parts = [_HEAD]
-    for name in ("verify", "retention"):
+    for name in ("verify", "retention", "watch"):
         table = TABLES[name]
         parts.append(f"# {table.summary}\n[{name}]\n{_commented_keys(table.keys)}")
-        parts.append(f"# {table.rule_summary}\n#[[{name}.rule]]\n{_commented_keys(table.rule_keys)}")
+        if table.rule_keys:
+            parts.append(f"# {table.rule_summary}\n#[[{name}.rule]]\n{_commented_keys(table.rule_keys)}")
     return "\n".join(parts)
 
 

@@ -287,6 +287,19 @@ CLOSINGS: Mapping[str, Closing] = {
         },
         f"{_REFERENCE}/rename.md",
     ),
+    "watch": Closing(
+        (
+            Example("Verify what a training saves", "ckpttool watch runs"),
+            Example("Do what a configuration says, too", "ckpttool watch --config ckpttool.toml"),
+            Example("Once, from cron or at the end of a job", "ckpttool watch runs --once"),
+        ),
+        {
+            0: "it was ended, and all that it verified is valid",
+            1: "damage was seen, or something failed the last time that it was tried",
+            2: "the directory is not there, or somebody else watches it",
+        },
+        f"{_REFERENCE}/watch.md",
+    ),
     "undo": Closing(
         (
             Example("Show what would be restored", "ckpttool undo runs --dry-run"),

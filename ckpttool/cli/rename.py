@@ -23,6 +23,7 @@ from ckpttool.core.options import EXECUTION_PANEL, NAMING_PANEL
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
+    from ckpttool.cli.config import ConfigDocument
     from ckpttool.runs.renaming.plan import PlannedNames
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.transaction.paths import Problem
@@ -127,11 +128,18 @@ def _template(given: str | None, config: str | None) -> str:
             raise UsageError("--template and --config both say what the names are (leave out one of them)")
         return given
     path = config or find_config()
-    document = None if path is None else read_document(path, is_named=config is not None)
-    table = {} if document is None else document.tables.get("naming")
-    if document is None or table is None:
+    template = None if path is None else naming_template(read_document(path, is_named=config is not None))
+    if template is None:
         where = "" if path is None else f"; {path} has no [naming]"
         raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
+    return template
+
+
+def naming_template(document: ConfigDocument) -> str | None:
+    """Return the template of a configuration; None if it has no ``[naming]``."""
+    table = document.tables.get("naming")
+    if table is None:
+        return None
     if not isinstance(table, Mapping):
         raise document.wrong("naming", f"{table!r:.40} (a table)")
     if unknown := sorted(table.keys() - {"template"}):

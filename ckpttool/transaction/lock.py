@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,6 +15,8 @@ from ckpttool.io.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
 from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
 
 LOCK = ".ckpttool.lock"
+WATCH_LOCK = ".ckpttool-watch.lock"
+"""Of the command that watches a directory: others may change it meanwhile, under the other lock."""
 BUSY = "locked"
 """Code of the error that says that another command is at work."""
 
@@ -23,13 +27,19 @@ _MODE = 0o644
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """What a full disk, or a full quota, refuses with."""
 
+_HOLDER = re.compile(rb"pid [0-9]{1,20} on [!-~]{1,255} since [0-9T:+-]{1,40}\n")
+_MAX_HOLDER = 400
+
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 """What ``flock`` says on a file system without locks."""
 
 
 @contextmanager
-def lock_directory(directory: str) -> Iterator[None]:
+def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) -> Iterator[None]:
     """Hold the lock of a directory; its file is gone afterwards.
+
+    What the holder of a lock is called, ``pid 7 on node3 since 2026-01-31T12:00:00``, is written into it, for
+    the message that refuses it to others.
 
     A file system without locks is used without: every step checks each file again anyway. So is a store,
     in which each change has a condition.
@@ -39,14 +49,16 @@ def lock_directory(directory: str) -> Iterator[None]:
         yield
         return
     around, suffix = state_dir_of(directory)
-    name = LOCK + suffix
+    name = lock + suffix
     try:
         place = OpenDirectory(around)
     except OSError as error:
         raise from_os_error(error, os.path.join(around, name)) from error
     with place:
-        descriptor = _acquire(place, name)
+        descriptor = _acquire(place, name, may_be_directory=holder is None)
         try:
+            if holder is not None:
+                _write_holder(descriptor, holder)
             yield
         finally:
             # Its name goes while it is locked: whoever has opened the file meanwhile finds another in its
@@ -84,13 +96,29 @@ def clear_stale(directories: Iterable[str]) -> None:
                 pass
 
 
-def _acquire(place: OpenDirectory, name: str) -> int:
+def _write_holder(descriptor: int, holder: str) -> None:
+    """Write down who holds a lock; into no file but a lock of ours, whoever planted another one."""
+    status = os.fstat(descriptor)
+    is_ours = not status.st_size or _read_holder(descriptor) is not None
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and is_ours:
+        with suppress(OSError):  # a full disk, or another user's: it is locked all the same
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, f"{holder}\n".encode("ascii", "replace"))
+
+
+def _read_holder(descriptor: int) -> str | None:
+    text = os.read(descriptor, _MAX_HOLDER)
+    return text.decode().rstrip() if _HOLDER.fullmatch(text) else None
+
+
+def _acquire(place: OpenDirectory, name: str, *, may_be_directory: bool = True) -> int:
     path = place.join(name)
     while True:
         try:
             descriptor = _open_lock(place, name)
         except OSError as error:
-            if error.errno in FULL and not place.has(name):
+            if error.errno in FULL and may_be_directory and not place.has(name):
                 return _acquire_directory(place, path)
             status = place.status(name) if isinstance(error, PermissionError) else None
             if status is not None:
@@ -146,6 +174,8 @@ def _lock(path: str, descriptor: int) -> None:
         return
     if not is_ours:
         busy = "another ckpttool is changing this directory"
+        if os.path.basename(path).startswith(WATCH_LOCK):
+            busy = f"another ckpttool watches it: {_read_holder(descriptor) or 'it has just begun'}"
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY)
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.resuming.latest import Latest
     from ckpttool.runs.retention.plan import GroupPlan
     from ckpttool.runs.undo import Undone
+    from ckpttool.runs.watching import WatchEvent
     from ckpttool.transaction.paths import Problem
     from ckpttool.transaction.trash import EmptiedTrash
 
@@ -696,6 +697,22 @@ def copy_document(copied: Copied) -> dict[str, Any]:
         "left_out": list(copied.left_out),
         "pruned": None if pruned is None else prune_document(pruned),
         "errors": [_problem(one) for one in copied.problems],
+    }
+
+
+def watch_document(event: WatchEvent, moment: str) -> dict[str, Any]:
+    """Return the document of one event, of which ``watch`` prints a line each."""
+    return {
+        "schema": "ckpttool.watch/1",
+        "time": moment,
+        "directory": event.directory,
+        "path": event.path,
+        "step": event.step,
+        "status": event.status.value,
+        "to": event.to,
+        "bytes": event.nbytes,
+        "safety": event.safety,
+        "reason": event.reason,
     }
 
 

@@ -21,7 +21,7 @@ from ckpttool.io.work import submitted
 from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.reasons import Code, Reason, fault
-from ckpttool.transaction.files import contents
+from ckpttool.transaction.files import Contents, contents
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 FULL_CHECKS = ("structure", "checksum", "values")
 """What intact means; what loading a checkpoint could run has no say in it."""
 
-_SPECIAL = ("nan", "infinity")
+SPECIAL = ("nan", "infinity")
+"""Findings that say that a value is no finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,32 @@ class FullRead:
     fault: Reason | None
     is_finite: bool
     damage: Reason | None = None
+
+
+class FullReader:
+    """Reads checkpoints in full, each once as long as it stays what it was."""
+
+    def __init__(self, jobs: int | None = None, progress: Progress = no_progress) -> None:
+        self._jobs = jobs
+        self._progress = progress
+        self._reads: dict[str, tuple[Contents, FullRead]] = {}
+
+    def read(self, entry: Entry) -> FullRead:
+        """Return what reading every byte of a checkpoint comes to."""
+        read = self.known(entry)
+        if read is None:
+            read = read_all(entry, self._jobs, self._progress)
+            self.remember(entry, read)
+        return read
+
+    def known(self, entry: Entry) -> FullRead | None:
+        """Return what it came to, if it was read as it is now."""
+        contents, read = self._reads.get(entry.path, (None, None))
+        return read if contents == entry.contents else None
+
+    def remember(self, entry: Entry, read: FullRead) -> None:
+        """Take note of what somebody else read."""
+        self._reads[entry.path] = entry.contents, read
 
 
 def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> Reason | None:
@@ -93,7 +120,7 @@ def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_prog
     try:
         with progress(entry.name, entry.nbytes) as advance:
             verdict = verify(entry.unit, only=checks, jobs=jobs, advance=advance)
-        special = [finding for finding in verdict.findings if finding.code in _SPECIAL]
+        special = [finding for finding in verdict.findings if finding.code in SPECIAL]
         grave = findings_of_weights(entry, special)
     except CheckpointError as failure:
         unreadable = fault(Code.UNREADABLE, failure.reason)

@@ -22,7 +22,7 @@ from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, no_progress, read_all
+from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import Group, Kind, order_entries
 from ckpttool.runs.members.series_doubts import copy_warnings
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
@@ -71,7 +71,10 @@ class PrunePlan:
 
 
 def make_plan(
-    request: PruneRequest, progress: Progress = no_progress, known: Survey | None = None
+    request: PruneRequest,
+    progress: Progress = no_progress,
+    known: Survey | None = None,
+    reader: FullReader | None = None,
 ) -> PrunePlan:
     """Return what a policy does to a directory; nothing on disk is changed.
 
@@ -79,7 +82,9 @@ def make_plan(
         request: What is to be thinned out, and how.
         progress: Is told what is read.
         known: What lies in the directory, if somebody has looked already.
+        reader: Knows what was read already.
     """
+    reader = reader or FullReader(request.jobs, progress)
     policies = request.all_policies
     survey = survey_series(require_directory(request.directory), request, progress, known)
     groups, now = survey.groups, time.time()
@@ -109,7 +114,7 @@ def make_plan(
         retention, protections = _plan_with_companions(survey, policies, protections, now)
         unread = _unread_survivors(retention, {*checked, *faults}) if request.depth == "full" else []
         checked.update(entry.path for entry in unread)
-        damages = ((entry.path, read_all(entry, request.jobs, progress).damage) for entry in unread)
+        damages = ((entry.path, reader.read(entry).damage) for entry in unread)
         damaged = {path: damage for path, damage in damages if damage is not None}
         faults |= damaged
         lacking: dict[str, str] = {}

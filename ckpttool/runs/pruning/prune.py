@@ -16,7 +16,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs, remote
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, no_progress
+from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.request import PruneRequest
@@ -85,6 +85,7 @@ def prune(
     trash: bool | str = False,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
+    reader: FullReader | None = None,
     **keywords: Any,
 ) -> Pruned:
     """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
@@ -99,6 +100,7 @@ def prune(
         confirm: Called with the plan before anything is removed; nothing is unless it returns true.
         progress: Called with what is read, and how many bytes; gives what is called with the bytes read. For
             a directory that is searched, the bytes are None, and what is called gets numbers of files.
+        reader: Knows what was read in full already, and stays as it was.
         keywords: Attributes of ``Policy`` and ``PruneRequest``: ``prune("runs", keep_last=3)``.
 
     Raises:
@@ -108,7 +110,7 @@ def prune(
     request = PruneRequest.from_keywords(directory, keywords)
     progress = progress or no_progress
     if dry_run:
-        planned = make_plan(request, progress)
+        planned = make_plan(request, progress, reader=reader)
         way = _way_back(request.directory, planned, trash or request.failed == "remove")
         planned = _with_warning(planned, way)
         return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
@@ -124,7 +126,7 @@ def prune(
         if below:  # what was interrupted there is part of what is planned with
             recoveries += [_recover(directory, locks.refusal(directory)) for directory in below]
             survey = survey_series(root, request, progress)
-        planned = make_plan(request, progress, survey)
+        planned = make_plan(request, progress, survey, reader)
         result = _result(planned)
         if planned.plan.changes and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal

@@ -25,7 +25,7 @@ from ckpttool.formats.opening import open_unit
 from ckpttool.io import fs
 from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.members.full_read import Progress, no_progress, read_all
+from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import newest_first, tiers
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import BEING_WRITTEN
@@ -45,7 +45,6 @@ from ckpttool.runs.resuming.writers import (
 from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, nothing_in, survey_directory
-from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem, bare, shown
 
 NO_STEP = "its step is unknown"
@@ -169,7 +168,7 @@ def latest(
     )
     clock = SYSTEM
     watch = Watch(wait, tell or (lambda text: None), clock)
-    reader = _FullReader(jobs, progress or no_progress) if depth == "full" else None
+    reader = FullReader(jobs, progress or no_progress) if depth == "full" else None
     refused: frozenset[str] = frozenset()
     while True:
         search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
@@ -195,25 +194,6 @@ def latest(
             raise NotFound(os.fspath(directory), "no such directory", expected=hint)
         waited_for = tuple(save.path for save in watch.waited_for)
         return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=best)
-
-
-class _FullReader:
-    """Reads checkpoints in full, each once as long as it stays what it was."""
-
-    def __init__(self, jobs: int | None, progress: Progress) -> None:
-        self._jobs = jobs
-        self._progress = progress
-        self._faults: dict[tuple[str, Contents], Reason | None] = {}
-
-    def fault(self, entry: Entry, *, reads: bool) -> Reason | None:
-        """Return what is wrong with a checkpoint; without ``reads``, as far as it was read already.
-
-        NaN beside its weights, in an optimizer's state or a single value, spoils none, as in ``prune``.
-        """
-        key = entry.path, entry.contents
-        if key not in self._faults and reads:
-            self._faults[key] = read_all(entry, self._jobs, self._progress).damage
-        return self._faults.get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +224,7 @@ class _Search:
     now: float
     refused: frozenset[str]
     writing: frozenset[str] = frozenset()
-    reader: _FullReader | None = None
+    reader: FullReader | None = None
 
     def survey(self) -> Survey | NotFound:
         """Return what is there now, or that the directory isn't."""
@@ -299,7 +279,9 @@ class _Search:
         for entry in self._candidates(surveyed):
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
-                fault = self.reader.fault(entry, reads=reads)
+                # NaN beside its weights, in an optimizer's state or a single value, spoils none, as in prune.
+                read = self.reader.read(entry) if reads else self.reader.known(entry)
+                fault = None if read is None else read.damage
             if fault is None and self.query.resume_exact:
                 fault = _inexact(entry)
             if fault is None:

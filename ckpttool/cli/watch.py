@@ -1,0 +1,247 @@
+"""``ckpttool watch``: as checkpoints land, verify them, and do what a configuration asks for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ckpttool.cli.options import Given, Jobs, OptionsOf, PathText, path_argument, typer_option
+from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.render.terminal import printable
+from ckpttool.core.errors import UsageError
+from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL, SELECTION_PANEL
+from ckpttool.io import fs
+from ckpttool.runs.scope import Scope
+
+if TYPE_CHECKING:
+    from ckpttool.cli.watch_config import WatchSettings
+    from ckpttool.runs.members.entry import Entry
+    from ckpttool.runs.members.full_read import Progress
+    from ckpttool.runs.watching import Judgement, WatchEvent, WatchRequest
+
+Directories = Annotated[
+    list[PathText] | None,
+    path_argument("[DIR...]", "Directories of checkpoints. [default: paths in ckpttool.toml, or .]"),
+]
+Interval = Annotated[
+    str | None,
+    typer_option(
+        "--interval", metavar="TIME", help="Look every TIME (30s). [default: 10s]", panel=EXECUTION_PANEL
+    ),
+]
+Once = Annotated[
+    bool,
+    typer_option("--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL),
+]
+Config = Annotated[
+    str | None,
+    typer_option(
+        "--config", metavar="FILE", help="Read steps and rules from this file.", panel=SELECTION_PANEL
+    ),
+]
+FailuresOnly = Annotated[
+    bool, typer_option("--quiet", "-q", help="Print only what fails.", panel=OUTPUT_PANEL)
+]
+Lines = Annotated[
+    bool, typer_option("--json", help="Print a line of JSON for each event.", panel=OUTPUT_PANEL)
+]
+
+_FAILED = "failed"
+
+
+def watch(
+    directories: Directories = None,
+    *,
+    config: Config = None,
+    interval: Interval = None,
+    once: Once = False,
+    scope: Annotated[Given, OptionsOf(Scope, ("exclude", "max_depth"))],
+    jobs: Jobs = None,
+    json: Lines = False,
+    quiet: FailuresOnly = False,
+) -> int:
+    """Verify checkpoints as they land, and do what ckpttool.toml asks for: rename, copy and prune.
+
+    A checkpoint has landed when it is complete and has not changed between two looks. Each is verified once.
+    Without DIR, the nearest ckpttool.toml says what follows; with DIR, only one that --config names does.
+    SIGTERM and Ctrl-C end the watch once what was begun is finished.
+    """
+    from ckpttool.cli.watch_config import read_interval, watch_settings
+    from ckpttool.runs.watching import DirectoryWatch
+    from ckpttool.runs.watching import watch as watch_all
+
+    named = [str(one) for one in directories or ()]
+    settings = watch_settings(named, config, scope.get("exclude", ()), jobs)
+    places = list({fs.realpath(one): one for one in settings.directories}.values())
+    if remote := next(filter(fs.is_remote, places), None):
+        raise UsageError(f"{remote}: only directories of this machine can be watched")
+    seconds = settings.interval if interval is None else _seconds(interval, read_interval)
+    lines = _EventLines(json=json, quiet=quiet, is_one=len(places) == 1)
+    with ExitStack() as stack:
+        wait, is_ending = stack.enter_context(_ending_by_signals())
+        watches = [
+            stack.enter_context(
+                DirectoryWatch(
+                    _request(one, settings, scope.get("max_depth"), jobs),
+                    lines.print,
+                    warn=lambda text: None if quiet else say_warning(text),
+                    is_ending=is_ending,
+                )
+            )
+            for one in places
+        ]
+        if not quiet:
+            steps = ", ".join(["verify", *settings.steps])
+            if settings.config is None:
+                steps = "verify only (--config FILE sets more steps)"
+            again = "once" if once else f"every {seconds} s"
+            say(f"watching {', '.join(map(printable, places))} {again}: {steps}")
+        watch_all(watches, wait, interval=seconds, once=once)
+    if not quiet:
+        say(lines.summary)
+    return int(any(one.has_problems for one in watches))
+
+
+def _seconds(text: str, read: Callable[[object, str], int]) -> int:
+    try:
+        return read(text, "--interval")
+    except ValueError as failure:
+        raise UsageError(str(failure)) from failure
+
+
+def _request(
+    directory: str, settings: WatchSettings, max_depth: int | None, jobs: int | None
+) -> WatchRequest:
+    from ckpttool.runs.watching import WatchRequest
+
+    config = settings.config
+    asked = repr((config.strict, config.rules)) if config and (config.strict or config.rules) else ""
+    return WatchRequest(
+        directory=directory,
+        verify=lambda entry, progress: _verify(entry, progress, settings, jobs),
+        asked=asked,
+        steps=settings.steps,
+        exclude=settings.exclude,
+        max_depth=max_depth,
+        jobs=jobs,
+    )
+
+
+def _verify(entry: Entry, progress: Progress, settings: WatchSettings, jobs: int | None) -> Judgement:
+    """Verify a checkpoint as ``verify`` does."""
+    from ckpttool.cli.verify_config import settings_for
+    from ckpttool.core.report import Severity
+    from ckpttool.ops.ignored_findings import apply_ignores
+    from ckpttool.ops.verify import verify
+    from ckpttool.runs.watching import Judgement
+
+    config = settings.config
+    strict = config is not None and config.strict
+    asked = None if config is None else settings_for(config, entry.unit.path)
+    with progress(entry.path, entry.nbytes) as advance:
+        found = verify(
+            entry.unit,
+            strict=strict,
+            jobs=jobs,
+            advance=advance,
+            prediction=asked.request if asked else None,
+            ignores=asked.ignores if asked else (),
+        )
+    judged = apply_ignores(found, asked.ignores, strict=strict) if asked and asked.ignores else found
+    if judged.passes(strict=strict):
+        return Judgement(found, None)
+    findings = [one for one in judged.findings if one.ignored is None]
+    worst = min(findings, key=lambda one: [*Severity].index(one.severity), default=None)
+    if worst is None:
+        return Judgement(found, "not everything could be checked")
+    word = "invalid" if not judged.is_valid else judged.safety.value
+    return Judgement(found, f"{word}: {f'{worst.where}: ' if worst.where else ''}{worst.message}")
+
+
+# Ending ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _ending_by_signals() -> Iterator[tuple[Callable[[float], bool], Callable[[], bool]]]:
+    """Yield what waits until somebody asks for the end, and what tells whether somebody has.
+
+    A second signal does what it does without us.
+    """
+    woken, waker = socket.socketpair()
+    before: dict[int, Any] = {}
+    has_come = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal has_come
+        has_come = True
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        waker.send(b".")
+
+    def wait(seconds: float) -> bool:
+        return not (has_come or select.select([woken], [], [], seconds)[0])
+
+    with woken, waker:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            before[one] = signal.signal(one, end)
+        try:
+            yield wait, lambda: has_come
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+# Printing -------------------------------------------------------------------------------------------
+
+
+class _EventLines:
+    """Prints events, a line each, and counts them."""
+
+    def __init__(self, *, json: bool, quiet: bool, is_one: bool) -> None:
+        self._json, self._quiet, self._is_one = json, quiet, is_one
+        self._width = 0
+        self._counts: Counter[str] = Counter()
+
+    def print(self, event: WatchEvent) -> None:
+        """Print what happened to stdout, and what failed to stderr."""
+        from ckpttool.cli.render.json import watch_document
+
+        status = event.status.value
+        self._counts[status] += 1
+        if status == _FAILED:
+            step = "" if event.step in ("look", "verify") else f"{event.step}: "
+            say_error(f"{event.path}: {step}{event.reason}")
+        if self._json and not (self._quiet and status != _FAILED):
+            print_json(watch_document(event, time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+        elif not (self._quiet or self._json or status == _FAILED):
+            name = printable(os.path.relpath(event.path, event.directory) if self._is_one else event.path)
+            self._width = max(self._width, len(name))
+            print(f"{time.strftime('%H:%M:%S')}  {name:{self._width}}  {_text(event)}", flush=True)
+
+    @property
+    def summary(self) -> str:
+        """Return how many events of each kind there were."""
+        parts = [f"{count:,} {status}" for status, count in self._counts.items()]
+        return f"ended: {', '.join(parts) or 'nothing new'}"
+
+
+def _text(event: WatchEvent) -> str:
+    from ckpttool.cli.render.numbers import file_size
+
+    size = "" if event.nbytes is None else file_size(event.nbytes)
+    to = "" if event.to is None else printable(event.to)
+    texts = {
+        "valid": f"valid, {event.safety if event.safety != 'unknown' else 'safety unknown'}, {size}",
+        "renamed": f"renamed to {os.path.basename(to)}",
+        "copied": f"copied to {to}",
+        "removed": f"removed, {size}",
+        "trashed": f"moved to the trash, {size}",
+    }
+    return texts[event.status.value]

@@ -1,0 +1,107 @@
+"""What follows in a directory that is watched, once checkpoints in it were verified: rename, copy, prune."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ckpttool.io import fs
+from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pruning.prune import prune
+from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.renaming.plan import RenameRequest
+from ckpttool.runs.renaming.rename import rename
+from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult
+from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.paths import Problem
+
+
+def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
+    """Return the step that gives valid checkpoints the names of a template."""
+
+    def step(landed: Landed) -> StepResult:
+        request = RenameRequest(
+            directory=landed.root, template=template, exclude=(*exclude, *landed.excluded)
+        )
+        renamed = rename(request)
+        for old, new in renamed.renames:
+            landed.emit(EventStatus.RENAMED, old, to=new)
+        is_done = not (renamed.is_refused or renamed.failed or renamed.stale)
+        return StepResult(is_done, renamed.problems, renamed.planned.warnings, dict(renamed.renames))
+
+    return step
+
+
+def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = None) -> Step:
+    """Return the step that copies valid checkpoints to a directory or store, each once as it is."""
+    copied: dict[str, Contents] = {}
+
+    def step(landed: Landed) -> StepResult:
+        entries = {
+            fs.normpath(entry.unit.path): entry
+            for entry in landed.entries
+            if copied.get(entry.path) != entry.contents and _is_unchanged(entry)
+        }
+        if not entries:
+            return StepResult()
+        request = CopyRequest(
+            sources=(landed.root,),
+            destination=destination,
+            exclude=(*exclude, *landed.excluded),
+            depth="quick",  # every byte was just verified
+            jobs=jobs,
+        )
+        plan = plan_copy(request)
+        problems: list[Problem] = []
+        warnings: tuple[str, ...] = ()
+        for planned in plan.copies:
+            entry = entries.get(fs.normpath(planned.unit.path))
+            if entry is None:
+                continue
+            outcome = carry_out(replace(plan, copies=(planned,), problems=()), progress=landed.progress)
+            (one,) = outcome.checkpoints
+            warnings += outcome.warnings
+            if one.is_there:
+                copied[entry.path] = entry.contents
+            else:
+                problems.append(Problem(entry.path, f"not copied to {one.target}: {one.why}"))
+            if one.status is CopyStatus.COPIED:
+                landed.emit(EventStatus.COPIED, entry.path, to=one.target, nbytes=one.sent_bytes)
+        return StepResult(not problems, tuple(problems), warnings)
+
+    return step
+
+
+def prune_step(
+    request_for: Callable[[str], PruneRequest],
+    obstacles: Callable[[PruneRequest], Sequence[Problem]],
+    *,
+    trash: bool = False,
+) -> Step:
+    """Return the step that prunes by a policy; every survivor has been read in full, whatever it asks for.
+
+    Args:
+        request_for: Makes the request for a directory.
+        obstacles: Returns what is wrong with its rules; then nothing is removed.
+        trash: Whether what is removed goes to the trash.
+    """
+
+    def step(landed: Landed) -> StepResult:
+        request = replace(request_for(landed.root), depth="full")
+        if problems := obstacles(request):
+            return StepResult(False, tuple(problems))
+        pruned = prune(request, trash=trash, progress=landed.progress, reader=landed.reader)
+        status = EventStatus.REMOVED if pruned.trash is None else EventStatus.TRASHED
+        for entry in pruned.plan.removals:
+            landed.emit(status, entry.path, nbytes=entry.nbytes)
+        return StepResult(not pruned.failed, pruned.problems, pruned.warnings)
+
+    return step
+
+
+def _is_unchanged(entry: Entry) -> bool:
+    try:
+        return contents(entry.directory, entry.unit.members).is_same_as(entry.contents)
+    except OSError:  # it has vanished
+        return False

@@ -1,0 +1,564 @@
+"""Watches directories: what lands in one is verified, once as long as it stays as it is, and steps follow.
+
+A look costs a status of each file. Only if some of them have changed, and then stood still from one look
+to the next, the directory is surveyed, and judged by what ``list`` and ``prune`` judge by. Polling sees what
+other machines write to NFS or Lustre, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from glob import escape
+from hashlib import blake2b
+from importlib.metadata import version
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
+from ckpttool.core.keywords import attribute_names
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.io import fs
+from ckpttool.io.atomic import write_atomically
+from ckpttool.io.work import Advance
+from ckpttool.ops.verdict import Verification
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import SPECIAL, FullRead, FullReader, Progress, no_progress
+from ckpttool.runs.pointers.protection import Pointers
+from ckpttool.runs.pointers.readers import temporary_for
+from ckpttool.runs.reasons import Code, code_of
+from ckpttool.runs.resuming.writers import GONE_SECONDS, MOMENTS_BETWEEN, SYSTEM, WaitClock, written_inside
+from ckpttool.runs.scope import Scope
+from ckpttool.runs.surveying.survey import Survey, survey_directory
+from ckpttool.transaction.files import Contents
+from ckpttool.transaction.lock import BUSY, WATCH_LOCK, lock_directory
+from ckpttool.transaction.paths import Problem, bare, require_directory, shown
+from ckpttool.transaction.state_dir import read_own, state_dir_of
+
+RETRY_SECONDS = 60
+"""What failed is tried again when something changes, and after a minute: a disk may have room by then."""
+RECORD = ".ckpttool-watch.json"
+"""Says what was verified and is valid, so that the next watch doesn't read it again."""
+_MAX_RECORD = 1 << 26
+VERIFY, LOOK = "verify", "look"
+
+
+class EventStatus(str, Enum):
+    """What became of a checkpoint."""
+
+    VALID = "valid"
+    RENAMED = "renamed"
+    COPIED = "copied"
+    REMOVED = "removed"
+    TRASHED = "trashed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """Something that a watch did, or that failed.
+
+    Attributes:
+        directory: The directory that is watched.
+        path: What it is about: a checkpoint, or a directory.
+        step: ``look``, ``verify``, or the name of another step.
+        reason: Why it failed.
+        safety: What loading it could run, once it was verified.
+        to: Its new path, or that of its copy.
+        nbytes: The bytes that were verified, sent or freed.
+    """
+
+    directory: str
+    path: str
+    step: str
+    status: EventStatus
+    reason: str | None = None
+    safety: str | None = None
+    to: str | None = None
+    nbytes: int | None = None
+
+
+Emit = Callable[[WatchEvent], object]
+Warn = Callable[[str], object]
+
+
+class Ending(Exception):
+    """The watch is to end, and nothing is half done."""
+
+
+class Judgement(NamedTuple):
+    """What ``verify`` says of a checkpoint: the verdict, and what is wrong by what is asked of it."""
+
+    verification: Verification
+    problem: str | None
+
+
+Verify = Callable[[Entry, Progress], Judgement]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What a step has to do with: the checkpoints that are valid, and how to get on with it.
+
+    Attributes:
+        root: The directory.
+        entries: Its valid checkpoints, as they were verified.
+        others: All others in it, by their paths.
+        reader: Knows which of them were read in full.
+        emit: Takes an event, without its directory.
+        progress: Is told what is read; raises ``Ending`` before something is begun.
+    """
+
+    root: str
+    entries: tuple[Entry, ...]
+    others: tuple[str, ...]
+    reader: FullReader
+    emit: Callable[..., object]
+    progress: Progress
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Return globs of the others."""
+        return tuple(map(escape, self.others))
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step came to.
+
+    Attributes:
+        is_done: Whether the next step may follow.
+        renames: New paths by old ones.
+    """
+
+    is_done: bool = True
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+
+Step = Callable[[Landed], StepResult]
+Statuses = Mapping[str, tuple[int, int, int, int]]
+"""Device, inode, size and time of files, by their paths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRequest(Scope):
+    """What is watched, and what is done there.
+
+    Attributes:
+        directory: Where checkpoints land.
+        verify: Judges a checkpoint.
+        asked: Says what ``verify`` asks; what was verified by other standards is verified again.
+        steps: What follows for the valid ones, in this order, by their names.
+    """
+
+    directory: str
+    verify: Verify
+    asked: str = ""
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A checkpoint's contents, and what was wrong with them."""
+
+    contents: Contents
+    problem: str | None
+    is_recordable: bool
+
+
+class DirectoryWatch:
+    """One directory that is watched, which nobody else watches meanwhile; used as a context.
+
+    Args:
+        emit: Told what was done, and what failed: of what fails again and again once.
+        warn: Told what is doubtful, once.
+        is_ending: Tells whether somebody has asked for the end.
+
+    Raises:
+        CheckpointError: The directory isn't there, or is watched already.
+    """
+
+    def __init__(
+        self,
+        request: WatchRequest,
+        emit: Emit,
+        *,
+        warn: Warn = lambda text: None,
+        is_ending: Callable[[], bool] = lambda: False,
+        progress: Progress = no_progress,
+        clock: WaitClock = SYSTEM,
+    ) -> None:
+        self.root = bare(require_directory(request.directory))
+        self.has_seen_damage = False
+        self._request, self._emit, self._warn, self._is_ending = request, emit, warn, is_ending
+        self._progress, self._clock = progress, clock
+        self._lock = ExitStack()
+        self._held: tuple[int, int] | None = None
+        self._seen: Statuses = {}
+        self._surveyed: dict[str, tuple[int, int, int, int]] = {}
+        self._due = float("inf")
+        self._since: dict[str, tuple[Contents, float]] = {}
+        self._judged: dict[str, _Judged] = {}
+        self._reader = FullReader(request.jobs, self._interruptible)
+        self._is_owed = True
+        self._problems: dict[str, Mapping[str, str]] = {}
+        self._warned: set[str] = set()
+        self._hold()
+        self._record = self._read_record()
+
+    def __enter__(self) -> DirectoryWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    @property
+    def has_problems(self) -> bool:
+        """Tell whether damage was seen, or something failed the last time that it was tried."""
+        return self.has_seen_damage or any(self._problems.values())
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Look at the directory, and do what is to be done; the last look says what it can't wait for.
+
+        Raises:
+            Ending: Somebody has asked for it.
+        """
+        previous = self._seen
+        try:
+            self._hold()
+            self._seen = _statuses(self.root)
+        except CheckpointError as failure:
+            self._seen, self._surveyed = {}, {}
+            self._tell(LOOK, {shown(self.root): failure.reason})
+            return
+        seen, known = self._seen, self._surveyed
+        settled = {path for path, status in seen.items() if previous.get(path) == status}
+        is_changed = known.keys() - seen.keys() or any(known.get(path) != seen[path] for path in settled)
+        if not (is_changed or is_last or self._clock.monotonic() >= self._due):
+            return
+        self._due = float("inf")
+        self._surveyed = {path: seen[path] for path in settled}
+        try:
+            self._work(previous, is_last=is_last)
+        except (CheckpointError, UsageError) as failure:
+            self._tell(LOOK, {shown(self.root): _reason(failure)})
+            self._retry_in(RETRY_SECONDS)
+        finally:
+            self._write_record()
+
+    def _hold(self) -> None:
+        """Hold the lock of the directory, which may be another one at the same path by now."""
+        try:
+            status = os.stat(self.root)
+        except OSError as error:
+            raise from_os_error(error, self.root) from error
+        identity = status.st_dev, status.st_ino
+        if identity == self._held:
+            return
+        self._lock.close()
+        self._held = None
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._clock.time()))
+        holder = f"pid {os.getpid()} on {socket.gethostname()} since {moment}"
+        try:
+            self._lock.enter_context(lock_directory(self.root, WATCH_LOCK, holder))
+        except AccessDenied as refusal:
+            if refusal.code == BUSY or self._request.steps:  # else nothing is changed there
+                raise
+        self._held = identity
+
+    # A survey, and the verdicts ---------------------------------------------------------------------
+
+    def _work(self, previous: Statuses, *, is_last: bool) -> None:
+        surveyed = self._survey()
+        landing = _landing(surveyed, self._clock.time())
+        waiting: dict[str, str] = {}
+        faulty: dict[str, str] = {}
+        new: list[Entry] = []
+        for entry in surveyed.entries:
+            if entry.path in landing or not _has_settled(entry, previous):
+                waiting[entry.path] = "it is still being written"
+            elif entry.is_incomplete and not is_last and self._may_go_on(entry):
+                waiting[entry.path] = str(entry.fault)
+            elif entry.fault is not None:
+                faulty[entry.path] = str(entry.fault)
+                self.has_seen_damage |= entry.fault.code is Code.DAMAGED
+            elif not self._is_judged(entry):
+                new.append(entry)
+        if is_last:
+            faulty |= {path: f"not verified: {why}" for path, why in waiting.items()}
+        elif (
+            waiting
+            or surveyed.errors
+            or any(code_of(one.fault or "") is Code.UNREADABLE for one in surveyed.entries)
+        ):
+            self._retry_in(RETRY_SECONDS)
+        by_path = {entry.path: entry for entry in surveyed.entries}
+        self._judged = {path: one for path, one in self._judged.items() if path in by_path}
+        self._since = {path: one for path, one in self._since.items() if path in waiting}
+        bad = {path: one.problem for path, one in self._judged.items() if one.problem is not None}
+        self._tell(LOOK, {shown(error.path): error.reason for error in surveyed.errors})
+        self._tell(VERIFY, {**bad, **faulty})
+        for entry in new:
+            if (problem := self._verify(entry)) is not None:
+                bad[entry.path] = problem
+                self._tell(VERIFY, {**bad, **faulty})
+        valid = [one for path, one in by_path.items() if not {path}.intersection(waiting, faulty, bad)]
+        if valid and (self._is_owed or any(entry.path not in bad for entry in new)):
+            self._run_steps(valid, [path for path in by_path if path in {*waiting, *faulty, *bad}])
+
+    def _survey(self) -> Survey:
+        scope = {name: getattr(self._request, name) for name in attribute_names(Scope)}
+        surveyed = survey_directory(self.root, Scope(**scope), enters_root=True)
+        groups = tuple(one for one in surveyed.groups if one.entries[0].unit.path != surveyed.root)
+        if surveyed.groups and not groups:
+            raise UsageError(f"{shown(self.root)} is a checkpoint itself (name the directory that it is in)")
+        return replace(surveyed, groups=groups)
+
+    def _may_go_on(self, entry: Entry) -> bool:
+        """Tell whether the writer of an incomplete checkpoint may still be at it."""
+        now = self._clock.monotonic()
+        seen, since = self._since.get(entry.path, (None, now))
+        if seen != entry.contents:
+            since = now
+        self._since[entry.path] = entry.contents, since
+        return now - since < GONE_SECONDS
+
+    def _is_judged(self, entry: Entry) -> bool:
+        """Tell whether a checkpoint was verified as it is now, by this watch or one before it."""
+        judged = self._judged.get(entry.path)
+        if judged is not None and judged.contents.is_same_as(entry.contents):
+            return True
+        if self._digest(entry.path, entry.contents) not in self._record:
+            return False
+        self._judged[entry.path] = _Judged(entry.contents, None, is_recordable=True)
+        self._reader.remember(entry, FullRead(None, is_finite=True))
+        return True
+
+    def _verify(self, entry: Entry) -> str | None:
+        """Verify a checkpoint, and return what is wrong with it."""
+        self._require_going()
+        try:
+            verification, problem = self._request.verify(entry, self._interruptible)
+        except CheckpointError as failure:  # no verdict: it is verified again
+            if not fs.lexists(entry.unit.path):  # its writer has removed it
+                return "it was removed"
+            self._judged[entry.path] = _Judged(Contents(), failure.reason, is_recordable=False)
+            self._retry_in(RETRY_SECONDS)
+            return failure.reason
+        if problem is not None:
+            self._require_going()  # what ends this process may have ended a prediction's, too
+            self.has_seen_damage = True
+        is_sound = verification.is_valid and not any(one.code in SPECIAL for one in verification.findings)
+        if is_sound:
+            self._reader.remember(entry, FullRead(None, is_finite=True))
+        self._judged[entry.path] = _Judged(entry.contents, problem, is_sound and problem is None)
+        if problem is None:
+            safety = verification.safety.value
+            self._event(VERIFY, EventStatus.VALID, entry.path, safety=safety, nbytes=entry.nbytes)
+        return problem
+
+    # The steps --------------------------------------------------------------------------------------
+
+    def _run_steps(self, valid: Iterable[Entry], others: Iterable[str]) -> None:
+        """Run the steps one after the other, each on what is valid, until one fails."""
+        self._is_owed = True
+        kept = tuple(others)
+        entries = tuple(valid)
+        for name, step in self._request.steps.items():
+            self._require_going()
+            event = lambda *arguments, name=name, **more: self._event(name, *arguments, **more)  # noqa: E731
+            try:
+                result = step(Landed(self.root, entries, kept, self._reader, event, self._begun))
+            except (CheckpointError, UsageError) as failure:
+                path = failure.path if isinstance(failure, CheckpointError) else self.root
+                result = StepResult(False, (Problem(shown(path), _reason(failure)),))
+            self._tell(name, {one.path: one.message for one in result.problems if one.path not in kept})
+            for warning in result.warnings:
+                if warning not in self._warned:
+                    self._warned.add(warning)
+                    self._warn(warning)
+            if not result.is_done:
+                self._retry_in(RETRY_SECONDS)
+                return
+            if result.renames:
+                entries, is_all = self._follow(entries, result.renames)
+                if not is_all:  # some have other contents now, and are verified before the next step
+                    return
+        self._is_owed = False
+
+    def _follow(self, entries: Iterable[Entry], renames: Mapping[str, str]) -> tuple[tuple[Entry, ...], bool]:
+        """Return checkpoints under their new names, as far as their files are the same; whether all are."""
+        there = {entry.path: entry for entry in self._survey().entries}
+        found = []
+        is_all = True
+        for old in entries:
+            new = there.get(renames.get(old.path, old.path))
+            if new is None or _inodes(new.contents) != _inodes(old.contents):
+                is_all = False
+                continue
+            found.append(new)
+            judged, read = self._judged.pop(old.path, None), self._reader.known(old)
+            if judged is not None:
+                self._judged[new.path] = replace(judged, contents=new.contents)
+            if read is not None:
+                self._reader.remember(new, read)
+        return tuple(found), is_all
+
+    # What is told, and what is written down ---------------------------------------------------------
+
+    def _event(self, step: str, status: EventStatus, path: str, **more: Any) -> None:
+        self._emit(WatchEvent(directory=shown(self.root), step=step, status=status, path=path, **more))
+
+    def _tell(self, step: str, problems: Mapping[str, str]) -> None:
+        """Take what is wrong with a step now, and tell what wasn't before."""
+        known = self._problems.get(step, {})
+        self._problems[step] = dict(problems)
+        for path, problem in problems.items():
+            if known.get(path) != problem:
+                self._event(step, EventStatus.FAILED, path, reason=problem)
+
+    def _retry_in(self, seconds: float) -> None:
+        self._due = min(self._due, self._clock.monotonic() + seconds)
+
+    def _require_going(self) -> None:
+        if self._is_ending():
+            raise Ending
+
+    @contextmanager
+    def _begun(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Show how far something is that is not to be interrupted."""
+        self._require_going()
+        with self._progress(what, total) as advance:
+            yield advance
+
+    @contextmanager
+    def _interruptible(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Show how far something is that changes nothing, and can end anywhere."""
+
+        def advance(done: int) -> None:
+            self._require_going()
+            show(done)
+
+        with self._begun(what, total) as show:
+            yield advance
+
+    def _digest(self, path: str, contents: Contents) -> str:
+        """Return a digest of a checkpoint's place and files; a device may get another number with a mount.
+
+        It names no checkpoint: what a file in the directory names is kept by ``prune``.
+        """
+        files = sorted((one.path, one.inode, one.size, one.mtime_ns) for one in contents.files)
+        text = repr((os.path.relpath(path, shown(self.root)), files))
+        return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+    def _read_record(self) -> frozenset[str]:
+        """Return the digests of what was verified before by the same standards."""
+
+        def parse(document: dict[str, Any]) -> frozenset[str]:
+            return frozenset(map(str, document["verified"] if document["asked"] == self._asked else ()))
+
+        with suppress(CheckpointError):  # of another user, or damaged: all is verified again
+            around, suffix = state_dir_of(self.root)
+            record = read_own(
+                self.root, around, RECORD + suffix, what="a record", parse=parse, most=_MAX_RECORD
+            )
+            return record or frozenset()
+        return frozenset()
+
+    def _write_record(self) -> None:
+        judged = self._judged.items()
+        record = frozenset(self._digest(path, one.contents) for path, one in judged if one.is_recordable)
+        if record != self._record:
+            self._record = record
+            around, suffix = state_dir_of(self.root)
+            document = {"asked": self._asked, "verified": sorted(record)}
+            with suppress(OSError):  # the next watch verifies all again
+                write_atomically(os.path.join(around, RECORD + suffix), json.dumps(document).encode())
+
+    @property
+    def _asked(self) -> str:
+        return f"{version('ckpttool')} {self._request.asked}"
+
+
+def watch(
+    watches: Iterable[DirectoryWatch], wait: Callable[[float], bool], *, interval: float, once: bool = False
+) -> None:
+    """Look at directories again and again; with ``once`` until all that is there was looked at.
+
+    Args:
+        watches: The directories.
+        wait: Lets seconds pass, and returns whether to go on.
+        interval: How many between two looks.
+    """
+    with suppress(Ending):
+        for seconds in chain((min(interval, MOMENTS_BETWEEN),), repeat(interval)):
+            for one in watches:
+                one.look()
+            if not wait(seconds):
+                return
+            if once:
+                for one in watches:
+                    one.look(is_last=True)
+                return
+
+
+def _statuses(root: str) -> Statuses:
+    """Return what the files in a directory and below are now, but for what is ours."""
+    found: dict[str, tuple[int, int, int, int]] = {}
+
+    def fail(error: OSError) -> None:
+        if error.filename == root:  # what lies below, the survey says
+            raise from_os_error(error, root) from error
+
+    for directory, subdirectories, names in fs.walk(root, fail):
+        subdirectories[:] = [name for name in subdirectories if not name.startswith(OWN_PREFIX)]
+        for path in (os.path.join(directory, name) for name in names if not name.startswith(OWN_PREFIX)):
+            with suppress(OSError):  # it has just gone
+                status = os.lstat(path)
+                found[os.path.normpath(path)] = (
+                    status.st_dev,
+                    status.st_ino,
+                    status.st_size,
+                    status.st_mtime_ns,
+                )
+    return found
+
+
+def _landing(surveyed: Survey, now: float) -> frozenset[str]:
+    """Return the paths of checkpoints that writers are at, by names in and beside them."""
+    pointed = Pointers(surveyed.root, surveyed.groups).protections().reasons
+    return frozenset(
+        entry.path
+        for entry in surveyed.entries
+        if temporary_for(entry.name) is not None
+        or written_inside(entry, now) is not None
+        or any(code_of(reason) is Code.BEING_WRITTEN for reason in pointed.get(entry.path, ()))
+    )
+
+
+def _has_settled(entry: Entry, previous: Statuses) -> bool:
+    """Tell whether a checkpoint's files were all there, as they are now, at the look before this one."""
+    return all(
+        previous.get(os.path.normpath(os.path.join(entry.directory, file.path)))
+        == (file.device, file.inode, file.size, file.mtime_ns)
+        for file in entry.contents.files
+        if not os.path.basename(file.path).startswith(OWN_PREFIX)
+    )
+
+
+def _inodes(contents: Contents) -> list[tuple[int, int, int, int]]:
+    """Return what files are, whatever they are called."""
+    return sorted((one.device, one.inode, one.size, one.mtime_ns) for one in contents.files)
+
+
+def _reason(failure: CheckpointError | UsageError) -> str:
+    return failure.reason if isinstance(failure, CheckpointError) else str(failure)
