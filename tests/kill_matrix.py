@@ -18,6 +18,8 @@ import importlib
 import json
 import os
 import pkgutil
+import re
+import select
 import shutil
 import signal
 import sys
@@ -53,6 +55,7 @@ TRASH: Command = (*PRUNE, "--trash")
 EMPTY: Command = ("prune", "run", "--empty-trash", "--yes")
 UNDO: Command = ("undo", "run")
 SLIM: Command = ("prune", "run", *QUICK, "--full", "1")
+WATCH: Command = ("watch", "run", "--config", "watch.toml", "--once")
 SETTLE: Command = ("prune", "run", *QUICK, "--keep", "1000")
 
 
@@ -67,6 +70,7 @@ class Way:
         settle: What is run afterwards.
         is_all_or_nothing: Whether all of it has to be done, or nothing; else each checkpoint is for itself.
         slims: Whether checkpoints lose their training state, which may lie in the trash.
+        copies: Whether what is removed has to be in ``backup``.
         may_litter: Whether a file that was being written may be left, which nobody reads, or a lock that
             nobody holds.
     """
@@ -78,6 +82,7 @@ class Way:
     is_all_or_nothing: bool = False
     slims: bool = False
     may_litter: bool = False
+    copies: bool = False
 
 
 def ways() -> dict[str, Way]:
@@ -96,7 +101,7 @@ def ways() -> dict[str, Way]:
     exchange = ("rename", "run", "--yes", "--template", "model_{epoch}")
     found["exchange names: PyTorch"] = Way(swapped, exchange, is_all_or_nothing=True)
     found["undo the exchange: PyTorch"] = Way(swapped, UNDO, [exchange], is_all_or_nothing=True)
-    return found | slimmings() | outputs() | notes()
+    return found | slimmings() | watches() | outputs() | notes()
 
 
 def keras_files(run: Path) -> None:
@@ -128,6 +133,33 @@ def slimmings() -> dict[str, Way]:
         mixed = (*SLIM, "--keep", "2", "--trash")
         found[f"slim and prune: {kind}"] = Way(made, mixed, slims=True)
     return found
+
+
+CONFIG = """
+[naming]
+template = "kept-{{{field}}}"
+[retention]
+keep-last = 1
+series = ["*"]
+[watch]
+copy-to = "backup"
+"""
+
+
+def watches() -> dict[str, Way]:
+    """Return a pass of a watch that renames, copies and prunes."""
+
+    def made(kind: str, run: Path) -> None:
+        make, field = KINDS[kind]
+        make(run, NUMBERS)
+        (run.parent / "watch.toml").write_text(CONFIG.format(field=field))
+
+    return {
+        f"watch: {kind}": Way(
+            partial(made, kind), WATCH, settle=[WATCH, WATCH, SETTLE], may_litter=True, copies=True
+        )
+        for kind in ("PyTorch", "Trainer")
+    }
 
 
 TARGETS = {
@@ -274,7 +306,8 @@ class Stage:
         calls = self.calls(after, way.interrupted)
         assert calls > 1, name
         changed = change(name, way.interrupted, made / "run", before / "run", after / "run")
-        check = partial(half_slim if way.slims else half_done if way.is_all_or_nothing else wrong, changed)
+        checks = ((way.slims, half_slim), (way.copies, half_copied), (way.is_all_or_nothing, half_done))
+        check = partial(next((one for asked, one in checks if asked), wrong), changed)
         played = 0
         for fault in FAULTS:
             count = samples if samples is None or fault != "kill" else 2 * samples
@@ -363,15 +396,25 @@ def half_slim(changed: Change, run: Path) -> Iterator[str]:
     yield from (f"{name} was left behind" for name in stages(run))
 
 
+def half_copied(changed: Change, run: Path) -> Iterator[str]:
+    """Yield what is wrong in a run, and which of its bytes are neither there nor in the copy."""
+    yield from (one for one in wrong(changed, run) if ".tmp" not in one)
+    there = {*content(run).values(), *content(run.parent / "backup").values()}
+    checkpoints = {
+        name: digest for name, digest in changed.places[0].items() if re.search(r"\d.*(?<!\.json)$", name)
+    }
+    yield from (f"{name} is lost" for name, digest in checkpoints.items() if digest not in there)
+
+
 def timeless(tree: Tree) -> Tree:
     """Return a tree without what files hold that say when they were written."""
     return {name: "" if name.endswith("/_SUCCESS") else digest for name, digest in tree.items()}
 
 
 def litter(above: Path) -> list[str]:
-    """Return what is ckpttool's own, but for the trash and pins."""
+    """Return what is ckpttool's own, but for the trash, pins, and the record of a watch."""
     names = (str(path.relative_to(above)) for path in above.rglob(".ckpttool*"))
-    return [name for name in names if "trash" not in name and ".toml" not in name]
+    return [name for name in names if not re.search(r"trash|\.toml|watch\.json", name)]
 
 
 # The program ----------------------------------------------------------------------------------------
@@ -388,6 +431,7 @@ def prepare() -> None:
     from ckpttool.io import directories
 
     directories.RETRY_SECONDS = 0
+    select.select = lambda *_: ([], [], [])  # a watch looks twice
     os.fsync = lambda descriptor: None  # what lies in the system's cache survives a kill
 
 

@@ -388,3 +388,18 @@ def parse_bytes(value: object, key: str) -> int:
     if not size:
         raise wrong
     return size
+
+
+def naming_template(document: ConfigDocument) -> str | None:
+    """Return the template of a configuration; None if it has no ``[naming]``."""
+    table = document.tables.get("naming")
+    if table is None:
+        return None
+    if not isinstance(table, Mapping):
+        raise document.wrong("naming", f"{table!r:.40} (a table)")
+    if unknown := sorted(table.keys() - {"template"}):
+        raise document.wrong("naming", f"unknown key {unknown[0]} (there is template)")
+    template = table.get("template")
+    if not isinstance(template, str):
+        raise document.wrong("naming", f"template = {template!r:.40} (a text)")
+    return template

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from ckpttool.cli.consent import Consent
@@ -23,7 +23,6 @@ from ckpttool.core.options import EXECUTION_PANEL, NAMING_PANEL
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from ckpttool.cli.config import ConfigDocument
     from ckpttool.runs.renaming.plan import PlannedNames
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.transaction.paths import Problem
@@ -121,7 +120,7 @@ def _template(given: str | None, config: str | None) -> str:
         UsageError: There is none.
         CheckpointError: The configuration can't be read.
     """
-    from ckpttool.cli.config import find_config, read_document
+    from ckpttool.cli.config import find_config, naming_template, read_document
 
     if given is not None:
         if config is not None:
@@ -132,21 +131,6 @@ def _template(given: str | None, config: str | None) -> str:
     if template is None:
         where = "" if path is None else f"; {path} has no [naming]"
         raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
-    return template
-
-
-def naming_template(document: ConfigDocument) -> str | None:
-    """Return the template of a configuration; None if it has no ``[naming]``."""
-    table = document.tables.get("naming")
-    if table is None:
-        return None
-    if not isinstance(table, Mapping):
-        raise document.wrong("naming", f"{table!r:.40} (a table)")
-    if unknown := sorted(table.keys() - {"template"}):
-        raise document.wrong("naming", f"unknown key {unknown[0]} (there is template)")
-    template = table.get("template")
-    if not isinstance(template, str):
-        raise document.wrong("naming", f"template = {template!r:.40} (a text)")
     return template
 
 

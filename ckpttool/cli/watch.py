@@ -54,6 +54,7 @@ Lines = Annotated[
 ]
 
 _FAILED = "failed"
+_ON_STDERR = (_FAILED, "warning")
 
 
 def watch(
@@ -91,7 +92,6 @@ def watch(
                 DirectoryWatch(
                     _request(one, settings, scope.get("max_depth"), jobs),
                     lines.print,
-                    warn=lambda text: None if quiet else say_warning(text),
                     is_ending=is_ending,
                 )
             )
@@ -218,9 +218,11 @@ class _EventLines:
         if status == _FAILED:
             step = "" if event.step in ("look", "verify") else f"{event.step}: "
             say_error(f"{event.path}: {step}{event.reason}")
+        elif status == "warning" and not self._quiet:
+            say_warning(f"{event.step}: {event.reason}")
         if self._json and not (self._quiet and status != _FAILED):
             print_json(watch_document(event, time.strftime("%Y-%m-%dT%H:%M:%S%z")))
-        elif not (self._quiet or self._json or status == _FAILED):
+        elif not (self._quiet or self._json or status in _ON_STDERR):
             name = printable(os.path.relpath(event.path, event.directory) if self._is_one else event.path)
             self._width = max(self._width, len(name))
             print(f"{time.strftime('%H:%M:%S')}  {name:{self._width}}  {_text(event)}", flush=True)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.config import ConfigDocument, Reader, WrongValue, one_text, read_document, takes, texts
+from ckpttool.cli.config import (
+    ConfigDocument,
+    Reader,
+    WrongValue,
+    naming_template,
+    one_text,
+    read_document,
+    takes,
+    texts,
+)
 from ckpttool.core.amounts import seconds
 from ckpttool.core.errors import UsageError
 from ckpttool.core.urls import is_remote
@@ -125,7 +134,6 @@ def watch_settings(
 def _rename(
     document: ConfigDocument, values: Mapping[str, Any], exclude: Sequence[str], jobs: int | None
 ) -> Step | None:
-    from ckpttool.cli.rename import naming_template
     from ckpttool.runs.watch_steps import rename_step
 
     template = naming_template(document)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from ckpttool.io import fs
 from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
-from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pruning.planning import PrunePlan
 from ckpttool.runs.pruning.prune import prune
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.renaming.plan import RenameRequest
 from ckpttool.runs.renaming.rename import rename
 from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult
-from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
 
 
@@ -41,7 +41,7 @@ def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = 
         entries = {
             fs.normpath(entry.unit.path): entry
             for entry in landed.entries
-            if copied.get(entry.path) != entry.contents and _is_unchanged(entry)
+            if copied.get(entry.path) != entry.contents and entry.is_unchanged
         }
         if not entries:
             return StepResult()
@@ -91,17 +91,18 @@ def prune_step(
         request = replace(request_for(landed.root), depth="full")
         if problems := obstacles(request):
             return StepResult(False, tuple(problems))
-        pruned = prune(request, trash=trash, progress=landed.progress, reader=landed.reader)
+        known = {*landed.bad, *(entry.path for entry in landed.entries)}
+
+        def confirm(planned: PrunePlan) -> bool:
+            """Agree, unless something would go that was not verified, and perhaps not copied."""
+            return all(entry.path in known for entry in planned.plan.removals)
+
+        pruned = prune(request, trash=trash, confirm=confirm, progress=landed.progress, reader=landed.reader)
+        if pruned.declined:
+            return StepResult(is_done=False)
         status = EventStatus.REMOVED if pruned.trash is None else EventStatus.TRASHED
         for entry in pruned.plan.removals:
             landed.emit(status, entry.path, nbytes=entry.nbytes)
         return StepResult(not pruned.failed, pruned.problems, pruned.warnings)
 
     return step
-
-
-def _is_unchanged(entry: Entry) -> bool:
-    try:
-        return contents(entry.directory, entry.unit.members).is_same_as(entry.contents)
-    except OSError:  # it has vanished
-        return False

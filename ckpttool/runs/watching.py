@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from glob import escape
 from hashlib import blake2b
 from importlib.metadata import version
@@ -47,6 +48,7 @@ RECORD = ".ckpttool-watch.json"
 """Says what was verified and is valid, so that the next watch doesn't read it again."""
 _MAX_RECORD = 1 << 26
 VERIFY, LOOK = "verify", "look"
+_CHANGED = "it changed while it was verified"
 
 
 class EventStatus(str, Enum):
@@ -58,6 +60,7 @@ class EventStatus(str, Enum):
     REMOVED = "removed"
     TRASHED = "trashed"
     FAILED = "failed"
+    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class WatchEvent:
         directory: The directory that is watched.
         path: What it is about: a checkpoint, or a directory.
         step: ``look``, ``verify``, or the name of another step.
-        reason: Why it failed.
+        reason: Why it failed, or what is doubtful.
         safety: What loading it could run, once it was verified.
         to: Its new path, or that of its copy.
         nbytes: The bytes that were verified, sent or freed.
@@ -85,7 +88,6 @@ class WatchEvent:
 
 
 Emit = Callable[[WatchEvent], object]
-Warn = Callable[[str], object]
 
 
 class Ending(Exception):
@@ -109,7 +111,8 @@ class Landed:
     Attributes:
         root: The directory.
         entries: Its valid checkpoints, as they were verified.
-        others: All others in it, by their paths.
+        bad: Those that are damaged, or fail otherwise, by their paths.
+        waiting: Those that were not verified yet, by their paths.
         reader: Knows which of them were read in full.
         emit: Takes an event, without its directory.
         progress: Is told what is read; raises ``Ending`` before something is begun.
@@ -117,15 +120,16 @@ class Landed:
 
     root: str
     entries: tuple[Entry, ...]
-    others: tuple[str, ...]
+    bad: tuple[str, ...]
+    waiting: tuple[str, ...]
     reader: FullReader
     emit: Callable[..., object]
     progress: Progress
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Return globs of the others."""
-        return tuple(map(escape, self.others))
+        """Return globs of what is not valid."""
+        return tuple(map(escape, (*self.bad, *self.waiting)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +183,7 @@ class DirectoryWatch:
     """One directory that is watched, which nobody else watches meanwhile; used as a context.
 
     Args:
-        emit: Told what was done, and what failed: of what fails again and again once.
-        warn: Told what is doubtful, once.
+        emit: Told what was done, what failed and what is doubtful: of what stays so once.
         is_ending: Tells whether somebody has asked for the end.
 
     Raises:
@@ -192,21 +195,19 @@ class DirectoryWatch:
         request: WatchRequest,
         emit: Emit,
         *,
-        warn: Warn = lambda text: None,
         is_ending: Callable[[], bool] = lambda: False,
         progress: Progress = no_progress,
         clock: WaitClock = SYSTEM,
     ) -> None:
         self.root = bare(require_directory(request.directory))
         self.has_seen_damage = False
-        self._request, self._emit, self._warn, self._is_ending = request, emit, warn, is_ending
+        self._request, self._emit, self._is_ending = request, emit, is_ending
         self._progress, self._clock = progress, clock
         self._lock = ExitStack()
         self._held: tuple[int, int] | None = None
         self._seen: Statuses = {}
         self._surveyed: dict[str, tuple[int, int, int, int]] = {}
         self._due = float("inf")
-        self._since: dict[str, tuple[Contents, float]] = {}
         self._judged: dict[str, _Judged] = {}
         self._reader = FullReader(request.jobs, self._interruptible)
         self._is_owed = True
@@ -279,14 +280,15 @@ class DirectoryWatch:
 
     def _work(self, previous: Statuses, *, is_last: bool) -> None:
         surveyed = self._survey()
-        landing = _landing(surveyed, self._clock.time())
+        now = self._clock.time()
+        landing = _landing(surveyed, now)
         waiting: dict[str, str] = {}
         faulty: dict[str, str] = {}
         new: list[Entry] = []
         for entry in surveyed.entries:
             if entry.path in landing or not _has_settled(entry, previous):
                 waiting[entry.path] = "it is still being written"
-            elif entry.is_incomplete and not is_last and self._may_go_on(entry):
+            elif entry.is_incomplete and not is_last and now - entry.modified_ns / 1e9 < GONE_SECONDS:
                 waiting[entry.path] = str(entry.fault)
             elif entry.fault is not None:
                 faulty[entry.path] = str(entry.fault)
@@ -295,25 +297,24 @@ class DirectoryWatch:
                 new.append(entry)
         if is_last:
             faulty |= {path: f"not verified: {why}" for path, why in waiting.items()}
-        elif (
-            waiting
-            or surveyed.errors
-            or any(code_of(one.fault or "") is Code.UNREADABLE for one in surveyed.entries)
-        ):
+        elif waiting or faulty or surveyed.errors:
             self._retry_in(RETRY_SECONDS)
         by_path = {entry.path: entry for entry in surveyed.entries}
         self._judged = {path: one for path, one in self._judged.items() if path in by_path}
-        self._since = {path: one for path, one in self._since.items() if path in waiting}
         bad = {path: one.problem for path, one in self._judged.items() if one.problem is not None}
         self._tell(LOOK, {shown(error.path): error.reason for error in surveyed.errors})
         self._tell(VERIFY, {**bad, **faulty})
         for entry in new:
-            if (problem := self._verify(entry)) is not None:
+            problem = self._verify(entry)
+            if problem == _CHANGED and not is_last:
+                waiting[entry.path] = problem
+            elif problem is not None:
                 bad[entry.path] = problem
                 self._tell(VERIFY, {**bad, **faulty})
-        valid = [one for path, one in by_path.items() if not {path}.intersection(waiting, faulty, bad)]
-        if valid and (self._is_owed or any(entry.path not in bad for entry in new)):
-            self._run_steps(valid, [path for path in by_path if path in {*waiting, *faulty, *bad}])
+        bad |= faulty
+        valid = tuple(one for path, one in by_path.items() if path not in {*waiting, *bad})
+        if valid and (self._is_owed or not {one.path for one in new} <= {*waiting, *bad}):
+            self._run_steps(valid, tuple(bad), tuple(path for path in waiting if path not in bad))
 
     def _survey(self) -> Survey:
         scope = {name: getattr(self._request, name) for name in attribute_names(Scope)}
@@ -322,15 +323,6 @@ class DirectoryWatch:
         if surveyed.groups and not groups:
             raise UsageError(f"{shown(self.root)} is a checkpoint itself (name the directory that it is in)")
         return replace(surveyed, groups=groups)
-
-    def _may_go_on(self, entry: Entry) -> bool:
-        """Tell whether the writer of an incomplete checkpoint may still be at it."""
-        now = self._clock.monotonic()
-        seen, since = self._since.get(entry.path, (None, now))
-        if seen != entry.contents:
-            since = now
-        self._since[entry.path] = entry.contents, since
-        return now - since < GONE_SECONDS
 
     def _is_judged(self, entry: Entry) -> bool:
         """Tell whether a checkpoint was verified as it is now, by this watch or one before it."""
@@ -349,11 +341,13 @@ class DirectoryWatch:
         try:
             verification, problem = self._request.verify(entry, self._interruptible)
         except CheckpointError as failure:  # no verdict: it is verified again
-            if not fs.lexists(entry.unit.path):  # its writer has removed it
-                return "it was removed"
+            if not entry.is_unchanged:
+                return _CHANGED
             self._judged[entry.path] = _Judged(Contents(), failure.reason, is_recordable=False)
             self._retry_in(RETRY_SECONDS)
             return failure.reason
+        if not entry.is_unchanged:
+            return _CHANGED
         if problem is not None:
             self._require_going()  # what ends this process may have ended a prediction's, too
             self.has_seen_damage = True
@@ -368,50 +362,43 @@ class DirectoryWatch:
 
     # The steps --------------------------------------------------------------------------------------
 
-    def _run_steps(self, valid: Iterable[Entry], others: Iterable[str]) -> None:
+    def _run_steps(self, entries: tuple[Entry, ...], bad: tuple[str, ...], waiting: tuple[str, ...]) -> None:
         """Run the steps one after the other, each on what is valid, until one fails."""
         self._is_owed = True
-        kept = tuple(others)
-        entries = tuple(valid)
+        known = {*bad, *waiting}
         for name, step in self._request.steps.items():
             self._require_going()
-            event = lambda *arguments, name=name, **more: self._event(name, *arguments, **more)  # noqa: E731
+            event = partial(self._event, name)
             try:
-                result = step(Landed(self.root, entries, kept, self._reader, event, self._begun))
+                result = step(Landed(self.root, entries, bad, waiting, self._reader, event, self._begun))
             except (CheckpointError, UsageError) as failure:
                 path = failure.path if isinstance(failure, CheckpointError) else self.root
                 result = StepResult(False, (Problem(shown(path), _reason(failure)),))
-            self._tell(name, {one.path: one.message for one in result.problems if one.path not in kept})
+            self._tell(name, {one.path: one.message for one in result.problems if one.path not in known})
             for warning in result.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)
-                    self._warn(warning)
+                    event(EventStatus.WARNING, shown(self.root), reason=warning)
             if not result.is_done:
                 self._retry_in(RETRY_SECONDS)
                 return
             if result.renames:
-                entries, is_all = self._follow(entries, result.renames)
-                if not is_all:  # some have other contents now, and are verified before the next step
-                    return
+                entries = self._follow(entries, result.renames)
         self._is_owed = False
 
-    def _follow(self, entries: Iterable[Entry], renames: Mapping[str, str]) -> tuple[tuple[Entry, ...], bool]:
-        """Return checkpoints under their new names, as far as their files are the same; whether all are."""
+    def _follow(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
+        """Return checkpoints under their new names; what had a name in it rewritten is verified again."""
         there = {entry.path: entry for entry in self._survey().entries}
-        found = []
-        is_all = True
-        for old in entries:
-            new = there.get(renames.get(old.path, old.path))
-            if new is None or _inodes(new.contents) != _inodes(old.contents):
-                is_all = False
-                continue
-            found.append(new)
-            judged, read = self._judged.pop(old.path, None), self._reader.known(old)
-            if judged is not None:
-                self._judged[new.path] = replace(judged, contents=new.contents)
+        pairs = [(old, there.get(renames.get(old.path, old.path))) for old in entries]
+        same = [(old, new) for old, new in pairs if new and _inodes(new.contents) == _inodes(old.contents)]
+        judged = {new.path: replace(self._judged[old.path], contents=new.contents) for old, new in same}
+        reads = [(new, self._reader.known(old)) for old, new in same]
+        self._judged = {path: one for path, one in self._judged.items() if path not in renames} | judged
+        for new, read in reads:
             if read is not None:
                 self._reader.remember(new, read)
-        return tuple(found), is_all
+        found = (new for _, new in pairs if new is not None)
+        return tuple(new for new in found if new.path in judged or self._verify(new) is None)
 
     # What is told, and what is written down ---------------------------------------------------------
 

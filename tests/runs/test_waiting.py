@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ckpttool import latest
+from ckpttool.runs.members import full_read
 from ckpttool.runs.resuming import latest as resuming
 from ckpttool.runs.resuming import writers
 from tests.support.commands import run_here
@@ -131,9 +132,9 @@ def test_the_answer_is_read_in_full_once_and_after_it_was_waited_for(
     write(clock, path, new[:100])()
     clock.at(5, write(clock, path, new))
     read: list[tuple[str, float]] = []
-    real = resuming.read_all
+    real = full_read.read_all
     monkeypatch.setattr(
-        resuming, "read_all", lambda one, *more: read.append((one.name, clock.now)) or real(one, *more)
+        full_read, "read_all", lambda one, *more: read.append((one.name, clock.now)) or real(one, *more)
     )
     assert asked(run, clock)[0].path == str(path)
     ((name, when),) = read

@@ -16,7 +16,7 @@ from ckpttool.io import scan
 from ckpttool.io.h5worker import Worker
 from ckpttool.ops import checks, verify
 from ckpttool.ops import inspect as inspecting
-from ckpttool.runs.resuming import latest
+from ckpttool.runs.members import full_read
 
 
 def _do_before(patch: pytest.MonkeyPatch, place: Any, name: str, act: Callable[..., object]) -> None:
@@ -63,7 +63,7 @@ def after_a_look(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
 def names_read_in_full(patch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the names are added of what ``latest`` reads in full."""
     names: list[str] = []
-    _do_before(patch, latest, "read_all", lambda entry, *_: names.append(entry.name))
+    _do_before(patch, full_read, "read_all", lambda entry, *_: names.append(entry.name))
     return names
 
 

@@ -13,7 +13,7 @@ from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.ops.verdict import Safety
 from ckpttool.runs.reasons import Code, Reason
-from ckpttool.transaction.files import Contents
+from ckpttool.transaction.files import Contents, contents
 
 Number = int | float
 
@@ -122,6 +122,14 @@ class Entry:
     def name(self) -> str:
         """Return the last part of its path."""
         return os.path.basename(self.unit.path)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Tell whether its files are now what they were when it was looked at."""
+        try:
+            return contents(self.directory, self.unit.members).is_same_as(self.contents)
+        except OSError:  # it has vanished, or can't be looked at any more
+            return False
 
     @property
     def is_step_directory(self) -> bool:

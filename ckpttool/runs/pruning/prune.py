@@ -23,7 +23,7 @@ from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.runs.retention.rules import Policy
-from ckpttool.transaction.files import Contents, contents
+from ckpttool.transaction.files import Contents
 from ckpttool.transaction.journal import Recovery, Removal, Removals, new_identity
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import Problem, require_directory
@@ -279,7 +279,7 @@ def _slim(
     outcome, slimmed = slimming.outcome, {entry.path for entry in result.plan.slimmed}
     for group in result.plan.groups:
         whole = [one.entry for one in group.keep if one.entry.is_sound and one.entry.path not in slimmed]
-        changed = next((one for one in whole if not _is_unchanged(one)), None) if group.slim else None
+        changed = next((one for one in whole if not one.is_unchanged), None) if group.slim else None
         for entry in reversed(group.slim):
             if changed is not None:
                 outcome.failed[entry.path] = f"{changed.name}, which was to stay whole, has changed"
@@ -330,7 +330,7 @@ def _removals(
     needed = {**named_beside(directory, real, going), **needed}
     for group, entries in parts:
         survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]
-        changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
+        changed = next((entry for entry in survivors if not entry.is_unchanged), None)
         for entry in entries:
             user = who_needs(real, entry.contents, needed)
             if changed is not None:
@@ -341,13 +341,6 @@ def _removals(
                 beside = [kept for kept in survivors if kept.directory == entry.directory]
                 removals.append(_removal(entry, beside))
     return removals
-
-
-def _is_unchanged(entry: Entry) -> bool:
-    try:
-        return contents(entry.directory, entry.unit.members).is_same_as(entry.contents)
-    except OSError:  # it has vanished, or can't be looked at any more
-        return False
 
 
 def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:

@@ -1,0 +1,551 @@
+"""What ``watch`` does as checkpoints land, are damaged, renamed and pruned, and as it is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttool import prune, verify
+from ckpttool.cli.watch import _ending_by_signals
+from ckpttool.core.errors import AccessDenied
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.full_read import Progress
+from ckpttool.runs.pruning.request import PruneRequest
+from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.watch_steps import copy_step, prune_step, rename_step
+from ckpttool.runs.watching import (
+    RETRY_SECONDS,
+    DirectoryWatch,
+    Ending,
+    EventStatus,
+    Judgement,
+    Step,
+    WatchEvent,
+    WatchRequest,
+)
+from tests.support.commands import TIMEOUT, Run
+
+SERIES = Path(__file__).parents[2] / "fixtures" / "files" / "series"
+
+
+def name(epoch: int) -> str:
+    return f"model_epoch_{epoch}.pth"
+
+
+def land(run: Path, epoch: int, nbytes: int | None = None) -> Path:
+    """Write a checkpoint, or its first bytes."""
+    path = run / name(epoch)
+    path.write_bytes((SERIES / name(epoch)).read_bytes()[:nbytes])
+    return path
+
+
+def damage(path: Path) -> None:
+    """Change one byte of a tensor, as only its checksum tells."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as file:
+        record = next(one for one in file.infolist() if one.filename.endswith("data/0"))
+    at = record.header_offset
+    start = at + 30 + int.from_bytes(content[at + 26 : at + 28], "little")
+    content[start + int.from_bytes(content[at + 28 : at + 30], "little")] ^= 1
+    path.write_bytes(content)
+
+
+class Clock:
+    """A time that passes only if it is told to."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def time(self) -> float:
+        import time
+
+        return time.time() + self.passed
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def sleep(self, seconds: float, /) -> None:
+        self.passed += seconds
+
+
+class Watched:
+    """A directory that is watched in this process: what it says, and which checkpoints it verifies."""
+
+    def __init__(self, run: Path, ends: Callable[[], bool] = lambda: False, **steps: Step) -> None:
+        self.events: list[WatchEvent] = []
+        self.verified: Counter[str] = Counter()
+        self.clock = Clock()
+
+        def judge(entry: Entry, progress: Progress) -> Judgement:
+            self.verified[entry.name] += 1
+            found = verify(entry.unit)
+            return Judgement(found, None if found.is_fine else found.findings[0].message)
+
+        request = WatchRequest(directory=str(run), verify=judge, steps=steps)
+        self.watch = DirectoryWatch(request, self.events.append, is_ending=ends, clock=self.clock)
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.watch.__exit__()
+
+    def look(self, times: int = 1, seconds: float = 10) -> list[str]:
+        """Look so often, and return what is said."""
+        self.events.clear()
+        for _ in range(times):
+            self.clock.passed += seconds
+            self.watch.look()
+        return [f"{os.path.basename(one.path)} {one.status.value}" for one in self.events]
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def keep_last(count: int, *, trash: bool = False) -> Step:
+    return prune_step(
+        lambda root: PruneRequest(directory=root, policy=Policy(keep_last=count), depth="quick"),
+        lambda request: (),
+        trash=trash,
+    )
+
+
+# When a checkpoint has landed -----------------------------------------------------------------------
+
+
+def test_one_that_grows_is_verified_once_it_is_whole_and_stands_still(run_directory: Path) -> None:
+    watched = Watched(run_directory)
+    for nbytes in (10, 1000, 4000):
+        land(run_directory, 1, nbytes)
+        assert watched.look() == []
+    assert watched.look(3) == []
+    land(run_directory, 1)
+    assert watched.look() == []
+    assert watched.look(5) == [f"{name(1)} valid"]
+    assert watched.verified == {name(1): 1}
+    assert not watched.watch.has_problems
+
+
+def test_one_that_nobody_finishes_is_told_after_ten_minutes(run_directory: Path) -> None:
+    land(run_directory, 1, 1000)
+    watched = Watched(run_directory)
+    assert watched.look(20) == []
+    assert watched.look(1000) == [f"{name(1)} failed"]
+    assert watched.watch.has_problems
+    land(run_directory, 1)
+    assert watched.look(2) == [f"{name(1)} valid"]
+    assert not watched.watch.has_problems
+
+
+def test_one_under_a_temporary_name_is_left_alone(run_directory: Path) -> None:
+    path = land(run_directory, 1)
+    path.rename(run_directory / f"{name(1)}.tmp")
+    watched = Watched(run_directory)
+    assert watched.look(5) == []
+    (run_directory / f"{name(1)}.tmp").rename(path)
+    assert watched.look(3) == [f"{name(1)} valid"]
+
+
+def test_the_last_look_says_what_was_not_verified(run_directory: Path) -> None:
+    land(run_directory, 1)
+    watched = Watched(run_directory)
+    watched.watch.look()
+    land(run_directory, 2)
+    watched.watch.look(is_last=True)
+    assert [(one.path.rpartition("/")[2], one.reason) for one in watched.events] == [
+        (name(2), "not verified: it is still being written"),
+        (name(1), None),
+    ]
+
+
+def test_a_new_watch_reads_only_what_has_changed(run_directory: Path) -> None:
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    damage(land(run_directory, 3))
+    with Watched(run_directory) as watched:
+        assert sorted(watched.look(2)) == [f"{name(1)} valid", f"{name(2)} valid", f"{name(3)} failed"]
+    land(run_directory, 2)
+    with Watched(run_directory) as again:
+        assert sorted(again.look(2)) == [f"{name(2)} valid", f"{name(3)} failed"]
+    assert again.verified == {name(2): 1, name(3): 1}
+    (run_directory / ".ckpttool-watch.json").write_text('{"asked": 1}')
+    with Watched(run_directory) as third:
+        third.look(2)
+    assert sum(third.verified.values()) == 3
+
+
+# What follows ---------------------------------------------------------------------------------------
+
+
+def test_valid_ones_are_renamed_copied_and_pruned(run_directory: Path, tmp_path: Path) -> None:
+    for epoch in range(1, 4):
+        land(run_directory, epoch)
+    (run_directory / "latest").write_text(name(3))
+    steps = {
+        "rename": rename_step("e{epoch:04d}"),
+        "copy": copy_step(str(tmp_path / "backup")),
+        "prune": keep_last(1),
+    }
+    with Watched(run_directory, **steps) as watched:
+        assert [one.split()[1] for one in watched.look(2)] == [
+            *["valid"] * 3,
+            *["renamed"] * 3,
+            *["copied"] * 3,
+            *["removed"] * 2,
+        ]
+        assert watched.look(5) == []  # their new names are no new checkpoints
+        assert sum(watched.verified.values()) == 3
+        land(run_directory, 4)
+        assert [one.split()[1] for one in watched.look(3)] == ["valid", "renamed", "copied"]
+    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [
+        f"e000{epoch}.pth" for epoch in range(1, 5)
+    ]
+    # latest names e0003.pth, which stays
+    assert sorted(path.name for path in run_directory.glob("*.pth")) == ["e0003.pth", "e0004.pth"]
+
+
+def test_the_last_good_one_stays_whatever_is_damaged_and_however_prune_verifies(run_directory: Path) -> None:
+    with Watched(run_directory, prune=keep_last(1)) as watched:
+        land(run_directory, 1)
+        assert watched.look(2) == [f"{name(1)} valid"]
+        damage(land(run_directory, 2))
+        assert watched.look(2) == [f"{name(2)} failed"]
+        damage(land(run_directory, 3))
+        assert watched.look(2) == [f"{name(3)} failed"]
+        assert sorted(path.name for path in run_directory.glob("*.pth")) == [name(1), name(2), name(3)]
+        land(run_directory, 4)
+        assert watched.look(2) == [f"{name(4)} valid", *(f"{name(epoch)} removed" for epoch in (3, 2, 1))]
+        assert watched.watch.has_problems
+
+
+def test_damage_that_was_seen_is_not_forgotten(run_directory: Path) -> None:
+    damage(land(run_directory, 1))
+    with Watched(run_directory) as watched:
+        watched.look(2)
+        (run_directory / name(1)).unlink()
+        assert watched.look(2) == []
+        assert watched.watch.has_problems
+
+
+def test_a_step_that_fails_is_told_once_and_keeps_what_follows_from_being_done(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    backup = tmp_path / "backup"
+    backup.write_text("no directory")
+    with Watched(run_directory, copy=copy_step(str(backup)), prune=keep_last(1)) as watched:
+        assert watched.look(2).count(f"{name(1)} failed") == 1
+        assert watched.look(RETRY_SECONDS) == []
+        assert len(list(run_directory.glob("*.pth"))) == 2
+        backup.unlink()
+        assert watched.look(RETRY_SECONDS, seconds=1) == [
+            f"{name(1)} copied",
+            f"{name(2)} copied",
+            f"{name(1)} removed",
+        ]
+        assert not watched.watch.has_problems
+
+
+def test_a_directory_that_vanishes_is_told_once_and_watched_again(run_directory: Path) -> None:
+    land(run_directory, 1)
+    with Watched(run_directory) as watched:
+        watched.look(2)
+        away = run_directory.rename(run_directory.with_name("away"))
+        assert watched.look(5) == ["runs failed"]
+        assert watched.watch.has_problems
+        run_directory.mkdir()
+        land(run_directory, 2)
+        assert watched.look(2) == [f"{name(2)} valid"]
+        assert not watched.watch.has_problems
+        with pytest.raises(AccessDenied, match="another ckpttool watches it: pid"):
+            Watched(run_directory)  # the new directory is locked, too
+    assert not (away / ".ckpttool-watch.lock").exists()
+    assert not (run_directory / ".ckpttool-watch.lock").exists()
+
+
+def test_the_end_comes_between_two_checkpoints(run_directory: Path) -> None:
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    with Watched(run_directory, lambda: bool(watched.events)) as watched:
+        watched.look()
+        with pytest.raises(Ending):
+            watched.watch.look()
+    assert [one.status for one in watched.events] == [EventStatus.VALID]
+    with Watched(run_directory) as again:
+        assert again.look(2) == [f"{name(2)} valid"]
+
+
+def test_prune_by_hand_works_beside_it(run: Run, run_directory: Path) -> None:
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    with Watched(run_directory) as watched:
+        watched.look(2)
+        assert run("prune", run_directory, "--keep", 1, "--yes").status == 0
+        assert watched.look(2) == []
+
+
+# Whatever comes -------------------------------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["whole", "part", "damaged", "gone"]), st.integers(1, 6)), max_size=12
+)
+
+
+@settings(max_examples=25)
+@given(actions=ACTIONS, count=st.integers(1, 3))
+def test_each_is_verified_once_and_nothing_goes_that_prune_would_keep(
+    actions: list[tuple[str, int]], count: int
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place) / "runs"
+        root.mkdir()
+        landed: Counter[str] = Counter()
+        with Watched(root, prune=keep_last(count)) as watched:
+            for action, epoch in actions:
+                path = root / name(epoch)
+                if action == "gone":
+                    path.unlink(missing_ok=True)
+                else:
+                    land(root, epoch, 900 if action == "part" else None)
+                    landed[path.name] += action != "part"
+                if action == "damaged":
+                    damage(path)
+                watched.look()
+                kept = prune_would_keep(root, count)
+                watched.look()
+                assert kept <= {one.name for one in root.glob("*.pth")}
+        assert watched.verified == +landed
+
+
+def prune_would_keep(root: Path, count: int) -> set[str]:
+    planned = prune(root, keep_last=count, dry_run=True)
+    return {one.name for one in root.glob("*.pth")} - {one.name for one in planned.plan.removals}
+
+
+# The command ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no time pass between two looks."""
+    monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
+
+
+@pytest.mark.usefixtures("home", "no_wait")
+def test_a_directory_alone_is_only_verified(run: Run, tmp_path: Path, run_directory: Path) -> None:
+    Path("ckpttool.toml").write_text("[retention]\nkeep-last = 1\n")
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    damage(land(run_directory, 3))
+    answer = run("watch", "runs", "--once")
+    assert answer.status == 1
+    assert [line[8:] for line in answer.out.splitlines()] == [
+        f"  {name(epoch)}  valid, safe, 4.1 kB" for epoch in (1, 2)
+    ]
+    first, error, last = answer.err.splitlines()
+    assert first == "watching runs once: verify only (--config FILE sets more steps)"
+    assert error.startswith(f"ckpttool: error: runs/{name(3)}: invalid: ")
+    assert last == "ended: 2 valid, 1 failed"
+    assert run("watch", "runs", "--once", "-q").err == f"{error}\n"
+    (run_directory / name(3)).unlink()
+    assert run("watch", "runs", "--once") == (0, "", f"{first}\nended: nothing new\n")
+
+
+CONFIG = """
+[naming]
+template = "e{epoch:04d}"
+
+[retention]
+keep-last = 1
+trash = true
+
+[watch]
+paths = ["runs"]
+copy-to = "backup"
+interval = "1min"
+"""
+
+
+@pytest.mark.usefixtures("home", "no_wait")
+def test_a_configuration_says_what_follows(run: Run, run_directory: Path) -> None:
+    Path("ckpttool.toml").write_text(CONFIG)
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    answer = run("watch", "--once")
+    assert (answer.status, answer.err.splitlines()) == (
+        0,
+        [
+            "watching runs once: verify, rename, copy, prune",
+            "ended: 2 valid, 2 renamed, 2 copied, 1 trashed",
+        ],
+    )
+    assert [line[8:] for line in answer.out.splitlines()] == [
+        f"  {name(1)}  valid, safe, 4.1 kB",
+        f"  {name(2)}  valid, safe, 4.1 kB",
+        f"  {name(1)}  renamed to e0001.pth",
+        f"  {name(2)}  renamed to e0002.pth",
+        "  e0001.pth          copied to backup/e0001.pth",
+        "  e0002.pth          copied to backup/e0002.pth",
+        "  e0001.pth          moved to the trash, 4.1 kB",
+    ]
+    assert run("undo", "runs").status == 0
+    assert sorted(path.name for path in run_directory.glob("*.pth")) == ["e0001.pth", "e0002.pth"]
+
+
+@pytest.mark.usefixtures("home", "no_wait")
+def test_a_line_of_json_for_each_event(run: Run, run_directory: Path) -> None:
+    land(run_directory, 1)
+    land(run_directory, 2, 1000)
+    answer = run("watch", "runs", "--once", "--json")
+    failed, valid = map(json.loads, answer.out.splitlines())
+    assert (answer.status, failed.pop("time")[:2], valid.pop("time")[:2]) == (1, "20", "20")
+    assert valid == {
+        "schema": "ckpttool.watch/1",
+        "directory": "runs",
+        "path": f"runs/{name(1)}",
+        "step": "verify",
+        "status": "valid",
+        "to": None,
+        "bytes": 4065,
+        "safety": "safe",
+        "reason": None,
+    }
+    assert (failed["status"], failed["reason"][:11]) == ("failed", "incomplete:")
+
+
+@pytest.mark.usefixtures("home", "no_wait")
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('steps = ["prune"]', "verify is always one of them"),
+        ('steps = ["verify", "copy"]', "steps: copy needs copy-to"),
+        ('steps = ["verify", "prune"]', "steps: prune needs a rule in [retention]"),
+        ('steps = ["verify", "rename"]', "steps: rename needs a template in [naming]"),
+        ('interval = "0s"', "a time of at least 1s"),
+        ('interval = "soon"', "a time such as 10s or 5min"),
+        ('directories = ["runs"]', "unknown key directories"),
+    ],
+)
+def test_a_wrong_configuration(run: Run, run_directory: Path, table: str, problem: str) -> None:
+    Path("ckpttool.toml").write_text(f"[watch]\n{table}\n")
+    answer = run("watch", "--once")
+    assert (answer.status, answer.out) == (2, "")
+    assert problem in answer.err
+    assert answer.err.startswith("ckpttool: error: ckpttool.toml[watch]: ")
+
+
+@pytest.mark.usefixtures("home", "no_wait")
+def test_what_can_not_be_watched(run: Run, run_directory: Path) -> None:
+    path = land(run_directory, 1)
+    assert run("watch", "nowhere", "--once").status == 2
+    assert run("watch", path, "--once").status == 2
+    assert run("watch", "s3://bucket/runs", "--once").err == (
+        "ckpttool: error: s3://bucket/runs: only directories of this machine can be watched\n"
+    )
+    assert run("watch", "runs", "--interval", "0s").err.startswith("ckpttool: error: --interval is '0s'")
+
+
+@pytest.mark.usefixtures("home", "no_wait")
+def test_a_rule_that_matches_nothing_keeps_all(run: Run, run_directory: Path) -> None:
+    rule = '[retention]\nkeep-last = 1\n[[retention.rule]]\npath = "runs/final/**"\nkeep-last = 9\n'
+    Path("ckpttool.toml").write_text(f'{rule}[watch]\npaths = ["runs"]\n')
+    for epoch in (1, 2):
+        land(run_directory, epoch)
+    answer = run("watch", "--once")
+    assert "no series matches 'runs/final/**'; nothing was removed" in answer.err
+    assert (answer.status, len(list(run_directory.glob("*.pth")))) == (1, 2)
+
+
+# Signals, and others --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watcher(run_directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """Return a watch that has verified its first checkpoint."""
+    land(run_directory, 1)
+    command = [sys.executable, "-m", "ckpttool", "watch", "runs", "--interval", "1s"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=run_directory.parent, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith(f"{name(1)}  valid, safe, 4.1 kB\n")
+        yield process
+        with suppress(ProcessLookupError):
+            process.kill()
+
+
+def test_a_second_watch_is_refused_and_a_signal_ends_the_first(
+    run: Run, run_directory: Path, watcher: subprocess.Popen[str]
+) -> None:
+    refused = run("watch", run_directory, "--once")
+    assert refused.status == 2
+    assert f"another ckpttool watches it: pid {watcher.pid} on " in refused.err
+    watcher.send_signal(signal.SIGTERM)
+    out, err = watcher.communicate(timeout=TIMEOUT)
+    assert (watcher.returncode, out, err.splitlines()[1:]) == (0, "", ["ended: 1 valid"])
+    assert not (run_directory / ".ckpttool-watch.lock").exists()
+
+
+def test_a_lock_that_a_kill_left_is_in_nobodys_way(
+    run: Run, run_directory: Path, watcher: subprocess.Popen[str], no_wait: None
+) -> None:
+    watcher.kill()
+    watcher.wait()
+    assert (run_directory / ".ckpttool-watch.lock").exists()
+    assert run("watch", run_directory, "--once").status == 0
+    assert not (run_directory / ".ckpttool-watch.lock").exists()
+
+
+def test_nothing_is_written_into_another_file_under_the_name_of_the_lock(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    os.link(precious, run_directory / ".ckpttool-watch.lock")
+    with Watched(run_directory).watch:
+        assert precious.read_text() == "precious"
+    assert precious.read_text() == "precious"
+
+
+def test_a_second_signal_is_no_longer_ours() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with _ending_by_signals() as (wait, is_ending):
+        assert (wait(0), is_ending()) == (True, False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (wait(TIMEOUT), is_ending()) == (False, True)
+        assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_full_disk_is_told_once(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tests.support.faults import fill_disk
+
+    land(run_directory, 1)
+    has_room = False
+    with Watched(run_directory, copy=copy_step(str(tmp_path / "backup"))) as watched:
+        watched.look()
+        fill_disk(monkeypatch, lambda: has_room)
+        assert watched.look() == [f"{name(1)} valid", f"{name(1)} failed"]
+        assert "no space left" in str(watched.events[-1].reason).lower()
+        assert watched.look(30) == []
+        has_room = True
+        assert watched.look(10) == [f"{name(1)} copied"]
