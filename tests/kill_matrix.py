@@ -330,6 +330,8 @@ class Stage:
             problems += [f"{command[0]} ends with {status}"] if status else []
         problems += check(above / "run")
         left = litter(above)
+        if way.copies:  # of what copy can't clear it warns, and the next copy clears it
+            left = [one for one in left if not one.startswith("backup")]
         if way.may_litter:
             left = [one for one in left if not one.endswith((".tmp", ".lock"))]
         problems += [f"{one} was left behind" for one in left]

@@ -243,6 +243,7 @@ def _text(event: WatchEvent) -> str:
         "valid": f"valid, {event.safety if event.safety != 'unknown' else 'safety unknown'}, {size}",
         "renamed": f"renamed to {os.path.basename(to)}",
         "copied": f"copied to {to}",
+        "slimmed": "slimmed to its weights",
         "removed": f"removed, {size}",
         "trashed": f"moved to the trash, {size}",
     }

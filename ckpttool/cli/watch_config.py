@@ -118,6 +118,8 @@ def watch_settings(
     names = values.get("steps", (VERIFY, *configured))
     if missing := [name for name in names if name not in (VERIFY, *configured)]:
         raise document.wrong("watch", f"steps: {missing[0]} needs {_NEEDS[missing[0]]}")
+    if {"copy", "prune"} <= {*names} and _slims(document):
+        raise document.wrong("watch", "copy-to goes with no full in [retention]: what is slimmed is no copy")
     here = os.path.dirname(path) or os.curdir
     return WatchSettings(
         directories=tuple(directories) or tuple(values.get("paths", (here,))),
@@ -168,6 +170,14 @@ def _prune(
         return unmatched_rules(options_for([request.directory]), [request])
 
     return prune_step(request_for, obstacles, trash=options_for([os.curdir]).trash)
+
+
+def _slims(document: ConfigDocument) -> bool:
+    from ckpttool.cli.retention_config import read_retention
+
+    retention = read_retention(document.path, is_named=True)
+    policies = None if retention is None else retention.policies
+    return policies is not None and any(one is not None and one.full is not None for one in policies.each)
 
 
 MakeStep = Callable[[ConfigDocument, Mapping[str, Any], Sequence[str], "int | None"], "Step | None"]

@@ -95,7 +95,7 @@ def prune_step(
 
         def confirm(planned: PrunePlan) -> bool:
             """Agree, unless something would go that was not verified, and perhaps not copied."""
-            return all(entry.path in known for entry in planned.plan.removals)
+            return all(one.path in known for one in (*planned.plan.removals, *planned.plan.slimmed))
 
         pruned = prune(request, trash=trash, confirm=confirm, progress=landed.progress, reader=landed.reader)
         if pruned.declined:
@@ -103,6 +103,8 @@ def prune_step(
         status = EventStatus.REMOVED if pruned.trash is None else EventStatus.TRASHED
         for entry in pruned.plan.removals:
             landed.emit(status, entry.path, nbytes=entry.nbytes)
+        for entry in pruned.plan.slimmed:
+            landed.emit(EventStatus.SLIMMED, entry.path)
         return StepResult(not pruned.failed, pruned.problems, pruned.warnings)
 
     return step

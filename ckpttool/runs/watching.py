@@ -57,6 +57,7 @@ class EventStatus(str, Enum):
     VALID = "valid"
     RENAMED = "renamed"
     COPIED = "copied"
+    SLIMMED = "slimmed"
     REMOVED = "removed"
     TRASHED = "trashed"
     FAILED = "failed"

@@ -439,6 +439,7 @@ def test_a_line_of_json_for_each_event(run: Run, run_directory: Path) -> None:
         ('steps = ["verify", "copy"]', "steps: copy needs copy-to"),
         ('steps = ["verify", "prune"]', "steps: prune needs a rule in [retention]"),
         ('steps = ["verify", "rename"]', "steps: rename needs a template in [naming]"),
+        ('copy-to = "backup"\n[retention]\nfull = 1', "copy-to goes with no full in [retention]"),
         ('interval = "0s"', "a time of at least 1s"),
         ('interval = "soon"', "a time such as 10s or 5min"),
         ('directories = ["runs"]', "unknown key directories"),
