@@ -204,7 +204,7 @@ def test_room_is_left_for_other_commands() -> None:
         ("a = " + "[" * 5000, "ckpttool.toml is not valid TOML: "),
         ("verify" + ".a" * 100_000 + " = 1", "ckpttool.toml is not valid TOML: a key has more than 128 dots"),
         ("[verify]\nstrict = 0x" + "f" * 5000, "ckpttool.toml is not valid TOML: Exceeds the limit"),
-        ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention], [naming])"),
+        ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention], [naming], [watch])"),
         ("[[rule]]", "ckpttool.toml: unknown rule (a rule is [[retention.rule]] or [[verify.rule]])"),
         (
             "[verify]\nfast = 1",

@@ -29,7 +29,11 @@ WROTE = "wrote {}; edit it, and run `ckpttool config` to see what is in force\n"
 
 def test_it_writes_a_file_that_changes_nothing(run: Run) -> None:
     assert run("init") == (0, WROTE.format("ckpttool.toml"), "")
-    assert parse_toml(Path("ckpttool.toml").read_text("utf-8")) == {"verify": {}, "retention": {}}
+    assert parse_toml(Path("ckpttool.toml").read_text("utf-8")) == {
+        "verify": {},
+        "retention": {},
+        "watch": {},
+    }
     assert not [one for one in config_entries("ckpttool.toml") if one.is_from_file]
     assert config_entries("ckpttool.toml") == config_entries(None)
 
@@ -52,7 +56,7 @@ def test_every_key_is_in_it(run: Run) -> None:
     run("init", "-q")
     text = Path("ckpttool.toml").read_text("utf-8")
     assert parse_toml(_COMMENTED.sub("", text))["verify"]["rule"][0]["predict"] is True
-    for name in ("verify", "retention"):
+    for name in ("verify", "retention", "watch"):
         for key in (*TABLES[name].keys, *TABLES[name].rule_keys):
             assert f"\n#{key} = " in text, key
 
