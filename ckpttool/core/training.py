@@ -141,17 +141,11 @@ def is_training_scalar(key: str | int) -> bool:
     return key in (*_EPOCH, *_STEP, *_LOSS, *_RATE)
 
 
-def depends_on_name(state: TrainingState) -> bool:
-    """Tell whether some of a training state is known from a file's name, which a copy needn't have."""
-    return any(state.origin_of(name).kind == "name" for name in state.origin)
-
-
-def depends_on_others(state: TrainingState, names: Collection[str]) -> bool:
-    """Tell whether some of a training state is known from tensors that are none of some."""
-    told = {f"tensor {name}" for name in names}
-    return any(
-        state.origin_of(name).kind == "tensor" and where not in told for name, where in state.origin.items()
-    )
+def is_told_by(state: TrainingState, tensors: Collection[str]) -> bool:
+    """Tell whether a file under any name that has these tensors alone tells the same training state."""
+    places = {f"tensor {name}" for name in tensors}
+    origins = ((state.origin_of(name).kind, where) for name, where in state.origin.items())
+    return not any(kind == "name" or (kind == "tensor" and where not in places) for kind, where in origins)
 
 
 # Keys -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -138,10 +138,8 @@ class HfTrainer(Format):
                 close=parts.keep(),
             )
 
-
-def is_resume_file(name: str) -> bool:
-    """Tell whether a file of such a directory serves nothing but going on with the training."""
-    return _STATE_FILE.fullmatch(name) is not None
+    def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:
+        return filter(_STATE_FILE.fullmatch, names)
 
 
 def _is_accelerate(entries: Entries) -> bool:

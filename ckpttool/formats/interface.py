@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar, cast
@@ -364,6 +364,15 @@ class Format(ABC):
     def __reduce__(self) -> tuple[Callable[[type[Format]], Format], tuple[type[Format]]]:
         """Let what comes from a child name the formats of this process, not copies of them."""
         return _known_instance, (type(self),)
+
+    def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:
+        """Return the files of a directory that only a training that goes on needs; none by default.
+
+        Args:
+            names: Paths of all files, relative to the directory.
+            proven: Those of files whose tensors are all of optimizers or random states.
+        """
+        return ()
 
     def open_unit(self, unit: Unit) -> Checkpoint | None:
         """Return what discovery found, if that is another checkpoint than its path alone leads to.

@@ -37,6 +37,10 @@ _DATA = frozenset({"numpy", "hdf5", "pickle"})
 """Formats of what may be anything: predictions, features, a log."""
 RANKS = "rank-directory"
 """The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
+_STATE_FILE = re.compile(
+    r"(\w+_)?(optim|optimizer|opt|rng)(_?states?)?([-_.]\w*\d+)?\.(pt|pth|bin|pkl|safetensors)"
+)
+"""Files of optimizers and random states, also those of ranks."""
 STEP_VARIANTS = frozenset({"directory", RANKS})
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
@@ -98,6 +102,9 @@ class StepDirectory(Format):
                 producer=next((part.producer for part in opened if part.producer.framework), Producer()),
                 **common,
             )
+
+    def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:
+        return (one for one in proven if _STATE_FILE.fullmatch(os.path.basename(one)))
 
 
 # What is one ----------------------------------------------------------------------------------------

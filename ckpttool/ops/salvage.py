@@ -98,21 +98,16 @@ def salvage(
         opened = open_checkpoint(source)
     with opened as checkpoint:
         sizes = _Sizes()
-        present = [tensor for tensor in checkpoint.tensors if not sizes.lacks(tensor)]
-        cut_off = {tensor.name: sizes.why(tensor) for tensor in checkpoint.tensors if sizes.lacks(tensor)}
         spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
         scanned = scan(spans, jobs=options.jobs or default_jobs(), values=False, advance=advance)
         cover = _Cover(checkpoint, scanned)
-        damaged = {tensor.name: why for tensor in present if (why := cover.damage_of(tensor)) is not None}
-        good = [tensor for tensor in present if tensor.name not in damaged]
+        reasons = {one.name: sizes.lack_of(one) or cover.damage_of(one) for one in checkpoint.tensors}
+        good = [one for one in checkpoint.tensors if reasons[one.name] is None]
         if not good:
             raise DamagedCheckpoint(checkpoint.path, "nothing of it is whole", code="damaged")
-        reasons = {**cut_off, **damaged}
-        lost = [
-            Loss(one.name, reasons[one.name], one.nbytes) for one in checkpoint.tensors if one.name in reasons
-        ]
+        lost = [Loss(one.name, why, one.nbytes) for one in checkpoint.tensors if (why := reasons[one.name])]
         proven = sum(map(cover.proves, good))
-        sound = [one.span for one in scanned if one.failure is None and one.matches]
+        sound = [one.span for one in scanned if not _is_damaged(one)]
         left = checkpoint.but(
             tensors=tuple(good),
             tree=lambda: _tree_of(checkpoint, good),
@@ -145,19 +140,17 @@ class _Sizes:
         size = self._size(extent.file)
         return size is not None and extent.end <= size
 
-    def lacks(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor has no values, or bytes of it are not there."""
-        return tensor.values is None or not all(map(self.holds, storages_of(tensor)))
-
-    def why(self, tensor: Tensor) -> str:
-        """Return why a tensor's bytes are not there."""
+    def lack_of(self, tensor: Tensor) -> str | None:
+        """Return why a tensor's bytes are not there; None if they are."""
+        if tensor.values is None:
+            return "the file holds no values of it"
         for extent in storages_of(tensor):
             size = self._size(extent.file)
             if size is None:
                 return f"{extent.file} can't be read"
             if extent.end > size:
-                return f"its bytes are missing: the file ends at byte {size:,}"
-        return "the file holds no values of it"
+                return f"its bytes are not in the file, which ends at byte {size:,}"
+        return None
 
 
 class _Cover:
@@ -175,7 +168,7 @@ class _Cover:
         for ranges in self._ranges.values():
             ranges.sort(key=_start)
         self._first_damage: str | None = None
-        used = {id(one) for tensor in checkpoint.tensors for one in self._around(tensor)}
+        used = {id(one) for tensor in checkpoint.tensors for one in self._ranges_of(tensor)}
         for one in scanned:
             if _is_damaged(one):
                 (finding,) = checksum_findings([one])
@@ -184,7 +177,7 @@ class _Cover:
                     raise DamagedCheckpoint(checkpoint.path, why, where=finding.where, code=finding.code)
                 self._first_damage = self._first_damage or _damage_text(one)
 
-    def _around(self, tensor: Tensor) -> Iterator[Scanned]:
+    def _ranges_of(self, tensor: Tensor) -> Iterator[Scanned]:
         """Yield the ranges that a tensor's bytes lie in."""
         for extent in storages_of(tensor):
             ranges = self._ranges.get(extent.file, [])
@@ -196,12 +189,12 @@ class _Cover:
         """Return why a tensor can't be trusted; if nobody knows where it lies, any damage is its own."""
         if not storages_of(tensor):
             return self._first_damage if tensor.nbytes else None
-        return next((_damage_text(one) for one in self._around(tensor) if _is_damaged(one)), None)
+        return next((_damage_text(one) for one in self._ranges_of(tensor) if _is_damaged(one)), None)
 
     def proves(self, tensor: Tensor) -> bool:
         """Tell whether checksums cover all bytes of a tensor."""
         storages = [extent for extent in storages_of(tensor) if extent.nbytes]
-        covered = sum(one.span.crc32 is not None for one in self._around(tensor) if one.span.nbytes)
+        covered = sum(one.span.crc32 is not None for one in self._ranges_of(tensor) if one.span.nbytes)
         return bool(storages_of(tensor)) and covered >= len(storages)
 
 

@@ -393,7 +393,7 @@ class DirectoryWatch:
         pairs = [(old, there.get(renames.get(old.path, old.path))) for old in entries]
         same = [(old, new) for old, new in pairs if new and _inodes(new.contents) == _inodes(old.contents)]
         judged = {new.path: replace(self._judged[old.path], contents=new.contents) for old, new in same}
-        reads = [(new, self._reader.known(old)) for old, new in same]
+        reads = [(new, self._reader.recall(old)) for old, new in same]
         self._judged = {path: one for path, one in self._judged.items() if path not in renames} | judged
         for new, read in reads:
             if read is not None:

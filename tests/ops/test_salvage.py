@@ -125,6 +125,7 @@ def test_a_damaged_tensorflow_checkpoint(
     try:
         done = salvage(folder / "ckpt", folder / "out.safetensors")
     except CheckpointError:
+        assert not (folder / "out.safetensors").exists()
         return
     written = digests(folder / "out.safetensors")
     if any("_CHECKPOINTABLE_OBJECT_GRAPH" in f"{one.where} {one.message}" for one in done.damage):
@@ -133,6 +134,35 @@ def test_a_damaged_tensorflow_checkpoint(
         assert written.keys() | {one.name for one in done.lost} == truth.keys()
         assert all(truth[name] == digest for name, digest in written.items())
     assert done.unproven == 0
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_one_damaged_tensor_of_tensorflow_s(tmp_path: Path, number: int) -> None:
+    for path in (FILES / "tensorflow" / "keras3").glob("*.*"):
+        shutil.copy(path, tmp_path / f"ckpt{''.join(path.suffixes)}")
+    with open_checkpoint(tmp_path / "ckpt") as checkpoint:
+        tensor = [one for one in checkpoint.tensors if one.extent is not None][number]
+    truth, shard = digests(tmp_path / "ckpt"), tmp_path / "ckpt.data-00000-of-00001"
+    content = bytearray(shard.read_bytes())
+    content[tensor.extent.offset] ^= 1
+    shard.write_bytes(content)
+    done = salvage(tmp_path / "ckpt", tmp_path / "out.safetensors")
+    assert [one.name for one in done.lost] == [tensor.name]
+    assert digests(tmp_path / "out.safetensors") == {
+        name: digest for name, digest in truth.items() if name != tensor.name
+    }
+
+
+def test_bytes_behind_the_last_tensor(tmp_path: Path, run: Run) -> None:
+    """Nothing is lost, but something is wrong, and it is said."""
+    state = {"a": torch.ones(3)}
+    save_file(state, tmp_path / "long.safetensors")
+    with (tmp_path / "long.safetensors").open("ab") as file:
+        file.write(b"more")
+    answer = run("salvage", tmp_path / "long.safetensors", tmp_path / "out.safetensors")
+    assert answer.status == 1
+    assert "trailing-bytes" in answer.out
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["a"], state["a"])
 
 
 def test_a_large_record_with_signatures_in_it(tmp_path: Path) -> None:
@@ -204,7 +234,7 @@ def test_command(tmp_path: Path, run: Run) -> None:
     lines = answer.out.splitlines()
     assert lines[0] == f"salvaged 3 of 8 tensors (92 B): {cut} → {target}, verified"
     assert lines[1] == "  lost: 5"
-    assert lines[2].endswith(": its bytes are missing: the file ends at byte 2,000")
+    assert lines[2].endswith(": its bytes are not in the file, which ends at byte 2,000")
     assert run("salvage", cut, target).status == 2  # it exists
     document = json.loads(run("salvage", "--json", "--force", cut, target).out)
     assert (document["proven"], document["unproven"], len(document["lost"])) == (3, 0, 5)

@@ -448,3 +448,8 @@ def test_frameworks_load_what_is_slim_and_predict_the_same(script: str, count: i
     done = prune(tmp_path, full=1, exclude=["*.npy"], series=["best_of_*"])
     assert (done.problems, len(done.plan.slimmed)) == ((), count)
     _script(script, tmp_path, "load")
+
+
+def test_the_summary_says_what_was_done(epochs: Path) -> None:
+    assert prune(epochs, full=8, dry_run=True).summary.startswith("0 to remove, 2 to slim, ")
+    assert prune(epochs, full=8).summary.startswith("0 removed, 2 slimmed, ")

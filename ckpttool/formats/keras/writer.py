@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Tensor
-from ckpttool.core.training import depends_on_name, depends_on_others
+from ckpttool.core.training import is_told_by
 from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.hdf5.writer import hdf5_plan, path_refusals
 from ckpttool.formats.keras.config_writer import (
@@ -251,11 +251,8 @@ def _sidecar(content: Content, paths: Mapping[str, Path], held: NativeContent) -
         else:
             is_native &= key in held.metadata and held.metadata[key] == value
     metadata = {} if is_native else content.metadata
-    is_told = not (
-        depends_on_name(content.training)
-        or depends_on_others(content.training, {tensor.name for tensor in content.tensors})
-    )
-    is_known = content.training == TrainingState() or (is_native and is_told)
+    names = {tensor.name for tensor in content.tensors}
+    is_known = content.training == TrainingState() or (is_native and is_told_by(content.training, names))
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
     is_known = is_known and not content.conventions
     if not native and not metadata and is_known and content.tree is None and not is_tied:

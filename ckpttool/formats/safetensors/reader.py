@@ -18,7 +18,7 @@ from ckpttool.core.dtypes import BY_SAFETENSORS, DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.losses import are_losses_allowed
 from ckpttool.core.readable import reader_from
-from ckpttool.core.report import Finding, warning
+from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Extent, Role, Span, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.core.values import Contiguous
@@ -74,7 +74,11 @@ class Safetensors(Format):
             raise _damaged(path, header.key, "a name that stands twice in the header", "duplicate-key")
         metadata = read_metadata(path, header.pop(_METADATA, None))
         findings = tuple(_oddities(text, header, metadata))
-        tensors = tuple(place_all(source, _LENGTH.size + len(text), header))
+        start = _LENGTH.size + len(text)
+        tensors = tuple(place_all(source, start, header))
+        excess = source.size - max((one.extent.end for one in tensors if one.extent), default=start)
+        if excess > 0:  # opened for what can be salvaged
+            findings += (error("trailing-bytes", f"trailing bytes behind the last tensor: {excess:,}"),)
         entry = metadata.pop(ENTRY, None)
 
         def spans() -> Iterator[Span]:

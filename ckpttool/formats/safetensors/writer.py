@@ -14,7 +14,7 @@ from typing import ClassVar, TypeGuard
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.dtypes import BY_SAFETENSORS
 from ckpttool.core.tensor import Tensor
-from ckpttool.core.training import depends_on_name, depends_on_others
+from ckpttool.core.training import is_told_by
 from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.shard_writer import Files, cut, index, refusals, shard_names
 from ckpttool.formats.sidecar import ENTRY
@@ -127,8 +127,7 @@ def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, s
         rest = content
         if native == metadata and (metadata or was_safetensors):
             names = {tensor.name for tensor in content.tensors}
-            is_told = not (depends_on_name(content.training) or depends_on_others(content.training, names))
-            is_native = was_safetensors and is_told
+            is_native = was_safetensors and is_told_by(content.training, names)
             training = TrainingState() if is_native else content.training
             rest = replace(content, metadata={}, training=training)
         sidecar = sidecar_of(rest)

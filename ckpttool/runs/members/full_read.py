@@ -58,13 +58,13 @@ class FullReader:
 
     def read(self, entry: Entry) -> FullRead:
         """Return what reading every byte of a checkpoint comes to."""
-        read = self.known(entry)
+        read = self.recall(entry)
         if read is None:
             read = read_all(entry, self._jobs, self._progress)
             self.remember(entry, read)
         return read
 
-    def known(self, entry: Entry) -> FullRead | None:
+    def recall(self, entry: Entry) -> FullRead | None:
         """Return what it came to, if it was read as it is now."""
         contents, read = self._reads.get(entry.path, (None, None))
         return read if contents == entry.contents else None

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.hf_trainer import HfTrainer, is_resume_file
 from ckpttool.formats.interface import Unit
-from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.runs.members.entry import StatePart
 from ckpttool.transaction.files import Contents
 from ckpttool.weights.converting.training_state import is_state_tensor
-
-_STATE_FILE = re.compile(
-    r"(\w+_)?(optim|optimizer|opt|rng)(_?states?)?([-_.]\w*\d+)?\.(pt|pth|bin|pkl|safetensors)"
-)
-"""Files of optimizers and random states in a save's directory, also those of ranks."""
 
 
 def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart:
@@ -26,42 +18,42 @@ def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart
 
     Of a directory these are files; where no file holds it alone, only its size is known.
     """
-    state = [tensor for tensor in checkpoint.tensors if is_state_tensor(tensor)]
-    names = tuple(_state_files(unit, files, checkpoint))
-    places = {os.path.join(checkpoint.path, name) for name in names}
-    if not all(_file_of(one) in places for one in state if one.storage or one.extent):
-        names = ()  # some lies in files with something else
-    if not names and not state:
+    state: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in checkpoint.tensors:
+        (state if is_state_tensor(tensor) else others).append(tensor)
+    sizes = _state_files(unit, files, checkpoint.path, state, others)
+    if not sizes and not state:
         return StatePart()
-    sizes = {file.path: file.size for file in files.files}
-    base = os.path.basename(unit.path)
-    nbytes = sum(sizes[os.path.join(base, name)] for name in names) if names else _nbytes(state)
-    others = (one for one in checkpoint.tensors if not is_state_tensor(one) and one.shares_with is None)
-    floats = [one for one in others if one.dtype.kind == "float"]
-    return StatePart(nbytes, names, 0 if names else sum(one.nbytes - 2 * one.size for one in floats))
+    if sizes:
+        return StatePart(sum(sizes.values()), tuple(sizes))
+    floats = [one for one in others if one.dtype.kind == "float" and one.shares_with is None]
+    return StatePart(_nbytes(state), (), sum(one.nbytes - 2 * one.size for one in floats))
 
 
-def _state_files(unit: Unit, files: Contents, checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the files of a directory that hold nothing but state, relative to it."""
-    base = os.path.basename(unit.path)
-    names = [os.path.relpath(file.path, base) for file in files.files if file.path.startswith(base + os.sep)]
-    if isinstance(unit.format, HfTrainer):
-        yield from filter(is_resume_file, names)
-    elif isinstance(unit.format, StepDirectory):
-        states = {_file_of(one) for one in checkpoint.tensors if is_state_tensor(one)}
-        others = {_file_of(one) for one in checkpoint.tensors if not is_state_tensor(one)}
-        for name in names:
-            is_named = _STATE_FILE.fullmatch(os.path.basename(name)) is not None
-            if is_named and os.path.join(checkpoint.path, name) in states - others:
-                yield name
+def _state_files(
+    unit: Unit, files: Contents, directory: str, state: Sequence[Tensor], others: Sequence[Tensor]
+) -> dict[str, int]:
+    """Return the sizes of the files of a directory that hold all of the state, and nothing else.
+
+    Their paths are relative to it.
+    """
+    base = os.path.basename(unit.path) + os.sep
+    sizes = {one.path.removeprefix(base): one.size for one in files.files if one.path.startswith(base)}
+    if not sizes or unit.format is None:
+        return {}
+    holders = _names_of_files(state, directory)
+    names = set(unit.format.state_files(sizes, holders - _names_of_files(others, directory)))
+    return {name: size for name, size in sizes.items() if name in names} if holders <= names else {}
 
 
-def _file_of(tensor: Tensor) -> str | None:
-    place = tensor.storage or tensor.extent
-    return None if place is None else place.file
+def _names_of_files(tensors: Sequence[Tensor], directory: str) -> set[str]:
+    """Return the paths of the files that tensors lie in, relative to a directory."""
+    places = (tensor.storage or tensor.extent for tensor in tensors)
+    return {os.path.relpath(file, directory) for file in {place.file for place in places if place}}
 
 
-def _nbytes(tensors: list[Tensor]) -> int:
+def _nbytes(tensors: Sequence[Tensor]) -> int:
     """Return the bytes that tensors lie in; what several are views of counts once."""
     owned = [tensor for tensor in tensors if tensor.shares_with is None]
     stored = {tensor.storage: tensor.storage.nbytes for tensor in owned if tensor.storage is not None}

@@ -72,9 +72,11 @@ class Pruned(Result):
     @property
     def summary(self) -> str:
         """Return it in a few words."""
-        word = "to remove" if self.dry_run or self.declined else "removed"
-        slim = f", {len(self.plan.slimmed):,} {word.replace('remove', 'slim')}" if self.plan.slimmed else ""
-        return f"{len(self.plan.removals):,} {word}{slim}, {self.freed_bytes:,} bytes"
+        removed, slimmed = (
+            ("to remove", "to slim") if self.dry_run or self.declined else ("removed", "slimmed")
+        )
+        slim = f", {len(self.plan.slimmed):,} {slimmed}" if self.plan.slimmed else ""
+        return f"{len(self.plan.removals):,} {removed}{slim}, {self.freed_bytes:,} bytes"
 
 
 @shows_keywords(PruneRequest, Policy)

@@ -280,7 +280,7 @@ class _Search:
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
                 # NaN beside its weights, in an optimizer's state or a single value, spoils none, as in prune.
-                read = self.reader.read(entry) if reads else self.reader.known(entry)
+                read = self.reader.read(entry) if reads else self.reader.recall(entry)
                 fault = None if read is None else read.damage
             if fault is None and self.query.resume_exact:
                 fault = _inexact(entry)

@@ -40,8 +40,9 @@ _DEEPEST = 3
 
 def is_state_tensor(tensor: Tensor) -> bool:
     """Tell whether a tensor seems to be of no use but to a training that goes on."""
-    is_random = any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
-    return tensor.role is Role.OPTIMIZER or (tensor.role is Role.TRAINING and is_random)
+    if tensor.role is Role.TRAINING:
+        return any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
+    return tensor.role is Role.OPTIMIZER
 
 
 def without_training_state(content: Content) -> Content:
