@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.renaming.rename import rename
     from ckpttool.runs.resuming.latest import latest
     from ckpttool.runs.retention.rules import Policy
+    from ckpttool.runs.tracking import Logged, log
     from ckpttool.runs.undo import undo
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "Granularity",
     "Inspection",
     "LimitExceeded",
+    "Logged",
     "MissingPackage",
     "NotACheckpoint",
     "NotDownloaded",
@@ -97,6 +99,7 @@ __all__ = [
     "inspect",
     "latest",
     "list_checkpoints",
+    "log",
     "merge",
     "open_checkpoint",
     "pin",
@@ -134,6 +137,7 @@ _HOMES = {
     "runs.renaming.rename": ("rename",),
     "runs.renaming.plan": ("RenameRequest",),
     "runs.resuming.latest": ("latest",),
+    "runs.tracking": ("Logged", "log"),
     "runs.undo": ("undo",),
     "core.tensor": ("Role", "Tensor"),
 }

@@ -53,6 +53,7 @@ COMMANDS = {
     "average": CommandEntry("average", "average", "Average the weights of several checkpoints."),
     "copy": CommandEntry("copy", "copy", "Copy checkpoints to another disk or an object store."),
     "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy."),
+    "log": CommandEntry("log", "log", "Record checkpoints in MLflow, Weights & Biases or TensorBoard."),
     "watch": CommandEntry("watch", "watch", "Verify checkpoints as they land, then rename, copy and prune."),
     "rename": CommandEntry("rename", "rename", "Rename checkpoints by a template."),
     "undo": CommandEntry("undo", "undo", "Undo the last prune --trash or rename."),

@@ -208,6 +208,15 @@ CLOSINGS: Mapping[str, Closing] = {
         },
         f"{_REFERENCE}/salvage.md",
     ),
+    "log": Closing(
+        (Example("Record all checkpoints for TensorBoard", "ckpttool log runs/exp1 --to tensorboard:tb"),),
+        {
+            0: "all are valid, and recorded",
+            1: "some are invalid or can't be read; the others are recorded",
+            2: "there is no checkpoint, or the tracker can't be reached",
+        },
+        f"{_REFERENCE}/log.md",
+    ),
     "card": Closing(
         (
             Example("Write a model card for the Hugging Face Hub", "ckpttool card model.pth -o README.md"),

@@ -167,6 +167,9 @@ def _log_path(path: str, here: str) -> str:
     """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
     from ckpttool.runs.metrics.log_metrics import LogArgument
 
+    tracker, _, directory = path.partition(":")
+    if tracker == "wandb" and directory and not os.path.lexists(path):
+        return f"{tracker}:{_log_path(directory, here)}"
     beside = os.path.normpath(os.path.join(here, path))
     return beside if os.path.lexists(LogArgument.parse(beside).name) else path
 

@@ -71,6 +71,13 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
         offset += _HEAD.size + nbytes + _FOOT_BYTES
 
 
+def encoded_record(data: bytes) -> bytes:
+    """Return data as a record."""
+    length = struct.pack("<Q", len(data))
+    head = length + struct.pack("<I", mask_crc(crc32c(length)))
+    return head + data + struct.pack("<I", mask_crc(crc32c(data)))
+
+
 def _streamed_crc(file: BinaryIO, path: str, offset: int, nbytes: int) -> int:
     """Return the checksum of data that is too large to be kept."""
     crc, left = 0, nbytes

@@ -15,7 +15,7 @@ GroupBy = Literal["run", "parent", "prefix", "format", "none"]
 class Scope:
     """What of a directory is looked at, and what makes a series of it: each attribute is an option.
 
-    ``metrics`` are logs that say what a checkpoint's metrics are, by its step or epoch.
+    ``metrics`` are logs and trackers that say what a checkpoint's metrics are, by its step or epoch.
     """
 
     recursive: bool = option(
@@ -57,8 +57,8 @@ class Scope:
     )
     metrics: Sequence[str] = option(
         "--metrics",
-        metavar="FILE",
-        help="Also read metrics from this log: CSV, JSON lines or TensorBoard.",
+        metavar="LOG",
+        help="Also read metrics from this log: CSV, JSON lines, TensorBoard, mlflow:EXPERIMENT or wandb:DIR.",
         example=["metrics.csv"],
         panel=SELECTION_PANEL,
         default=(),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.runs.resuming.latest import Latest
     from ckpttool.runs.retention.plan import GroupPlan
+    from ckpttool.runs.tracking import Logged
     from ckpttool.runs.undo import Undone
     from ckpttool.runs.watching import WatchEvent
     from ckpttool.transaction.paths import Problem
@@ -317,6 +318,19 @@ def salvage_document(done: Salvaged) -> dict[str, Any]:
         "unproven": done.unproven,
         "damage": [finding_document(one) for one in done.damage],
         "lost": [{"name": one.name, "why": one.why, "bytes": one.nbytes} for one in done.lost],
+    }
+
+
+def log_document(logged: Logged) -> dict[str, Any]:
+    """Return the document of ``log``."""
+    return {
+        "schema": "ckpttool.log/1",
+        "target": logged.target,
+        "checkpoints": [
+            {"path": one.path, "name": one.name, "recorded": one.is_new, **one.facts}
+            for one in logged.checkpoints
+        ],
+        "errors": [{"path": path, "message": reason} for path, reason in logged.errors.items()],
     }
 
 
@@ -783,6 +797,7 @@ _MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Pruned": prune_document,
     "RenameResult": rename_document,
     "Salvaged": salvage_document,
+    "Logged": log_document,
     "Undone": undo_document,
     "Verification": lambda one: verify_document([one], passed=one.passes(strict=False)),
     "Verifications": lambda all_: verify_document(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckpttool.runs.renaming.plan import PlannedNames
     from ckpttool.runs.renaming.rename import RenameResult
     from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
+    from ckpttool.runs.tracking import Logged
     from ckpttool.runs.undo import Undone
     from ckpttool.transaction.trash import EmptiedTrash
 
@@ -543,6 +544,17 @@ def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
             lines.append(f"    … {len(done.lost) - _MOST_DROPPED:,} more (--json lists all)")
     lines += [f"  {line}" for line in finding_lines(done.damage, colour)]
     return "\n".join(lines)
+
+
+def logged_text(logged: Logged, *, colour: bool = False) -> str:
+    """Return a line for each checkpoint that was recorded, and one for all."""
+    paths = [printable(one.path) for one in logged.checkpoints if one.is_new]
+    width = max(map(len, paths), default=0)
+    lines = []
+    for path, one in zip(paths, (one for one in logged.checkpoints if one.is_new), strict=True):
+        word = styled("valid", Style.GREEN, colour) if one.is_valid else styled("invalid", Style.RED, colour)
+        lines.append(f"{path:{width}}  {word}")
+    return "\n".join([*lines, printable(logged.summary)])
 
 
 def convert_text(converted: Converted, *, colour: bool = False) -> str:

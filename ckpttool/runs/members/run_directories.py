@@ -77,7 +77,7 @@ def _read(path: str) -> bytes | None:
     return text if len(text) <= _MOST_BYTES else None
 
 
-def _yaml(text: bytes) -> object:
+def parse_yaml(text: bytes) -> object:
     """Return what a text in YAML holds; of an object, such as ``!!python/tuple``, what it is made of."""
     import yaml
 
@@ -101,7 +101,7 @@ def _json(text: bytes) -> object:
 
 
 def _wandb(text: bytes) -> object:
-    found = _yaml(text)
+    found = parse_yaml(text)
     if not isinstance(found, Mapping):
         return None
     values = {name: one.get("value") for name, one in found.items() if isinstance(one, Mapping)}
@@ -110,8 +110,8 @@ def _wandb(text: bytes) -> object:
 
 _FILES: Mapping[str, Callable[[bytes], Any]] = {
     "params.json": _json,
-    "hparams.yaml": _yaml,
-    ".hydra/config.yaml": _yaml,
+    "hparams.yaml": parse_yaml,
+    ".hydra/config.yaml": parse_yaml,
     "files/config.yaml": _wandb,
 }
 """The files of a run that hold its hyper-parameters: Ray's, Lightning's, Hydra's, Weights & Biases'."""

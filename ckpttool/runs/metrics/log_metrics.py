@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import BinaryIO, Literal
 
 from ckpttool.core.errors import NotFound, Unsupported, UsageError, from_os_error
@@ -24,6 +25,8 @@ from ckpttool.runs.metrics.agreement import agree
 from ckpttool.runs.metrics.events import event_files, is_event_file, read_events
 from ckpttool.runs.metrics.log import Log, Number, Range
 from ckpttool.runs.metrics.text_logs import read_csv, read_json_lines, read_json_list, read_state
+from ckpttool.runs.metrics.tracked import TrackedRun
+from ckpttool.runs.metrics.trackers import is_tracker, tracked_runs
 
 TRAINER_STATE = "trainer_state.json"
 
@@ -75,8 +78,8 @@ def add_log_metrics(
 
     Args:
         entries: The checkpoints.
-        files: The logs; of two that know a metric the later counts. A relative name that isn't there is
-            looked for in each directory of checkpoints, in the one above it, and in the root.
+        files: The logs, or trackers' names; of two that know a metric the later counts. A relative name that
+            isn't there is looked for in each directory of checkpoints, in the one above it, and in the root.
         root: The directory that all was found in.
 
     Raises:
@@ -88,9 +91,9 @@ def add_log_metrics(
     for given in map(LogArgument.parse, files) if measured else ():
         undecided: str | None = None
         has_any = False
-        for path, indexes in _locate_logs(given, measured, root, warnings).items():
+        for read, indexes, parameters in _logs(given, measured, root, warnings):
             covered = [measured[index] for index in indexes]
-            log = read_log(path, given.numbers(covered))
+            log = read(given.numbers(covered))
             values = list(_match(given, log, covered))
             doubts = [*log.warnings, *_doubts(given, log, covered, values)]
             warnings += doubts
@@ -98,10 +101,33 @@ def add_log_metrics(
             if not any(values) and _other_base(given, log, covered):
                 undecided = undecided or doubts[-1]
             for index, new in zip(indexes, values, strict=True):
-                measured[index] = replace(measured[index], metrics={**measured[index].metrics, **new})
+                entry = measured[index]
+                measured[index] = replace(
+                    entry,
+                    metrics={**entry.metrics, **new},
+                    hyper_parameters={**entry.hyper_parameters, **parameters},
+                )
         if undecided is not None and not has_any:
             raise UsageError(undecided)
     return measured, warnings
+
+
+def _logs(
+    given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
+) -> Iterator[tuple[Callable[[frozenset[Number]], Log], list[int], Mapping[str, object]]]:
+    """Yield how each log of a name is read, for which checkpoints, and the parameters of their run."""
+    if not is_tracker(given.name):
+        for path, indexes in _locate_logs(given, entries, root, warnings).items():
+            yield partial(read_log, path), indexes, {}
+        return
+    for run, indexes in tracked_runs(given.name, entries, root, warnings):
+        yield partial(_read_run, run), indexes, run.parameters
+
+
+def _read_run(run: TrackedRun, numbers: frozenset[Number]) -> Log:
+    log = Log(run.label, numbers)
+    run.read(log)
+    return log
 
 
 def read_log(path: str, numbers: frozenset[Number]) -> Log:

@@ -119,7 +119,7 @@ class _CsvHeader:
 def read_json_lines(file: BinaryIO, log: Log) -> None:
     """Read a file with one JSON object a line into a log."""
     has_any = False
-    for line, data, is_whole in _lines(file, log.path):
+    for line, data, is_whole in numbered_lines(file, log.path):
         if not data.strip():
             continue
         try:
@@ -229,7 +229,7 @@ def _is_number(text: str) -> bool:
 
 def _text_lines(file: BinaryIO, log: Log) -> Iterator[str]:
     """Yield lines as text. The last one counts where it has an end: a number in it may be cut short else."""
-    for line, data, is_whole in _lines(file, log.path):
+    for line, data, is_whole in numbered_lines(file, log.path):
         if not is_whole:
             log.warnings.append(f"{log.path}: {_LOST_END}")
             return
@@ -242,7 +242,7 @@ def _text_lines(file: BinaryIO, log: Log) -> Iterator[str]:
         yield text
 
 
-def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool]]:
+def numbered_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool]]:
     """Yield lines with their numbers, and whether each has an end."""
     number = 0
     while True:

@@ -28,6 +28,7 @@ from ckpttool.runs.pointers.readers import (
     names_in,
     temporary_for,
 )
+from ckpttool.runs.pointers.registries import protect_registered
 from ckpttool.runs.pointers.targets import (
     CheckpointIndex,
     PointerProtections,
@@ -107,6 +108,7 @@ class Pointers:
             _protect_being_written(before, names, index, directory)
         _follow_notes(before, root, index, recursive=recursive)
         follow_pins(before, root, groups, index)
+        protect_registered(before, root, groups, index)
         _follow_symlinks(after, root, index, series)
         _follow_needs(after, root, index, entries)
         for entry in entries:

@@ -1,0 +1,440 @@
+"""MLflow's runs and registered models: of a directory, a SQLite file, or a server.
+
+A directory and a SQLite file are read here, and never written; a server is asked by MLflow's own client.
+
+Source: mlflow/mlflow ``mlflow/store/tracking/file_store.py``, ``mlflow/store/model_registry/file_store.py``,
+``mlflow/store/tracking/dbmodels/models.py``, ``mlflow/store/model_registry/dbmodels/models.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+from ckpttool.core.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotFound,
+    Unsupported,
+    UsageError,
+    from_os_error,
+)
+from ckpttool.io import fs
+from ckpttool.runs.members.run_directories import parse_yaml
+from ckpttool.runs.metrics.log import Log
+from ckpttool.runs.metrics.text_logs import numbered_lines
+from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun, missing_client
+
+PREFIX = "mlflow:"
+DATABASE, DIRECTORY = "mlflow.db", "mlruns"
+URI = "MLFLOW_TRACKING_URI"
+
+_SQLITE = "sqlite:///"
+_DATABASE_SECONDS = 5
+_META = "meta.yaml"
+_MOST_META = 1 << 20
+_PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+class Store(Protocol):
+    """Where MLflow keeps experiments and registered models."""
+
+    name: str
+    uri: str
+
+    def runs(self, experiment: str) -> list[TrackedRun] | None:
+        """Return the runs of an experiment; None if there is no such experiment."""
+
+    def models(self) -> Iterator[TrackedModel]:
+        """Yield the registered models."""
+
+
+def stores_around(directories: list[str]) -> list[Store]:
+    """Return the stores that the environment names, or that lie in some directories; the nearest first."""
+    stores: list[Store] = []
+    if uri := os.environ.get(URI):
+        stores.append(store_at(uri))
+    for directory in directories:
+        database, folder = os.path.join(directory, DATABASE), os.path.join(directory, DIRECTORY)
+        if os.path.isfile(database):
+            stores.append(SqliteStore(database))
+        if os.path.isdir(folder):
+            stores.append(FileStore(folder))
+    return list({store.name: store for store in stores}.values())
+
+
+def store_at(uri: str) -> Store:
+    """Return the store at a tracking URI."""
+    if uri.startswith(_SQLITE):
+        return SqliteStore(uri.removeprefix(_SQLITE).partition("?")[0])
+    if uri.startswith("file:") or not _PLAIN_URL.match(uri):
+        return FileStore(path_of(uri, os.curdir))
+    return ServerStore(uri)
+
+
+def find_runs(stores: list[Store], wanted: str) -> list[TrackedRun]:
+    """Return the runs of an experiment, or the one that follows its name: ``digits``, ``digits/slow``.
+
+    Raises:
+        NotFound: There is no store, no such experiment, or no such run in it.
+    """
+    label = f"{PREFIX}{wanted}"
+    if not stores:
+        expected = f"{DATABASE} or {DIRECTORY} here or above the checkpoints, or {URI}"
+        raise NotFound(label, f"no MLflow store was found ({expected})")
+    if (found := experiment_runs(stores, wanted)) is None:
+        names = ", ".join(store.name for store in stores)
+        raise NotFound(label, f"there is no such experiment in {names}")
+    return found[1]
+
+
+def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[TrackedRun]] | None:
+    """Return the runs as ``find_runs`` does, and the store that has them; None without such an experiment.
+
+    Raises:
+        NotFound: The experiment has no run of that name.
+    """
+    experiment, _, run = wanted.rpartition("/")
+    for store in stores:
+        if (runs := store.runs(wanted)) is not None:
+            return store, runs
+        if experiment and (runs := store.runs(experiment)) is not None:
+            named = [one for one in runs if run in (one.name, one.id)]
+            if not named:
+                problem = f"no run of the experiment {experiment} is called {run} in {store.name}"
+                raise NotFound(f"{PREFIX}{wanted}", problem)
+            return store, named
+    return None
+
+
+def names_a_run(wanted: str, runs: list[TrackedRun]) -> bool:
+    """Tell whether a name that led to these runs is that of one, and not of their experiment."""
+    _, mark, run = wanted.rpartition("/")
+    return bool(mark) and len(runs) == 1 and run in (runs[0].name, runs[0].id)
+
+
+def path_of(uri: str, base: str) -> str:
+    """Return where a URI points to on this machine, seen from a store; what is elsewhere stays as it is."""
+    if uri.startswith("file:"):
+        return unquote(urlsplit(uri).path)
+    return uri if _PLAIN_URL.match(uri) or fs.is_remote(uri) else os.path.normpath(os.path.join(base, uri))
+
+
+def _reason(model: object, version: object, aliases: list[str], stage: object) -> str:
+    named = [*aliases, *([str(stage)] if stage not in (None, "None", "") else [])]
+    return f"registered as {model} version {version}" + (f" ({', '.join(named)})" if named else "")
+
+
+# A directory ----------------------------------------------------------------------------------------
+
+
+class FileStore:
+    """A directory ``mlruns``."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self.uri = f"file://{quote(os.path.abspath(path))}"
+
+    def runs(self, experiment: str) -> list[TrackedRun] | None:
+        found: list[TrackedRun] | None = None
+        for folder, meta in self._metas(self.name):
+            if meta.get("name") == experiment and _is_active(meta) and "experiment_id" in meta:
+                runs = (self._run(experiment, *run) for run in self._metas(folder))
+                found = [*(found or ()), *(run for run in runs if run is not None)]
+        return found
+
+    def models(self) -> Iterator[TrackedModel]:
+        for folder, model in self._metas(os.path.join(self.name, "models")):
+            aliases = model.get("aliases")
+            named = aliases if isinstance(aliases, Mapping) else {}
+            for _, meta in self._metas(folder):
+                version = str(meta.get("version"))
+                if str(meta.get("current_stage")).startswith("Deleted"):
+                    continue
+                names = [str(alias) for alias, one in named.items() if str(one) == version]
+                place = path_of(
+                    str(meta.get("storage_location") or meta.get("source") or ""),
+                    os.path.dirname(self.name),
+                )
+                reason = _reason(model.get("name"), version, names, meta.get("current_stage"))
+                yield TrackedModel(reason, self.name, place, str(meta.get("run_id") or ""))
+
+    def _run(self, experiment: str, folder: str, meta: Mapping[str, Any]) -> TrackedRun | None:
+        identity = meta.get("run_id") or meta.get("run_uuid")
+        if not isinstance(identity, str) or not _is_active(meta):
+            return None
+        tags = self._texts(folder, "tags")
+        name = str(meta.get("run_name") or tags.get("mlflow.runName") or identity)
+        return TrackedRun(
+            f"{PREFIX}{experiment}/{name}",
+            identity,
+            name,
+            folder,
+            self._texts(folder, "params"),
+            lambda log: _read_metric_files(os.path.join(folder, "metrics"), log),
+        )
+
+    def _metas(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the directories in one that have a ``meta.yaml``, with what it says."""
+        for name in _sorted_names(directory):
+            path = os.path.join(directory, name, _META)
+            if os.path.isfile(path):
+                yield os.path.join(directory, name), _meta(path)
+
+    def _texts(self, folder: str, kind: str) -> dict[str, str]:
+        directory = os.path.join(folder, kind)
+        return {
+            name: _read(os.path.join(directory, name)).decode("utf-8", "backslashreplace").strip()
+            for name in _files_below(directory)
+        }
+
+
+def _is_active(meta: Mapping[str, Any]) -> bool:
+    return meta.get("lifecycle_stage", "active") in ("active", 1)
+
+
+def _meta(path: str) -> Mapping[str, Any]:
+    try:
+        meta = parse_yaml(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(path, f"no YAML: {error!s:.80}") from error
+    if not isinstance(meta, Mapping):
+        raise DamagedCheckpoint(path, f"a {type(meta).__name__}", expected="a mapping")
+    return meta
+
+
+def _read(path: str) -> bytes:
+    try:
+        with fs.open_regular(path) as file:
+            return file.read(_MOST_META)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def _sorted_names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, directory) from error
+
+
+def _files_below(directory: str) -> Iterator[str]:
+    """Yield the files in a directory: a metric called ``val/loss`` lies in one inside."""
+    for parent, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(parent, name), directory)
+
+
+def _read_metric_files(directory: str, log: Log) -> None:
+    """Read a run's metrics: one file each, in which a line is a time, a value and a step."""
+    for name in _files_below(directory):
+        path = os.path.join(directory, name)
+        try:
+            with fs.open_regular(path, 1 << 20) as file:
+                for number, line, is_whole in numbered_lines(file, path):
+                    _add_line(log, name, path, number, line if is_whole else b"")
+        except OSError as error:
+            raise from_os_error(error, path) from error
+
+
+def _add_line(log: Log, name: str, path: str, number: int, line: bytes) -> None:
+    if not line.strip():
+        return
+    parts = line.split()
+    try:
+        _, value, step = float(parts[0]), float(parts[1]), int(parts[2]) if len(parts) > 2 else 0
+    except (ValueError, IndexError) as error:
+        expected = "a time, a value and a step"
+        raise DamagedCheckpoint(
+            path, f"{bytes(line[:40])!r}", expected=expected, where=f"line {number:,}"
+        ) from error
+    _add(log, name, step, value)
+
+
+def _add(log: Log, name: str, step: int, value: float) -> None:
+    """Take a metric; an epoch among them, as trainers log it, is none."""
+    if name != "epoch":
+        log.add(step, None, {name: value})
+
+
+# A SQLite file --------------------------------------------------------------------------------------
+
+
+class SqliteStore:
+    """A SQLite file, as ``mlflow.db``."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self.uri = f"{_SQLITE}{os.path.abspath(path)}"
+
+    def runs(self, experiment: str) -> list[TrackedRun] | None:
+        known = self._rows(
+            "experiments",
+            "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'",
+            experiment,
+        )
+        ids = [identity for (identity,) in known]
+        if not ids:
+            return None
+        marks = ", ".join("?" * len(ids))
+        query = (
+            "SELECT run_uuid, name, artifact_uri FROM runs "
+            f"WHERE experiment_id IN ({marks}) AND lifecycle_stage = 'active' ORDER BY start_time"
+        )
+        return [self._run(experiment, *row) for row in self._rows("runs", query, *ids)]
+
+    def models(self) -> Iterator[TrackedModel]:
+        aliases: dict[tuple[str, int], list[str]] = {}
+        for name, version, alias in self._rows(
+            "registered_model_aliases", "SELECT name, version, alias FROM registered_model_aliases"
+        ):
+            aliases.setdefault((name, version), []).append(alias)
+        for row in self._rows("model_versions", "SELECT * FROM model_versions", as_mappings=True):
+            if str(row["current_stage"]).startswith("Deleted"):
+                continue
+            reason = _reason(
+                row["name"],
+                row["version"],
+                aliases.get((row["name"], row["version"]), []),
+                row["current_stage"],
+            )
+            place = str(row.get("storage_location") or row["source"] or "")
+            base = os.path.dirname(self.name)
+            yield TrackedModel(reason, self.name, path_of(place, base), row.get("run_id") or "")
+
+    def _run(self, experiment: str, identity: str, name: str | None, artifacts: str | None) -> TrackedRun:
+        rows = self._rows("params", "SELECT key, value FROM params WHERE run_uuid = ?", identity)
+        place = os.path.dirname(path_of(artifacts or "", os.path.dirname(self.name)))
+        label = f"{PREFIX}{experiment}/{name or identity}"
+        return TrackedRun(label, identity, name or identity, place, dict(rows), self._reader(identity))
+
+    def _reader(self, identity: str) -> Callable[[Log], None]:
+        query = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp"
+
+        def read(log: Log) -> None:
+            for key, step, value, is_nan in self._rows("metrics", query, identity):
+                _add(log, key, step, float("nan") if is_nan else float(value))
+
+        return read
+
+    def _rows(self, table: str, query: str, *values: object, as_mappings: bool = False) -> Iterator[Any]:
+        """Yield the rows of a query; none where there is no such table."""
+        import sqlite3
+
+        if not os.path.isfile(self.name):
+            raise NotFound(self.name, "no such file")
+        uri = f"file:{quote(os.path.abspath(self.name))}?mode=ro"
+        try:
+            with closing(sqlite3.connect(uri, uri=True, timeout=_DATABASE_SECONDS)) as database:
+                if as_mappings:
+                    database.row_factory = lambda cursor, row: dict(
+                        zip((column[0] for column in cursor.description), row, strict=True)
+                    )
+                there = database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+                if there is not None:
+                    yield from database.execute(query, values)
+        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+            raise DamagedCheckpoint(
+                self.name, f"it can't be read: {error}", expected="an MLflow database"
+            ) from error
+
+
+# A server -------------------------------------------------------------------------------------------
+
+
+class ServerStore:
+    """A tracking server, asked by MLflow's own client."""
+
+    def __init__(self, uri: str) -> None:
+        self.name = self.uri = uri
+
+    def runs(self, experiment: str) -> list[TrackedRun] | None:
+        client = self._client()
+        with asking(self.uri):
+            known = client.get_experiment_by_name(experiment)
+            if known is None:
+                return None
+            runs = _pages(lambda token: client.search_runs([known.experiment_id], page_token=token))
+            return [
+                TrackedRun(
+                    f"{PREFIX}{experiment}/{run.info.run_name}",
+                    run.info.run_id,
+                    run.info.run_name,
+                    "",
+                    dict(run.data.params),
+                    self._reader(client, run.info.run_id, tuple(run.data.metrics)),
+                )
+                for run in runs
+            ]
+
+    def models(self) -> Iterator[TrackedModel]:
+        client = self._client()
+        with asking(self.uri):
+            versions = list(_pages(lambda token: client.search_model_versions(page_token=token)))
+            models = _pages(lambda token: client.search_registered_models(page_token=token))
+            aliases = {model.name: dict(model.aliases) for model in models}  # versions found don't tell them
+        for version in versions:
+            named = aliases.get(version.name, {})
+            names = [alias for alias, one in named.items() if str(one) == str(version.version)]
+            reason = _reason(version.name, version.version, names, version.current_stage)
+            yield TrackedModel(
+                reason, self.name, path_of(version.source or "", os.curdir), version.run_id or ""
+            )
+
+    def _reader(self, client: Any, identity: str, names: tuple[str, ...]) -> Callable[[Log], None]:
+        def read(log: Log) -> None:
+            with asking(self.uri):
+                for name in names:
+                    for one in client.get_metric_history(identity, name):
+                        _add(log, name, one.step, float(one.value))
+
+        return read
+
+    def _client(self) -> Any:
+        return mlflow_client(self.name)
+
+
+@contextmanager
+def asking(uri: str) -> Iterator[None]:
+    """Say of a server whatever goes wrong in a client, which raises errors of many packages."""
+    try:
+        yield
+    except (CheckpointError, UsageError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(uri, f"it can't be asked: {first:.200}") from error
+
+
+def mlflow_client(uri: str | None) -> Any:
+    """Return MLflow's client of a tracking URI; a server that doesn't answer is not waited for for minutes.
+
+    Raises:
+        MissingPackage: MLflow is not installed.
+    """
+    from importlib import import_module
+
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    try:
+        tracking = import_module("mlflow.tracking")
+    except ImportError as error:
+        raise missing_client("mlflow", uri or PREFIX) from error
+    return tracking.MlflowClient(uri)
+
+
+def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
+    token = None
+    while True:
+        page = ask(token)
+        yield from page
+        token = page.token
+        if not token:
+            return

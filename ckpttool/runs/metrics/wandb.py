@@ -1,0 +1,256 @@
+"""Weights & Biases' runs on this machine: their histories, and the artifacts that have an alias.
+
+A ``.wandb`` file has seven bytes of its own, then records as LevelDB's log has them: blocks of 32 KiB, in
+which each piece of a record has a CRC-32, a length of two bytes, and a kind. A record is a protocol buffer.
+
+Source: wandb/wandb ``core/internal/leveldb``, ``wandb/proto/wandb_internal.proto``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotFound, from_os_error
+from ckpttool.io import fs
+from ckpttool.io.jsontext import parse_json
+from ckpttool.io.protobuf import FIXED64, Field, fields
+from ckpttool.runs.members.run_directories import flatten
+from ckpttool.runs.metrics.log import Log
+from ckpttool.runs.metrics.text_logs import add_object
+from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun
+
+PREFIX = "wandb:"
+DIRECTORY = "wandb"
+
+_MAGIC = b":W&B\xe1\xbe\x00"
+_BLOCK, _HEAD = 1 << 15, struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MAX_RECORD = 1 << 26
+_RUN_DIRECTORY = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-(?P<id>.+)")
+
+_HISTORY, _CONFIG, _ARTIFACT, _RUN = 2, 5, 8, 17
+"""What kinds of records there are, by their field in ``Record``."""
+
+_SUFFIX, _LATEST = ".wandb", "latest"
+_END = "it ends within a record, as if it were still being written"
+
+
+def find_runs(directory: str) -> list[TrackedRun]:
+    """Return the runs in a directory: a run's own, ``wandb``, or the one above that.
+
+    Raises:
+        NotFound: There is none.
+    """
+    files = list(_run_files(directory)) or list(_run_files(os.path.join(directory, DIRECTORY)))
+    if not files:
+        expected = "a directory with offline-run-… or run-…"
+        raise NotFound(f"{PREFIX}{directory}", f"no run of Weights & Biases is in it ({expected})")
+    return [_run(path) for path in files]
+
+
+def above(directory: str) -> str:
+    """Return the directory in which the client puts ``wandb``, for a directory that ``find_runs`` takes."""
+    real = os.path.realpath(directory)
+    if _RUN_DIRECTORY.fullmatch(os.path.basename(real)):
+        real = os.path.dirname(real)
+    return os.path.dirname(real) if os.path.basename(real) == DIRECTORY else directory
+
+
+def models_in(directory: str) -> Iterator[TrackedModel]:
+    """Yield the artifacts of runs that have an alias now: of those logged with one, the last has it."""
+    having: dict[tuple[str, str], tuple[list[TrackedModel], str]] = {}
+    for path in _run_files(directory):
+        with _open(path) as file:
+            for number, data in _records(file, path, []):
+                if number == _ARTIFACT:
+                    name, aliases, models = _artifact(data, path)
+                    having |= {(name, alias): (models, path) for alias in aliases}
+    for models, _ in having.values():
+        yield from models
+
+
+def _run_files(directory: str) -> Iterator[str]:
+    """Yield the ``.wandb`` files of runs, the oldest first."""
+    folders = [directory]
+    if not _RUN_DIRECTORY.fullmatch(os.path.basename(os.path.realpath(directory))):
+        names = sorted(_names(directory), key=lambda name: name.removeprefix("offline-"))
+        folders = [os.path.join(directory, name) for name in names if _RUN_DIRECTORY.fullmatch(name)]
+    for folder in folders:
+        yield from (os.path.join(folder, one) for one in sorted(_names(folder)) if one.endswith(_SUFFIX))
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise from_os_error(error, directory) from error
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return fs.open_regular(path, _BLOCK)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def _run(path: str) -> TrackedRun:
+    """Return a run; what it was started with stands at the beginning of its file."""
+    folder = os.path.dirname(path)
+    match = _RUN_DIRECTORY.fullmatch(os.path.basename(os.path.realpath(folder)))
+    identity = match["id"] if match else os.path.basename(folder)
+    name, project, config = "", "", dict[str, Any]()
+    with _open(path) as file:
+        for number, data in _records(file, path, []):
+            if number == _RUN:
+                for field in fields(data, path):
+                    if field.number == 8:
+                        name = field.text or name
+                    elif field.number == 3:
+                        project = field.text
+                    elif field.number == 4:
+                        config |= _items(field.data, path)
+            elif number == _CONFIG:
+                config |= _items(data, path)
+    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    label = f"{PREFIX}{name or identity}"
+    return TrackedRun(
+        label,
+        identity,
+        name or identity,
+        folder,
+        dict(flatten(config)),
+        lambda log: _read_history(path, log),
+        project,
+    )
+
+
+def _read_history(path: str, log: Log) -> None:
+    with _open(path) as file:
+        for number, data in _records(file, path, log.warnings):
+            if number != _HISTORY:
+                continue
+            values: dict[str, Any] = {}
+            for field in fields(data, path):
+                if field.number == 1:
+                    values |= _item(field, path)
+                elif field.number == 2:
+                    values["_step"] = next((one.signed for one in fields(field.data, path)), 0)
+            add_object(log, dict(flatten(values)))
+
+
+def _items(data: memoryview, path: str) -> dict[str, Any]:
+    """Return the items of a record of configuration."""
+    items: dict[str, Any] = {}
+    for field in fields(data, path):
+        if field.number == 1:
+            items |= _item(field, path)
+    return items
+
+
+def _item(item: Field, path: str) -> dict[str, Any]:
+    """Return the name and the value of an item: JSON, or one of the types that newer versions write."""
+    names: list[str] = []
+    name, value = "", None
+    for field in fields(item.data, path):
+        if field.number == 1:
+            name = field.text
+        elif field.number == 2:
+            names.append(field.text)
+        elif field.number in (8, 16):
+            value = parse_json(path, bytes(field.data), "an item", constants=True, surrogates=True)
+        elif field.number == 4:
+            value = bool(field.integer)
+        elif field.number == 5:
+            value = field.signed
+        elif field.number == 6 and field.kind == FIXED64:
+            (value,) = struct.unpack("<d", struct.pack("<Q", field.integer))
+        elif field.number == 7:
+            value = field.text
+    return {name or ".".join(names): value}
+
+
+def _artifact(data: memoryview, path: str) -> tuple[str, list[str], list[TrackedModel]]:
+    """Return an artifact's name, its aliases, and its files."""
+    name, aliases, contents = "", list[str](), list[memoryview]()
+    for field in fields(data, path):
+        if field.number == 5:
+            name = field.text
+        elif field.number == 11:
+            aliases.append(field.text)
+        elif field.number == 12:
+            contents += [one.data for one in fields(field.data, path) if one.number == 4]
+    named = [alias for alias in aliases if alias != _LATEST] or aliases
+    reason = f"{name}:{', '.join(named)} in Weights & Biases"
+    return name, aliases, [_artifact_file(entry, path, reason) for entry in contents]
+
+
+def _artifact_file(entry: memoryview, path: str, reason: str) -> TrackedModel:
+    texts, size = dict[int, str](), 0
+    for field in fields(entry, path):
+        if field.number == 4:
+            size = field.integer
+        elif field.number in (1, 2, 3, 6):
+            texts[field.number] = field.text
+    reference = texts.get(3, "")
+    place = unquote(urlsplit(reference).path) if reference.startswith("file:") else reference
+    known = (os.path.basename(texts.get(1, "")), size, texts.get(2, ""))
+    return TrackedModel(reason, path, place or texts.get(6, ""), file=None if reference else known)
+
+
+# The file -------------------------------------------------------------------------------------------
+
+
+def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[int, memoryview]]:
+    """Yield records: the field of ``Record`` that each has, and what is in it. An end in one is a warning."""
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise DamagedCheckpoint(path, "it doesn't begin as a .wandb file does", where="byte 0")
+    parts: list[bytes] = []
+    for kind, data, offset in _pieces(file, path, warnings):
+        if kind in (_FULL, _FIRST):
+            parts = []
+        parts.append(data)
+        if sum(map(len, parts)) > _MAX_RECORD:
+            raise LimitExceeded(
+                path,
+                f"a record of more than {_MAX_RECORD:,} bytes",
+                expected="less",
+                where=f"byte {offset:,}",
+            )
+        if kind in (_FULL, _LAST):
+            for field in fields(b"".join(parts), path, f"byte {offset:,}"):
+                if field.number in (_HISTORY, _CONFIG, _ARTIFACT, _RUN):
+                    yield field.number, field.data
+
+
+def _pieces(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[int, bytes, int]]:
+    offset = len(_MAGIC)
+    while True:
+        left = _BLOCK - offset % _BLOCK
+        if left < _HEAD.size:
+            file.read(left)
+            offset += left
+        head = file.read(_HEAD.size)
+        if not head or not any(head):
+            return
+        checksum, nbytes, kind = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 1, _FULL)
+        data = file.read(nbytes)
+        if len(head) < _HEAD.size or len(data) < nbytes:
+            warnings.append(f"{path}: {_END}")
+            return
+        if (
+            kind not in (_FULL, _FIRST, _MIDDLE, _LAST)
+            or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum
+        ):
+            raise DamagedCheckpoint(
+                path, "a record has another checksum than it says", where=f"byte {offset:,}"
+            )
+        yield kind, data, offset
+        offset += _HEAD.size + nbytes

@@ -1,0 +1,91 @@
+"""Protects models that a tracker has under a name: registered with MLflow, or an artifact with an alias."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+
+from ckpttool.core.errors import CheckpointError
+from ckpttool.io import fs
+from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.order import Group
+from ckpttool.runs.metrics.tracked import TrackedModel
+from ckpttool.runs.metrics.trackers import tracked_models
+from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
+
+_BLOCK = 1 << 20
+
+
+def protect_registered(
+    pointed: PointerProtections, root: str, groups: Sequence[Group], index: CheckpointIndex
+) -> None:
+    """Protect what trackers around a directory name; where one can't be read, leave all series alone."""
+    try:
+        models = list(tracked_models(root))
+    except CheckpointError as failure:
+        for group in groups:
+            pointed.skipped[group.key] = f"what is registered can't be told: {failure}"
+        return
+    if not models:
+        return
+    real = {entry.path: fs.realpath(entry.unit.path) for group in groups for entry in group.entries}
+    entries = [entry for group in groups for entry in group.entries]
+    for model in models:
+        for entry in _entries_of(model, entries, real, index):
+            pointed.protect(entry, model.reason, model.holder)
+
+
+def _entries_of(
+    model: TrackedModel, entries: Sequence[Entry], real: dict[str, str], index: CheckpointIndex
+) -> Iterator[Entry]:
+    """Yield the checkpoints that are a model: at its place, around it, in it, or of the same content."""
+    if model.place:
+        place = fs.realpath(model.place)
+        if (around := index.enclosing(place)) is not None:
+            yield around
+        below = os.path.join(place, "")
+        yield from (entry for entry in entries if real[entry.path].startswith(below))
+    if model.run_id and model.run_id in model.place:  # the store may have been moved since
+        tail = model.place[model.place.index(model.run_id) :]
+        yield from (
+            entry
+            for entry in entries
+            if f"{os.sep}{tail}{os.sep}" in f"{real[entry.path]}{os.sep}"
+            or _lies_around(real[entry.path], tail)
+        )
+    if model.file is not None:
+        yield from _of_same_content(model.file, entries)
+
+
+def _lies_around(path: str, tail: str) -> bool:
+    """Tell whether a checkpoint that is a directory holds a model's place, which begins with a run's id."""
+    head, _, rest = path.rpartition(f"{os.sep}{tail.split('/')[0]}{os.sep}")
+    return bool(head) and f"{tail}/".startswith(f"{tail.split('/')[0]}/{rest}/")
+
+
+def _of_same_content(file: tuple[str, int, str], entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield the checkpoints that have a file of this content; those of its size and name need no look."""
+    name, nbytes, digest = file
+    same = [(entry, path) for entry in entries for path, size in _files(entry) if size == nbytes]
+    named = [one for one in same if os.path.basename(one[1]) == name]
+    if len(named) != 1:
+        named = [one for one in named or same if _md5(one[1]) == digest] or named
+    yield from (entry for entry, _ in named)
+
+
+def _files(entry: Entry) -> Iterator[tuple[str, int]]:
+    for one in entry.contents.files:
+        yield os.path.join(entry.directory, one.path), one.size
+
+
+def _md5(path: str) -> str:
+    summed = hashlib.md5(usedforsecurity=False)
+    try:
+        with fs.open_regular(path) as file:
+            while block := file.read(_BLOCK):
+                summed.update(block)
+    except OSError:  # it has just gone
+        return ""
+    return base64.b64encode(summed.digest()).decode()

@@ -1,0 +1,258 @@
+"""Metrics of trackers, and the models that they have under a name: MLflow's in all its stores, and W&B's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpttool import CheckpointError, DamagedCheckpoint, NotFound, UsageError, prune
+from ckpttool.runs.metrics import wandb as wandb_runs
+from ckpttool.runs.metrics.log import Log
+from ckpttool.runs.pruning.prune import Pruned
+from ckpttool.runs.scope import Scope
+from ckpttool.runs.surveying.survey import Survey, survey_directory
+
+pytestmark = pytest.mark.framework
+
+MAKER = Path(__file__).with_name("tracked_runs.py")
+QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "DO_NOT_TRACK": "1"}
+LOSSES = {
+    f"{name}/step_{step}.pt": rate / step
+    for name, rate in (("slow", 0.1), ("fast", 0.5))
+    for step in (10, 20, 30)
+}
+
+
+def make(kind: str, directory: Path, *arguments: str, **variables: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    command = [sys.executable, str(MAKER), kind, str(directory), *arguments]
+    environment = {**os.environ, **QUIET, **variables}
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sqlite")
+    return make("mlflow", place, f"sqlite:///{place}/mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def files_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("store")
+    return make("mlflow", place, f"file://{place}/mlruns", MLFLOW_ALLOW_FILE_STORE="true")
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("wandb", tmp_path_factory.mktemp("offline"))
+
+
+@pytest.fixture(scope="module")
+def server(sqlite: Path) -> Iterator[str]:
+    """Start MLflow's own server on the SQLite file."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{sqlite}/mlflow.db",
+    ]
+    command += ["--port", str(port), "--workers", "1", "--artifacts-destination", str(sqlite / "mlartifacts")]
+    running = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                with urlopen(f"{url}/health", timeout=5):
+                    break
+            except OSError:
+                assert running.poll() is None
+                time.sleep(0.1)
+        yield url
+    finally:
+        os.killpg(running.pid, 15)
+        running.wait(30)
+
+
+@pytest.fixture(autouse=True)
+def _no_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def measured(survey: Survey, metric: str) -> dict[str, float]:
+    return {
+        os.path.join(os.path.basename(entry.directory), entry.name): entry.metrics[metric]
+        for entry in survey.entries
+        if metric in entry.metrics
+    }
+
+
+def kept(root: Path) -> dict[str, list[str]]:
+    """Return what a prune that keeps the newest would keep, and why."""
+    made = planned(root)
+    return {one.entry.path: list(map(str, one.reasons)) for group in made.plan.groups for one in group.keep}
+
+
+def planned(root: Path) -> Pruned:
+    return prune(root, keep_last=1, depth="quick", dry_run=True)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "files_store"])
+def test_metrics_and_parameters_of_mlflow(store: str, request: pytest.FixtureRequest) -> None:
+    place = request.getfixturevalue(store)
+    survey = survey_directory(place / "runs", Scope(metrics=["mlflow:digits"]))
+    assert measured(survey, "val/loss") == LOSSES
+    assert {entry.hyper_parameters["lr"] for entry in survey.entries} == {"0.1", "0.5"}
+    assert all(
+        "epoch" not in entry.metrics and entry.metrics["bad"] != entry.metrics["bad"]
+        for entry in survey.entries
+    )
+
+
+def test_a_run_of_mlflow_is_named(sqlite: Path) -> None:
+    survey = survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits/slow"]))
+    assert measured(survey, "val/loss") == {name: one for name, one in LOSSES.items() if "slow" in name}
+    assert any(
+        "mlflow:digits/slow: nothing tells that its run (slow) wrote" in one for one in survey.warnings
+    )
+    with pytest.raises(NotFound, match="no run of the experiment digits is called none"):
+        survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits/none"]))
+    with pytest.raises(NotFound, match="no such experiment"):
+        survey_directory(sqlite / "runs", Scope(metrics=["mlflow:letters"]))
+
+
+def test_nobody_guesses_whose_run_it_is(
+    sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(sqlite / "runs" / "slow", tmp_path / "other")
+    monkeypatch.chdir(sqlite)
+    with pytest.raises(UsageError, match=r"its 2 runs \(slow, fast\) wrote"):
+        survey_directory(tmp_path, Scope(metrics=["mlflow:digits"]))
+
+
+def test_metrics_of_a_server(server: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    with warnings_of_mlflow():
+        survey = survey_directory(sqlite / "runs", Scope(metrics=["mlflow:digits"]))
+    assert measured(survey, "val/loss") == LOSSES
+
+
+@contextmanager
+def warnings_of_mlflow() -> Iterator[None]:
+    """Let MLflow's own code warn of what it likes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_metrics_of_wandb(offline: Path) -> None:
+    survey = survey_directory(offline / "runs", Scope(metrics=[f"wandb:{offline}"]))
+    assert measured(survey, "val_loss") == LOSSES
+    assert measured(survey, "val.acc")["slow/step_20.pt"] == 0.2
+    assert {entry.hyper_parameters["lr"] for entry in survey.entries} == {0.1, 0.5}
+    assert {entry.hyper_parameters["opt.name"] for entry in survey.entries} == {"sgd"}
+
+
+@pytest.mark.parametrize("store", ["sqlite", "files_store"])
+def test_a_registered_model_stays(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    place = request.getfixturevalue(store)
+    reason = "registered as net version 1 (champion)"
+    (held,) = [path for path, reasons in kept(place / "mlruns").items() if reason in reasons]
+    assert held.endswith("artifacts/checkpoints/step_20.pt")
+    moved = shutil.copytree(place, tmp_path / "moved")  # what is registered names the old place
+    there = [path for path, reasons in kept(moved / "mlruns").items() if reason in reasons]
+    assert [os.path.relpath(path, moved) for path in there] == [os.path.relpath(held, place)]
+
+
+def test_a_model_registered_on_a_server_stays(
+    server: str, sqlite: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(sqlite / "mlruns", tmp_path / "artifacts")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    with warnings_of_mlflow():
+        reasons = [one for reasons in kept(copied).values() for one in reasons]
+    assert "registered as net version 1 (champion)" in reasons
+
+
+def test_an_artifact_with_an_alias_stays(offline: Path) -> None:
+    """The alias went from step 10 to 20; one file has another name, and is known by its MD5."""
+    reasons = {
+        path: why for path, why in kept(offline / "runs").items() if any("Weights" in one for one in why)
+    }
+    assert sorted(os.path.relpath(path, offline / "runs") for path in reasons) == [
+        "fast/step_20.pt",
+        "slow/step_20.pt",
+    ]
+    assert list(reasons.values()).count(["net-fast:best in Weights & Biases"]) == 1
+
+
+def test_a_store_that_cant_be_read_keeps_all(sqlite: Path, tmp_path: Path) -> None:
+    shutil.copytree(sqlite / "runs", tmp_path / "runs")
+    (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + bytes(4000))
+    made = planned(tmp_path / "runs")
+    assert not made.plan.removals
+    assert all("what is registered can't be told" in str(one.skipped) for one in made.plan.groups)
+
+
+def test_a_database_of_something_else_protects_nothing(sqlite: Path, tmp_path: Path) -> None:
+    shutil.copytree(sqlite / "runs", tmp_path / "runs")
+    with sqlite3.connect(tmp_path / "mlflow.db") as other:
+        other.execute("CREATE TABLE notes (text)")
+    other.close()
+    assert len(kept(tmp_path / "runs")) == 2
+
+
+def log_file(offline: Path) -> Path:
+    return min(offline.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize("left", [0, 3, 7, 9, 60, 40_000, -1])
+def test_a_wandb_file_that_is_cut(offline: Path, tmp_path: Path, left: int) -> None:
+    place = tmp_path / log_file(offline).parent.name
+    place.mkdir()
+    (place / "run-x.wandb").write_bytes(log_file(offline).read_bytes()[:left])
+    log = Log("log", frozenset({10, 20, 30}))
+    if left < 7 and left >= 0:
+        with pytest.raises(DamagedCheckpoint, match="doesn't begin"):
+            wandb_runs.find_runs(str(place))
+        return
+    (run,) = wandb_runs.find_runs(str(place))
+    run.read(log)
+    assert left in (7, -1) or any("ends within a record" in one for one in log.warnings)
+
+
+@given(at=st.integers(0, 100_000), value=st.integers(0, 255))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_wandb_file_with_a_wrong_byte(offline: Path, tmp_path: Path, at: int, value: int) -> None:
+    """It is read as it is, or there is a clear error: every byte of a record is covered by its checksum."""
+    data = bytearray(log_file(offline).read_bytes())
+    place = tmp_path / "run-20260101_000000-x"
+    place.mkdir(exist_ok=True)
+    data[at % len(data)] = value
+    (place / "run-x.wandb").write_bytes(data)
+    try:
+        (run,) = wandb_runs.find_runs(str(place))
+        run.read(Log("log", frozenset({10, 20, 30})))
+    except CheckpointError as failure:
+        assert "run-x.wandb" in str(failure)
