@@ -209,7 +209,10 @@ CLOSINGS: Mapping[str, Closing] = {
         f"{_REFERENCE}/salvage.md",
     ),
     "log": Closing(
-        (Example("Record all checkpoints for TensorBoard", "ckpttool log runs/exp1 --to tensorboard:tb"),),
+        (
+            Example("Record all checkpoints for TensorBoard", "ckpttool log runs/exp1 --to tensorboard:tb"),
+            Example("Record one in an experiment of MLflow", "ckpttool log model.pth --to mlflow:digits"),
+        ),
         {
             0: "all are valid, and recorded",
             1: "some are invalid or can't be read; the others are recorded",

@@ -68,7 +68,7 @@ def watch(
     json: Lines = False,
     quiet: FailuresOnly = False,
 ) -> int:
-    """Verify checkpoints as they land, and do what ckpttool.toml asks for: rename, copy and prune.
+    """Verify checkpoints as they land, and do what ckpttool.toml asks for: rename, copy, prune and log.
 
     A checkpoint has landed when it is complete and has not changed between two looks. Each is verified once.
     Without DIR, the nearest ckpttool.toml says what follows; with DIR, only one that --config names does.
@@ -245,6 +245,7 @@ def _text(event: WatchEvent) -> str:
         "copied": f"copied to {to}",
         "slimmed": "slimmed to its weights",
         "removed": f"removed, {size}",
+        "recorded": f"recorded in {to}",
         "trashed": f"moved to the trash, {size}",
     }
     return texts[event.status.value]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem
 
 VERIFY = "verify"
-_NAMES = (VERIFY, "rename", "copy", "prune")
+_NAMES = (VERIFY, "rename", "copy", "prune", "log")
 DEFAULT_INTERVAL = 10
 
 
@@ -59,6 +59,7 @@ KEYS: Mapping[str, Reader] = {
         "Do only this. [default: verify, and all that is configured]", examples=[[VERIFY, "prune"]]
     ),
     "copy-to": one_text.described("Copy valid checkpoints there.", examples=["s3://bucket/runs"]),
+    "log-to": one_text.described("Record valid checkpoints there.", examples=["mlflow:digits"]),
     "interval": read_interval.described("Time between two looks.", default=f"{DEFAULT_INTERVAL}s"),
 }
 
@@ -77,6 +78,9 @@ def read_watch(document: ConfigDocument) -> dict[str, Any]:
     target = values.get("copy-to")
     if target is not None and not is_remote(target):
         values["copy-to"] = os.path.normpath(os.path.join(here, target))
+    tracker, mark, place = values.get("log-to", "").partition(":")
+    if tracker in ("wandb", "tensorboard"):
+        values["log-to"] = f"{tracker}{mark}{os.path.normpath(os.path.join(here, place))}"
     return values
 
 
@@ -172,6 +176,14 @@ def _prune(
     return prune_step(request_for, obstacles, trash=options_for([os.curdir]).trash)
 
 
+def _log(
+    document: ConfigDocument, values: Mapping[str, Any], exclude: Sequence[str], jobs: int | None
+) -> Step | None:
+    from ckpttool.runs.watch_steps import log_step
+
+    return log_step(values["log-to"], jobs) if "log-to" in values else None
+
+
 def _slims(document: ConfigDocument) -> bool:
     from ckpttool.cli.retention_config import read_retention
 
@@ -181,10 +193,11 @@ def _slims(document: ConfigDocument) -> bool:
 
 
 MakeStep = Callable[[ConfigDocument, Mapping[str, Any], Sequence[str], "int | None"], "Step | None"]
-STEPS: Mapping[str, MakeStep] = {"rename": _rename, "copy": _copy, "prune": _prune}
+STEPS: Mapping[str, MakeStep] = {"rename": _rename, "copy": _copy, "prune": _prune, "log": _log}
 """What follows once checkpoints are verified, in this order; each is None unless it is configured."""
 _NEEDS = {
     "rename": "a template in [naming]",
     "copy": "copy-to",
     "prune": "a rule in [retention]",
+    "log": "log-to",
 }

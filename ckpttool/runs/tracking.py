@@ -276,7 +276,7 @@ def _wandb(directory: str, root: str) -> Iterator[Record]:
         runs = wandb.find_runs(directory)
     except NotFound:
         runs = []
-    by_id: dict[str, TrackedRun] = {run.id: run for run in runs}
+    by_id: dict[str, TrackedRun] = {run.id: run for run in reversed(runs)}  # the first knows most
     notes: dict[str, dict[str, str]] = {}
     for run in runs:
         notes.setdefault(run.id, {}).update(_notes(run))
@@ -331,6 +331,7 @@ def _write_wandb_run(
         )
         run.config.update({_KEY: dict(notes)}, allow_val_change=True)
         run.finish()
+        client.teardown()  # only now is all of it on the disk
 
 
 # TensorBoard ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What follows in a directory that is watched, once checkpoints in it were verified: rename, copy, prune."""
+"""What follows in a watched directory once checkpoints were verified: rename, copy, prune, log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ckpttool.runs.pruning.prune import prune
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.renaming.plan import RenameRequest
 from ckpttool.runs.renaming.rename import rename
+from ckpttool.runs.tracking import facts_of, open_target
 from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
@@ -106,5 +107,23 @@ def prune_step(
         for entry in pruned.plan.slimmed:
             landed.emit(EventStatus.SLIMMED, entry.path)
         return StepResult(not pruned.failed, pruned.problems, pruned.warnings)
+
+    return step
+
+
+def log_step(to: str, jobs: int | None = None) -> Step:
+    """Return the step that records valid checkpoints with a tracker, each once as it is."""
+    recorded: dict[str, Contents] = {}
+
+    def step(landed: Landed) -> StepResult:
+        with open_target(to, landed.root) as record:
+            for entry in landed.entries:
+                if recorded.get(entry.path) == entry.contents or not entry.is_unchanged:
+                    continue
+                one = facts_of(entry, landed.root, is_valid=True, safety=entry.safety.value, jobs=jobs)
+                if record(one):
+                    landed.emit(EventStatus.RECORDED, entry.path, to=to)
+                recorded[entry.path] = entry.contents
+        return StepResult()
 
     return step

@@ -60,6 +60,7 @@ class EventStatus(str, Enum):
     SLIMMED = "slimmed"
     REMOVED = "removed"
     TRASHED = "trashed"
+    RECORDED = "recorded"
     FAILED = "failed"
     WARNING = "warning"
 
@@ -74,7 +75,7 @@ class WatchEvent:
         step: ``look``, ``verify``, or the name of another step.
         reason: Why it failed, or what is doubtful.
         safety: What loading it could run, once it was verified.
-        to: Its new path, or that of its copy.
+        to: Its new path, that of its copy, or the tracker that has it.
         nbytes: The bytes that were verified, sent or freed.
     """
 

@@ -90,6 +90,15 @@ def test_an_example_is_a_valid_command_line(command: str, line: str) -> None:
         assert parsed.params
 
 
+def test_each_practice_is_a_valid_command_line() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "practices.md"
+    commands = re.findall(r"`(ckpttool [^`]+)`", page.read_text("utf-8"))
+    assert len(commands) > 20
+    group = Commands(name="ckpttool")
+    for name, *rest in (shlex.split(command)[1:] for command in commands):
+        assert group.get_command(None, name).make_context(name, rest).params
+
+
 @pytest.fixture
 def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a directory with the files that examples name the working directory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import socket
@@ -19,7 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool import CheckpointError, DamagedCheckpoint, NotFound, UsageError, prune
+from ckpttool import CheckpointError, DamagedCheckpoint, NotFound, UsageError, log, prune
+from ckpttool.runs.members.run_directories import hyper_parameters
 from ckpttool.runs.metrics import wandb as wandb_runs
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.pruning.prune import Pruned
@@ -256,3 +259,161 @@ def test_a_wandb_file_with_a_wrong_byte(offline: Path, tmp_path: Path, at: int, 
         run.read(Log("log", frozenset({10, 20, 30})))
     except CheckpointError as failure:
         assert "run-x.wandb" in str(failure)
+
+
+# What log records -----------------------------------------------------------------------------------
+
+
+def truth(path: Path, step: int) -> dict[str, object]:
+    return {
+        "verdict": "valid",
+        "safety": "safe",
+        "format": "pytorch",
+        "bytes": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "files": 1,
+        "step": step,
+    }
+
+
+def tags_of(uri: str) -> dict[str, dict[str, object]]:
+    """Return what MLflow's own client finds, by run and name."""
+    import mlflow
+
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("digits")
+    return {
+        f"{run.info.run_name}/{key.removeprefix('ckpttool/')}": json.loads(value)
+        for run in client.search_runs([experiment.experiment_id])
+        for key, value in run.data.tags.items()
+        if key.startswith("ckpttool/")
+    }
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "server"])
+def test_mlflow_has_what_was_recorded(
+    kind: str, server: str, sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = sqlite
+    uri = server
+    if kind == "sqlite":
+        place = shutil.copytree(sqlite, tmp_path / "own")
+        uri = f"sqlite:///{place}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with warnings_of_mlflow():
+        first = log([place / "runs"], "mlflow:digits")
+        again = log([place / "runs" / "slow" / "step_10.pt"], "mlflow:digits/slow")
+        found = tags_of(uri)
+    assert [one.is_new for one in first.checkpoints] == [True] * 6 and not again.checkpoints[0].is_new
+    assert found == {
+        f"{trial}/step_{step}.pt": truth(place / "runs" / trial / f"step_{step}.pt", step)
+        for trial in ("slow", "fast")
+        for step in (10, 20, 30)
+    }
+
+
+def test_mlflow_gets_an_experiment_and_a_run(
+    sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / "trial" / "epoch=1-val_loss=0.25.pt"
+    odd.parent.mkdir()
+    shutil.copy(sqlite / "runs" / "slow" / "step_10.pt", odd)
+    with warnings_of_mlflow():
+        assert [log([odd], "mlflow:digits").checkpoints[0].is_new for _ in range(2)] == [True, False]
+        ((name, facts),) = tags_of(uri).items()
+    assert name.startswith("trial/epoch_1-val_loss_0.25.pt-")  # MLflow takes no equals sign
+    assert facts["metrics"] == {"val_loss": 0.25}
+
+
+def test_wandb_has_what_was_recorded(offline: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(offline, tmp_path / "own", symlinks=True)
+    first = log([place / "runs"], f"wandb:{place / 'wandb'}")
+    assert [one.is_new for one in first.checkpoints] == [True] * 6
+    assert not any(one.is_new for one in log([place / "runs"], f"wandb:{place / 'wandb'}").checkpoints)
+    new = sorted(
+        set(place.glob("wandb/*-run-*"))
+        - {place / one.relative_to(offline) for one in offline.glob("wandb/*")}
+    )
+    known = {path.name.rpartition("-")[2] for path in offline.glob("wandb/*-run-*")}
+    assert {path.name.rpartition("-")[2] for path in new} == known  # they are of the runs that were there
+    found = wandb_config(next(new[0].glob("*.wandb")))
+    assert len(found) == 3
+    for name, text in found.items():
+        step = int(name[5:7])
+        trial = next(
+            one for one in ("slow", "fast") if json.loads(text) == truth(place / "runs" / one / name, step)
+        )
+        assert trial
+
+
+def wandb_config(path: Path) -> dict[str, str]:
+    """Return what a file of W&B's has under ``ckpttool``, parsed by its own protocol buffers."""
+    from wandb.proto import wandb_internal_pb2
+
+    found: dict[str, str] = {}
+    with path.open("rb") as file:
+        pieces = list(wandb_runs._pieces(_after_magic(file), str(path), []))
+    for kind, data, _ in pieces:
+        if kind == 1:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            for item in (*record.config.update, *record.run.config.update):
+                if item.key == "ckpttool":
+                    found |= json.loads(item.value_json)
+    return found
+
+
+def _after_magic(file):  # type: ignore[no-untyped-def]
+    file.read(7)
+    return file
+
+
+def test_tensorboard_reads_what_was_recorded(sqlite: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    target = f"tensorboard:{tmp_path / 'tb'}"
+    assert [one.is_new for one in log([sqlite / "runs"], target).checkpoints] == [True] * 6
+    assert [one.is_new for one in log([sqlite / "runs" / "slow"], target).checkpoints] == [
+        True
+    ] * 3  # other names
+    assert not any(one.is_new for one in log([sqlite / "runs"], target).checkpoints)
+    read = EventAccumulator(str(tmp_path / "tb")).Reload()
+    names = [f"{trial}/step_{step}.pt" for trial in ("fast", "slow") for step in (10, 20, 30)]
+    assert [f"ckpttool/{name}" in read.Tags()["tensors"] for name in names] == [True] * 6
+    (event,) = read.Tensors("ckpttool/slow/step_20.pt")
+    (text,) = event.tensor_proto.string_val
+    digest = hashlib.sha256((sqlite / "runs" / "slow" / "step_20.pt").read_bytes()).hexdigest()
+    assert event.step == 20 and f"| sha256 | {digest} |" in text.decode()
+    assert read.SummaryMetadata("ckpttool/slow/step_20.pt").plugin_data.plugin_name == "text"
+
+
+def test_a_damaged_checkpoint_is_recorded_as_such(sqlite: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "step_1.pt"
+    cut.write_bytes((sqlite / "runs" / "slow" / "step_10.pt").read_bytes()[:700])
+    (one,) = log([cut], f"tensorboard:{tmp_path / 'tb'}").checkpoints
+    assert (one.is_valid, one.facts["verdict"], one.facts["bytes"]) == (False, "invalid", 700)
+
+
+@pytest.mark.parametrize("to", ["", "mlflow:", "neptune:x", "wandb:"])
+def test_no_tracker(sqlite: Path, to: str) -> None:
+    with pytest.raises(UsageError, match="no tracker"):
+        log([sqlite / "runs"], to)
+
+
+def test_a_server_that_isnt_there(sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with warnings_of_mlflow(), pytest.raises(CheckpointError, match="can't be asked"):
+        log([sqlite / "runs"], "mlflow:digits")
+
+
+def test_the_parameters_of_a_run_kept_as_files(files_store: Path) -> None:
+    for folder in files_store.glob("mlruns/*/*/params"):
+        name = (folder.parent / "tags" / "mlflow.runName").read_text()
+        assert hyper_parameters(str(folder.parent), []) == {
+            "lr": str({"slow": 0.1, "fast": 0.5}[name]),
+            "seed": "7",
+        }

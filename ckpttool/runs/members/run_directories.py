@@ -5,7 +5,8 @@ above the folders that frameworks put between. The hyper-parameters stand in the
 
 Sources: ray-project/ray ``python/ray/tune/result.py`` (``params.json``); lightning
 ``pytorch/loggers/csv_logs.py`` (``hparams.yaml``); facebookresearch/hydra ``hydra/_internal/utils.py``
-(``.hydra/config.yaml``); wandb ``wandb/sdk/lib/config_util.py`` (``config.yaml``).
+(``.hydra/config.yaml``); wandb ``wandb/sdk/lib/config_util.py`` (``config.yaml``);
+mlflow ``mlflow/store/tracking/file_store.py`` (``params``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _FOLDERS = frozenset(
 """Names of directories that stand between a run's own and its checkpoints."""
 _MOST_BYTES, _MOST_PARAMETERS = 1 << 16, 1_000
 _LONGEST_LIST = 8
+_MLFLOW = frozenset({"meta.yaml", "params", "metrics"})
+"""What lies in a run of MLflow's, where it keeps runs as files."""
 
 Parameters = Mapping[str, object]
 
@@ -64,8 +67,20 @@ def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
                 continue
             if isinstance(found, Mapping) and found:
                 return dict(flatten(found))
+    if names >= _MLFLOW and (parameters := _read_each(os.path.join(run, "params"))):
+        return parameters
     newest = next((entry for entry in reversed(entries) if entry.hyper_parameters), None)
     return {} if newest is None else dict(flatten(newest.hyper_parameters))
+
+
+def _read_each(directory: str) -> Parameters:
+    """Return MLflow's parameters of a run: a file each."""
+    try:
+        names = sorted(one.name for one in fs.entries(directory))[:_MOST_PARAMETERS]
+    except OSError:
+        return {}
+    texts = ((name, _read(os.path.join(directory, name))) for name in names)
+    return {name: text.decode("utf-8", "replace").strip() for name, text in texts if text is not None}
 
 
 def _read(path: str) -> bytes | None:

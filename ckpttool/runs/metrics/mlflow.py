@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Protocol
@@ -325,11 +326,11 @@ class SqliteStore:
         return read
 
     def _rows(self, table: str, query: str, *values: object, as_mappings: bool = False) -> Iterator[Any]:
-        """Yield the rows of a query; none where there is no such table."""
+        """Yield the rows of a query; none where there is no such table, or no file yet."""
         import sqlite3
 
-        if not os.path.isfile(self.name):
-            raise NotFound(self.name, "no such file")
+        if not os.path.lexists(self.name):
+            return
         uri = f"file:{quote(os.path.abspath(self.name))}?mode=ro"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=_DATABASE_SECONDS)) as database:
@@ -403,9 +404,14 @@ class ServerStore:
 
 @contextmanager
 def asking(uri: str) -> Iterator[None]:
-    """Say of a server whatever goes wrong in a client, which raises errors of many packages."""
+    """Say of a server whatever goes wrong in a client, which raises errors of many packages.
+
+    Its warnings are for who wrote it.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except (CheckpointError, UsageError):
         raise
     except Exception as error:
@@ -423,11 +429,12 @@ def mlflow_client(uri: str | None) -> Any:
 
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    try:
-        tracking = import_module("mlflow.tracking")
-    except ImportError as error:
-        raise missing_client("mlflow", uri or PREFIX) from error
-    return tracking.MlflowClient(uri)
+    with asking(uri or PREFIX):
+        try:
+            tracking = import_module("mlflow.tracking")
+        except ImportError as error:
+            raise missing_client("mlflow", uri or PREFIX) from error
+        return tracking.MlflowClient(uri)
 
 
 def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
