@@ -1,0 +1,90 @@
+"""``ckpttool log``: what it prints, and the step of ``watch``; for what trackers get see test_trackers.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Run
+
+
+@pytest.fixture
+def runs(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "runs"
+    place.mkdir()
+    for epoch in (1, 2):
+        shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", place)
+    return place
+
+
+def test_what_is_printed(run: Run, runs: Path) -> None:
+    (runs / "model_epoch_3.pth").write_bytes((runs / "model_epoch_1.pth").read_bytes()[:1000])
+    first = run("log", "runs", "--to", "tensorboard:tb")
+    assert (first.status, first.err) == (1, "")
+    assert first.out.splitlines() == [
+        "runs/model_epoch_1.pth  valid",
+        "runs/model_epoch_2.pth  valid",
+        "runs/model_epoch_3.pth  invalid",
+        "3 checkpoints recorded in tensorboard:tb",
+    ]
+    again = run("log", "runs", "--to", "tensorboard:tb")
+    assert (again.status, again.out) == (1, "3 already in tensorboard:tb\n")
+    assert len(list(Path("tb").iterdir())) == 1
+
+
+def test_json_and_quiet(run: Run, runs: Path) -> None:
+    answer = run("log", "runs/model_epoch_1.pth", "--to", "tensorboard:tb", "--json")
+    document = json.loads(answer.out)
+    (one,) = document["checkpoints"]
+    assert (answer.status, document["schema"], document["errors"]) == (0, "ckpttool.log/1", [])
+    assert (one["name"], one["recorded"], one["epoch"]) == ("model_epoch_1.pth", True, 1)
+    assert one["bytes"] == (runs / "model_epoch_1.pth").stat().st_size
+    assert run("log", "runs", "--to", "tensorboard:tb", "-q").out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs"], "--to says where: mlflow:EXPERIMENT, wandb:DIR or tensorboard:DIR"),
+        (["runs", "--to", "neptune:x"], "--to neptune:x: no tracker"),
+        (["s3://bucket/runs", "--to", "tensorboard:tb"], "only checkpoints on this machine"),
+        (["empty", "--to", "tensorboard:tb"], "empty: no checkpoint is in it"),
+        (["gone", "--to", "tensorboard:tb"], "gone: no such file or directory"),
+        (["runs", "--to", "tensorboard:runs/model_epoch_1.pth"], "model_epoch_1.pth"),
+    ],
+)
+def test_what_cant_be_done(run: Run, runs: Path, arguments: list[str], message: str) -> None:
+    Path("empty").mkdir()
+    before = (runs / "model_epoch_1.pth").read_bytes()
+    answer = run("log", *arguments)
+    assert answer.status == 2 and message in answer.err and "internal" not in answer.err
+    assert (runs / "model_epoch_1.pth").read_bytes() == before
+
+
+def test_a_damaged_event_file_is_an_error(run: Run, runs: Path) -> None:
+    run("log", "runs", "--to", "tensorboard:tb")
+    (path,) = Path("tb").iterdir()
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    answer = run("log", "runs", "--to", "tensorboard:tb")
+    assert answer.status == 2 and f"{path}: " in answer.err.replace("[", ": ")
+    assert path.read_bytes() == bytes(data)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_step_of_watch(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("ckpttool.toml").write_text(
+        '[watch]\npaths = ["runs"]\nlog-to = "tensorboard:tb"\n[retention]\nkeep-last = 1\n'
+    )
+    first = run("watch", "--once", "--interval", "1s")
+    assert first.err.splitlines() == [
+        "watching runs once: verify, prune, log",
+        "ended: 2 valid, 1 removed, 1 recorded",
+    ]
+    assert first.out.splitlines()[-1][8:] == "  model_epoch_2.pth  recorded in tensorboard:tb"
+    assert "recorded" not in run("watch", "--once", "--interval", "1s").out
