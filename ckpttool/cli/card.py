@@ -28,6 +28,15 @@ Facts = Annotated[
         panel=REMARK_PANEL,
     ),
 ]
+Sources = Annotated[
+    list[str] | None,
+    typer_option(
+        "--from",
+        metavar="SRC",
+        help="Note that PATH was made from SRC, with its SHA-256. May be repeated.",
+        panel=REMARK_PANEL,
+    ),
+]
 Output = Annotated[
     str | None,
     typer_option(
@@ -48,12 +57,13 @@ def card(
     verify: Verify = False,
     note: Note = None,
     facts: Facts = None,
+    sources: Sources = None,
     json: Json = False,
 ) -> int:
     """Write a card of a checkpoint in Markdown: what it is, its digests and metrics, and how to load it.
 
-    With --note and --set, note what people should know of it; both are kept beside it, as pins are, and shown
-    by inspect.
+    With --note, --set and --from, note what people should know of it; this is kept beside it, as pins are,
+    and shown by inspect.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.runs.card import card as make_card
@@ -62,11 +72,15 @@ def card(
     as_json = json or (output is not None and output.lower().endswith(".json"))
     if output is not None:
         _check_output(output, as_json=as_json, force=force)
-    if note is not None or facts:
+    if note is not None or facts or sources:
+        from ckpttool.runs.card import source_text
         from ckpttool.runs.pointers.pins import remark
         from ckpttool.runs.pointers.remarks import parse_facts
 
-        done = remark([place], note=note, facts=parse_facts(dict(map(_fact, facts or ()))))
+        told = dict(map(_fact, facts or ()))
+        if sources:
+            told["source"] = "; ".join(map(source_text, sources))
+        done = remark([place], note=note, facts=parse_facts(told))
         for message in done.recovered:
             say_warning(message)
     with progress("reading", 0) as advance:

@@ -50,6 +50,20 @@ def sums_of_files(
     return dict(zip(wanted, sums, strict=True))
 
 
+def digest_of_list(digests: Mapping[str, str]) -> str:
+    """Return one digest of files: that of the only one, or that of what ``sha256sum`` prints of several.
+
+    Args:
+        digests: SHA-256 of each, by its name.
+    """
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    import hashlib
+
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _sums_of(
     advance: Advance, item: tuple[str, Wanted], check: Callable[[], None]
 ) -> FileSums | CheckpointError:

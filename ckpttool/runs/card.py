@@ -13,7 +13,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.digests import Wanted, sums_of_files
+from ckpttool.ops.digests import Wanted, digest_of_list, sums_of_files
 from ckpttool.ops.inspect import Inspection, inspection
 from ckpttool.ops.verdict import Verification
 from ckpttool.runs.members.run_directories import Parameters, flatten
@@ -105,6 +105,16 @@ def card(
     place = os.fspath(path)
     name = os.path.basename(bare(place)) or place
     return Card(name, inspected, files, hyper_parameters, remark_on(place), verification)
+
+
+def source_text(path: str | os.PathLike[str], *, advance: Advance = no_advance) -> str:
+    """Return what a card says of a checkpoint that another was made from: its path and its SHA-256.
+
+    Of several files it is the digest of what ``sha256sum`` prints of them, sorted by name.
+    """
+    with open_checkpoint(path) as checkpoint:
+        files = _files(checkpoint, None, advance)
+    return f"{os.fspath(path)} (sha256:{digest_of_list({file.name: file.sha256 for file in files})})"
 
 
 def _files(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> tuple[CardFile, ...]:

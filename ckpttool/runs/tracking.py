@@ -18,7 +18,7 @@ from ckpttool.core.result import Table
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.digests import Wanted, sums_of_files
+from ckpttool.ops.digests import Wanted, digest_of_list, sums_of_files
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.look import look_for
 from ckpttool.runs.members.run_directories import run_directory
@@ -157,13 +157,12 @@ def facts_of(
         if isinstance(summed, CheckpointError):
             raise summed
         files[name] = summed.digests[_SHA256]
-    digest = next(iter(files.values())) if len(files) == 1 else _digest_of_list(files)
     facts: dict[str, Any] = {
         "verdict": "valid" if is_valid else "invalid",
         "safety": safety,
         "format": entry.format,
         "bytes": entry.nbytes,
-        _SHA256: digest,
+        _SHA256: digest_of_list(files),
         "files": len(files),
         "epoch": entry.epoch,
         "step": entry.step,
@@ -171,12 +170,6 @@ def facts_of(
     }
     known = {name: value for name, value in facts.items() if value not in (None, {})}
     return LoggedCheckpoint(entry.path, os.path.relpath(entry.path, run), known, run, is_valid)
-
-
-def _digest_of_list(files: Mapping[str, str]) -> str:
-    """Return the digest of what ``sha256sum`` prints of several files."""
-    lines = "".join(f"{digest}  {name}\n" for name, digest in files.items())
-    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _plain(value: float) -> float | str:

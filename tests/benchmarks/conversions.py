@@ -112,6 +112,20 @@ def average(folder: Path, scale: Scale) -> Group:
     return Group(commands, claims)
 
 
+def salvage(folder: Path, scale: Scale) -> Group:
+    """Measure ``salvage`` of a zip without its end against copying the bytes that are left."""
+    whole, cut, out = folder / "whole.pth", folder / "cut.pth", folder / "out.pth"
+    data.write_zip(whole, scale.mebibytes)
+    shutil.copy(whole, cut)
+    os.truncate(cut, cut.stat().st_size - 30)  # no tensor is lost, and nothing says where they lie
+    anew = partial(_clear, (out,))
+    ours = own_command("salvage", "salvage", cut, out)
+    copy = "cp, sync"
+    commands = (Command(ours.name, ours.arguments, anew), _shell(copy, anew, _COPY, cut, out))
+    job = f"salvage a zip of {size_of(scale.mebibytes)} without its end"
+    return Group(commands, (Claim(job, "salvage", copy, ratio=5, resident=_RESIDENT),))
+
+
 def large_convert(folder: Path, scale: Scale) -> Group:
     """Show that memory doesn't grow with the bytes."""
     if scale.times is None:
@@ -132,7 +146,7 @@ def large_convert(folder: Path, scale: Scale) -> Group:
     return Group((_own("convert", anew, whole, out), _shell("cp, sync", anew, _COPY, whole, out)), (claim,))
 
 
-GROUPS: tuple[MakeGroup, ...] = (convert, merge, average, large_convert)
+GROUPS: tuple[MakeGroup, ...] = (convert, merge, average, salvage, large_convert)
 
 
 def _own(name: str, prepare: partial[None], source: Path, target: Path) -> Command:

@@ -163,3 +163,18 @@ def test_the_snippet_loads_the_checkpoint(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_it_was_made_from(run: Run, guide: Path, tmp_path: Path) -> None:
+    shards = shutil.copytree(FILES / "safetensors" / "sharded", tmp_path / "sharded")
+    made = tmp_path / "made.safetensors"
+    assert run("convert", guide, made, "--only", "weights").status == 0
+    assert run("card", made, "--from", guide, "--from", shards, "--json").status == 0
+    one = hashlib.sha256(guide.read_bytes()).hexdigest()
+    names = sorted(path.name for path in shards.iterdir() if path.name != "config.json")
+    lines = "".join(f"{hashlib.sha256((shards / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
+    several = hashlib.sha256(lines.encode()).hexdigest()
+    told = run("inspect", "--field", "about.facts.source", made).out.strip()
+    assert told == f"{guide} (sha256:{one}); {shards} (sha256:{several})"
+    assert one in run("card", made).out
+    assert run("card", made, "--from", tmp_path / "gone.pth").status == 2
