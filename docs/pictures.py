@@ -60,8 +60,12 @@ SCREENS = {
     "diff": "diff runs/model_epoch_9.pth runs/model_epoch_10.pth",
     "drift": "diff runs/model_epoch_6.pth runs/model_epoch_8.pth runs/model_epoch_10.pth",
     "convert": "convert model_checkpoint.pth weights.safetensors --only weights --dtype bfloat16 --force",
+    "salvage": "salvage damaged.pth salvaged.pth",
+    "average": "average --last 5 runs average.safetensors",
     "copy": "copy runs archive --keep 3 --dry-run",
     "prune": "prune runs --keep 2 --keep-best 1 --metric loss --dry-run",
+    "slim": "prune runs --keep 5 --full 1 --dry-run",
+    "log": "log runs --to tensorboard:tb",
     "rename": "rename runs --template {run}-e{epoch:04d} --dry-run",
     "pin": "pin runs/model_epoch_4.pth",
 }

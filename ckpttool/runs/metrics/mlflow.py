@@ -338,7 +338,9 @@ class SqliteStore:
                     database.row_factory = lambda cursor, row: dict(
                         zip((column[0] for column in cursor.description), row, strict=True)
                     )
-                there = database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+                # A view could compute for ever.
+                known = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+                there = database.execute(known, (table,)).fetchone()
                 if there is not None:
                     yield from database.execute(query, values)
         except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
