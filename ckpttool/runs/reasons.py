@@ -24,6 +24,7 @@ class Code(Enum):
     NAMED_IN = "named in"
     NEWEST = "newest"
     PART_OF = "a part of"
+    REGISTERED = "registered"
     MATCHED_NOTHING = "matched nothing"
     FOR_GOOD = "for good"
 

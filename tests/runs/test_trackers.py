@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool import CheckpointError, DamagedCheckpoint, NotFound, UsageError, log, prune
+from ckpttool import CheckpointError, DamagedCheckpoint, NotFound, UsageError, log, prune, rename
 from ckpttool.runs.members.run_directories import hyper_parameters
 from ckpttool.runs.metrics import wandb as wandb_runs
 from ckpttool.runs.metrics.log import Log
@@ -208,6 +208,14 @@ def test_an_artifact_with_an_alias_stays(offline: Path) -> None:
         "slow/step_20.pt",
     ]
     assert list(reasons.values()).count(["net-fast:best in Weights & Biases"]) == 1
+
+
+def test_a_registered_model_keeps_its_name(sqlite: Path) -> None:
+    """MLflow would look for it in vain."""
+    planned = rename(sqlite / "mlruns", template="s-step_{step}", dry_run=True)
+    left = [one.message for one in planned.problems]
+    assert left == ["left alone: registered as net version 1 (champion)"]
+    assert len(planned.renames) == 5
 
 
 def test_a_store_that_cant_be_read_keeps_all(sqlite: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ckpttool.runs.members.order import Group
 from ckpttool.runs.metrics.tracked import TrackedModel
 from ckpttool.runs.metrics.trackers import tracked_models
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
+from ckpttool.runs.reasons import Code, Reason
 
 _BLOCK = 1 << 20
 
@@ -33,8 +34,10 @@ def protect_registered(
     real = {entry.path: fs.realpath(entry.unit.path) for group in groups for entry in group.entries}
     entries = [entry for group in groups for entry in group.entries]
     for model in models:
+        # What is known by its content may have any name.
+        reason = model.reason if model.file is not None else Reason(Code.REGISTERED, model.reason)
         for entry in _entries_of(model, entries, real, index):
-            pointed.protect(entry, model.reason, model.holder)
+            pointed.protect(entry, reason, model.holder)
 
 
 def _entries_of(

@@ -92,7 +92,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     pointers = Pointers(root, surveyed.groups, recursive=request.recursive)
     for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
-            if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF):
+            if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
                 left.setdefault(path, reason)
     unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
     for field in unknown:
