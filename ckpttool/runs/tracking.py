@@ -31,6 +31,7 @@ from ckpttool.runs.surveying.survey import survey_directory
 
 TENSORBOARD = "tensorboard:"
 TARGETS = "mlflow:EXPERIMENT, wandb:DIR or tensorboard:DIR"
+CHANGED = "it changed while it was read"
 _KEY = "ckpttool"
 _SHA256 = "sha256"
 _NOT_IN_KEYS = re.compile(r"[^\w\-. /:]", re.ASCII)
@@ -123,6 +124,9 @@ def log(
                 except CheckpointError as failure:
                     errors[entry.path] = failure.reason
                     continue
+                if not entry.is_unchanged:
+                    errors[entry.path] = CHANGED
+                    continue
                 logged[entry.path] = replace(one, is_new=record(one))
     if not logged and not errors:
         raise NotFound(", ".join(texts), "no checkpoint is in it")
@@ -135,7 +139,7 @@ def _entries_of(
     """Return the directory that was searched, the checkpoints in it, and what is doubtful of them."""
     _, entry = look_for(path)
     if entry is not None:
-        root = os.path.dirname(path) or os.curdir
+        root = run_directory(os.path.dirname(os.path.abspath(path)), os.sep)
         measured, doubts = add_log_metrics([entry], scope.metrics, root) if scope.metrics else ([entry], [])
         return root, measured, doubts
     survey = survey_directory(path, scope)
@@ -147,7 +151,7 @@ def facts_of(
     entry: Entry, root: str, is_valid: bool, safety: str, jobs: int | None = None
 ) -> LoggedCheckpoint:
     """Return what is recorded of a checkpoint whose verdict is known; its files are read once more."""
-    run = run_directory(entry.directory, root)
+    run = run_directory(os.path.abspath(entry.directory), os.path.abspath(root))
     paths = {one.path: os.path.join(entry.directory, one.path) for one in entry.contents.files}
     wanted = dict.fromkeys(paths.values(), Wanted((_SHA256,)))
     sums = sums_of_files(wanted, jobs or default_jobs())
@@ -169,7 +173,9 @@ def facts_of(
         "metrics": {name: _plain(value) for name, value in entry.metrics.items()},
     }
     known = {name: value for name, value in facts.items() if value not in (None, {})}
-    return LoggedCheckpoint(entry.path, os.path.relpath(entry.path, run), known, run, is_valid)
+    return LoggedCheckpoint(
+        entry.path, os.path.relpath(os.path.abspath(entry.path), run), known, run, is_valid
+    )
 
 
 def _plain(value: float) -> float | str:
@@ -199,7 +205,7 @@ def _owner(runs: Sequence[TrackedRun], one: LoggedCheckpoint, root: str, to: str
     Raises:
         UsageError: Several runs are called as its directory is.
     """
-    owner = owner_of(runs, os.path.dirname(one.path), root)
+    owner = owner_of(runs, os.path.dirname(os.path.abspath(one.path)), os.path.abspath(root))
     name = _run_name(one.run)
     if owner is None and sum(run.name == name for run in runs) > 1:
         raise UsageError(f"{to}: several runs are called {name}, so nobody can tell which wrote {one.path}")
@@ -339,8 +345,7 @@ def _tensorboard(directory: str, root: str) -> Iterator[Record]:
 
     def record(one: LoggedCheckpoint) -> bool:
         step = int(one.facts.get("step") or one.facts.get("epoch") or 0)
-        place = one.name if fs.normpath(one.run) == fs.normpath(root) else os.path.relpath(one.path, root)
-        summary = events.text_summary(f"{_KEY}/{place}", _markdown(one))
+        summary = events.text_summary(f"{_KEY}/{_run_name(one.run)}/{one.name}", _markdown(one))
         if (step, summary) in known:
             return False
         known.add((step, summary))

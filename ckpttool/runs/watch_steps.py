@@ -121,6 +121,8 @@ def log_step(to: str, jobs: int | None = None) -> Step:
                 if recorded.get(entry.path) == entry.contents or not entry.is_unchanged:
                     continue
                 one = facts_of(entry, landed.root, is_valid=True, safety=entry.safety.value, jobs=jobs)
+                if not entry.is_unchanged:
+                    continue
                 if record(one):
                     landed.emit(EventStatus.RECORDED, entry.path, to=to)
                 recorded[entry.path] = entry.contents

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.runs import tracking
 from tests.support.commands import Run
 
 
@@ -88,3 +89,29 @@ def test_a_step_of_watch(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) 
     ]
     assert first.out.splitlines()[-1][8:] == "  model_epoch_2.pth  recorded in tensorboard:tb"
     assert "recorded" not in run("watch", "--once", "--interval", "1s").out
+
+
+def test_one_save_is_named_as_all_are(run: Run, runs: Path) -> None:
+    place = runs / "exp1" / "step_100"
+    place.mkdir(parents=True)
+    shutil.copy(runs / "model_epoch_1.pth", place / "model.pt")
+    every = json.loads(run("log", "runs", "--to", "tensorboard:tb", "--json").out)["checkpoints"]
+    (named,) = [one for one in every if one["path"].startswith("runs/exp1")]
+    (one,) = json.loads(run("log", named["path"], "--to", "tensorboard:tb", "--json").out)["checkpoints"]
+    assert named["name"].startswith("step_100")
+    assert one == {**named, "recorded": False}
+
+
+def test_what_changes_is_not_recorded(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = runs / "model_epoch_1.pth"
+
+    def facts(*arguments: object) -> object:
+        found = before(*arguments)
+        path.write_bytes(path.read_bytes()[:-1])
+        return found
+
+    before = tracking.facts_of
+    monkeypatch.setattr(tracking, "facts_of", facts)
+    answer = run("log", path, "--to", "tensorboard:tb")
+    assert (answer.status, "it changed while it was read (not recorded)" in answer.err) == (1, True)
+    assert not Path("tb").exists()

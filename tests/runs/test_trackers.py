@@ -384,9 +384,7 @@ def test_tensorboard_reads_what_was_recorded(sqlite: Path, tmp_path: Path) -> No
 
     target = f"tensorboard:{tmp_path / 'tb'}"
     assert [one.is_new for one in log([sqlite / "runs"], target).checkpoints] == [True] * 6
-    assert [one.is_new for one in log([sqlite / "runs" / "slow"], target).checkpoints] == [
-        True
-    ] * 3  # other names
+    assert not any(one.is_new for one in log([sqlite / "runs" / "slow"], target).checkpoints)
     assert not any(one.is_new for one in log([sqlite / "runs"], target).checkpoints)
     read = EventAccumulator(str(tmp_path / "tb")).Reload()
     names = [f"{trial}/step_{step}.pt" for trial in ("fast", "slow") for step in (10, 20, 30)]
