@@ -29,7 +29,7 @@ _LOCAL = struct.Struct("<4s5H3I2H")
 _DESCRIPTOR, _HAS_DESCRIPTOR, _UTF8 = b"PK\x07\x08", 0x0008, 0x0800
 _FORMS = (struct.Struct("<4x3I"), struct.Struct("<4xI2Q"))
 """A data descriptor: checksum, stored and full size, of 32 or of 64 bits."""
-_WINDOW = 1 << 22
+_FIRST_WINDOW, _WINDOW = 1 << 16, 1 << 22
 _LONGEST_NAME = 4096
 
 
@@ -67,7 +67,8 @@ def whole_records(source: Source) -> Iterator[Member]:
         name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437", "backslashreplace")
         stored = end.payload - payload
         size = stored if method == STORED else size
-        if method == DEFLATED or _crc32(source, payload, end.payload) == end.crc32:
+        is_summed = bool(flags & _HAS_DESCRIPTOR)  # nothing else shows where it ends
+        if method == DEFLATED or is_summed or _crc32(source, payload, end.payload) == end.crc32:
             yield Member(
                 name, raw_name, version, flags, method, (time, date), end.crc32, stored, size, at, payload
             )
@@ -88,9 +89,10 @@ def _end_by_descriptor(source: Source, payload: int) -> _End | None:
     The bytes of a record may hold what looks like a descriptor: only one that states the record's own size
     and checksum counts.
     """
-    crc, summed, at = 0, payload, payload
+    crc, summed, at, nbytes = 0, payload, payload, _FIRST_WINDOW
     while at < source.size:
-        window = source.read(at, min(_WINDOW, source.size - at))
+        window = source.read(at, min(nbytes, source.size - at))
+        view, nbytes = memoryview(window), min(2 * nbytes, _WINDOW)
         found = window.find(_DESCRIPTOR)
         while found >= 0:
             place = at + found
@@ -99,15 +101,19 @@ def _end_by_descriptor(source: Source, payload: int) -> _End | None:
                     continue
                 stated, stored, size = form.unpack(source.read(place, form.size))
                 if stored == size == place - payload > 0:  # an empty record has no descriptor
-                    crc, summed = _crc32(source, summed, place, crc), place
+                    crc, summed = isal_zlib.crc32(view[summed - at : found], crc), place
                     if crc == stated:
                         return _End(place, place + form.size, stated)
             found = window.find(_DESCRIPTOR, found + 1)
-        at += max(1, len(window) - len(_DESCRIPTOR) + 1)
+        following = at + max(1, len(window) - len(_DESCRIPTOR) + 1)
+        if summed < following:
+            crc, summed = isal_zlib.crc32(view[summed - at : following - at], crc), following
+        at = following
     return None
 
 
-def _crc32(source: Source, start: int, end: int, crc: int = 0) -> int:
+def _crc32(source: Source, start: int, end: int) -> int:
+    crc = 0
     while start < end:
         block = source.read(start, min(_WINDOW, end - start))
         crc, start = isal_zlib.crc32(block, crc), start + len(block)
