@@ -46,7 +46,7 @@ def whole_records(source: Source) -> Iterator[Member]:
 
     The first that is cut off, or compressed or named in a way that nobody could follow, ends the search.
     """
-    at = 0
+    at, buffer = 0, bytearray(min(_WINDOW, source.size))  # used again and again: new memory takes longer
     for _ in range(MAX_MEMBERS):
         if at + _LOCAL.size > source.size:
             return
@@ -58,7 +58,7 @@ def whole_records(source: Source) -> Iterator[Member]:
         names = source.read(at + _LOCAL.size, name_length + extra_length)
         raw_name, extra = names[:name_length], names[name_length:]
         if flags & _HAS_DESCRIPTOR:
-            end = _end_by_descriptor(source, payload) if method == STORED else None
+            end = _end_by_descriptor(source, payload, buffer) if method == STORED else None
         else:
             stored = _wide_size(extra, stored)
             end = _End(payload + stored, payload + stored, crc)
@@ -68,7 +68,7 @@ def whole_records(source: Source) -> Iterator[Member]:
         stored = end.payload - payload
         size = stored if method == STORED else size
         is_summed = bool(flags & _HAS_DESCRIPTOR)  # nothing else shows where it ends
-        if method == DEFLATED or is_summed or _crc32(source, payload, end.payload) == end.crc32:
+        if method == DEFLATED or is_summed or _crc32(source, payload, end.payload, buffer) == end.crc32:
             yield Member(
                 name, raw_name, version, flags, method, (time, date), end.crc32, stored, size, at, payload
             )
@@ -83,7 +83,7 @@ def _wide_size(extra: bytes, stored: int) -> int:
     return int.from_bytes(wide[8:16], "little") if len(wide) >= 16 else stored
 
 
-def _end_by_descriptor(source: Source, payload: int) -> _End | None:
+def _end_by_descriptor(source: Source, payload: int, buffer: bytearray) -> _End | None:
     """Return where a stored record ends whose size stands behind it; None if it is cut off.
 
     The bytes of a record may hold what looks like a descriptor: only one that states the record's own size
@@ -91,9 +91,10 @@ def _end_by_descriptor(source: Source, payload: int) -> _End | None:
     """
     crc, summed, at, nbytes = 0, payload, payload, _FIRST_WINDOW
     while at < source.size:
-        window = source.read(at, min(nbytes, source.size - at))
-        view, nbytes = memoryview(window), min(2 * nbytes, _WINDOW)
-        found = window.find(_DESCRIPTOR)
+        read = min(nbytes, len(buffer), source.size - at)
+        view, nbytes = memoryview(buffer)[:read], 2 * nbytes
+        source.read_into(at, view)
+        found = buffer.find(_DESCRIPTOR, 0, read)
         while found >= 0:
             place = at + found
             for form in _FORMS:
@@ -104,17 +105,18 @@ def _end_by_descriptor(source: Source, payload: int) -> _End | None:
                     crc, summed = isal_zlib.crc32(view[summed - at : found], crc), place
                     if crc == stated:
                         return _End(place, place + form.size, stated)
-            found = window.find(_DESCRIPTOR, found + 1)
-        following = at + max(1, len(window) - len(_DESCRIPTOR) + 1)
+            found = buffer.find(_DESCRIPTOR, found + 1, read)
+        following = at + max(1, read - len(_DESCRIPTOR) + 1)
         if summed < following:
             crc, summed = isal_zlib.crc32(view[summed - at : following - at], crc), following
         at = following
     return None
 
 
-def _crc32(source: Source, start: int, end: int) -> int:
+def _crc32(source: Source, start: int, end: int, buffer: bytearray) -> int:
     crc = 0
     while start < end:
-        block = source.read(start, min(_WINDOW, end - start))
+        block = memoryview(buffer)[: end - start]
+        source.read_into(start, block)
         crc, start = isal_zlib.crc32(block, crc), start + len(block)
     return crc

@@ -210,7 +210,11 @@ def _artifact_file(entry: memoryview, path: str, reason: str) -> TrackedModel:
 
 def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[int, memoryview]]:
     """Yield records: the field of ``Record`` that each has, and what is in it. An end in one is a warning."""
-    if file.read(len(_MAGIC)) != _MAGIC:
+    magic = file.read(len(_MAGIC))
+    if magic != _MAGIC and _MAGIC.startswith(magic):  # a run has just begun
+        warnings.append(f"{path}: {_END}")
+        return
+    if magic != _MAGIC:
         raise DamagedCheckpoint(path, "it doesn't begin as a .wandb file does", where="byte 0")
     parts: list[bytes] = []
     for kind, data, offset in _pieces(file, path, warnings):
