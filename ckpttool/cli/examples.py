@@ -214,8 +214,8 @@ CLOSINGS: Mapping[str, Closing] = {
             Example("Record one in an experiment of MLflow", "ckpttool log model.pth --to mlflow:digits"),
         ),
         {
-            0: "all are valid, and recorded",
-            1: "some are invalid or can't be read; the others are recorded",
+            0: "all are valid, none is unsafe, and all are recorded",
+            1: "some are invalid, unsafe or can't be read; the others are recorded",
             2: "there is no checkpoint, or the tracker can't be reached",
         },
         f"{_REFERENCE}/log.md",

@@ -10,7 +10,6 @@ from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import OUTPUT_PANEL
-from ckpttool.core.urls import is_remote
 from ckpttool.runs.scope import Scope
 
 To = Annotated[
@@ -42,8 +41,6 @@ def log(
 
     if to is None:
         raise UsageError(f"--to says where: {TARGETS}")
-    if remote := next((str(path) for path in paths if is_remote(str(path))), None):
-        raise UsageError(f"{remote}: only checkpoints on this machine can be recorded")
     with progress("verifying", 0) as advance:
         logged = record([str(path) for path in paths], to, **scope, jobs=jobs, advance=advance)
     for warning in logged.warnings:
@@ -56,4 +53,4 @@ def log(
         from ckpttool.cli.render.text_changes import logged_text
 
         print(logged_text(logged, colour=has_colour(sys.stdout)))
-    return int(bool(logged.errors) or not all(one.is_valid for one in logged.checkpoints))
+    return int(bool(logged.errors) or not all(one.passes for one in logged.checkpoints))

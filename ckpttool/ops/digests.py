@@ -50,6 +50,20 @@ def sums_of_files(
     return dict(zip(wanted, sums, strict=True))
 
 
+def sha256_of_files(paths: Iterable[str], jobs: int, advance: Advance = no_advance) -> dict[str, FileSums]:
+    """Return sums with the SHA-256 of each file, by its path.
+
+    Raises:
+        CheckpointError: One can't be read.
+    """
+    sums: dict[str, FileSums] = {}
+    for path, one in sums_of_files(dict.fromkeys(paths, Wanted(("sha256",))), jobs, advance).items():
+        if isinstance(one, CheckpointError):
+            raise one
+        sums[path] = one
+    return sums
+
+
 def digest_of_list(digests: Mapping[str, str]) -> str:
     """Return one digest of files: that of the only one, or that of what ``sha256sum`` prints of several.
 

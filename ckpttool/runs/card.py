@@ -6,22 +6,19 @@ import os
 from dataclasses import dataclass, field
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError
 from ckpttool.core.result import Result
 from ckpttool.core.tensor import Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.digests import Wanted, digest_of_list, sums_of_files
+from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.inspect import Inspection, inspection
 from ckpttool.ops.verdict import Verification
 from ckpttool.runs.members.run_directories import Parameters, flatten
 from ckpttool.runs.pointers.pins import remark_on
 from ckpttool.runs.pointers.remarks import Remark
 from ckpttool.transaction.paths import bare
-
-_SHA256 = "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +115,12 @@ def source_text(path: str | os.PathLike[str], *, advance: Advance = no_advance) 
 
 
 def _files(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> tuple[CardFile, ...]:
-    paths = [entry.path for entry in checkpoint.files]
-    sums = sums_of_files(dict.fromkeys(paths, Wanted((_SHA256,))), jobs or default_jobs(), advance)
-    above = fs.commonpath([os.path.dirname(path) for path in paths])
-    files = []
-    for path in paths:
-        summed = sums[path]
-        if isinstance(summed, CheckpointError):
-            raise summed
-        files.append(
-            CardFile(os.path.relpath(path, above or os.curdir), summed.nbytes or 0, summed.digests[_SHA256])
-        )
-    return tuple(files)
+    sums = sha256_of_files((entry.path for entry in checkpoint.files), jobs or default_jobs(), advance)
+    above = fs.commonpath([os.path.dirname(path) for path in sums])
+    return tuple(
+        CardFile(os.path.relpath(path, above or os.curdir), one.nbytes or 0, one.digests["sha256"])
+        for path, one in sums.items()
+    )
 
 
 def weights_types(checkpoint: Checkpoint) -> list[str]:

@@ -15,16 +15,18 @@ from typing import Any
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.report import counted
 from ckpttool.core.result import Table
+from ckpttool.core.urls import is_remote
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
 from ckpttool.io.work import Advance, default_jobs, no_advance
-from ckpttool.ops.digests import Wanted, digest_of_list, sums_of_files
+from ckpttool.ops.digests import digest_of_list, sha256_of_files
+from ckpttool.ops.verdict import Safety
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.look import look_for
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.metrics import events, mlflow, wandb
 from ckpttool.runs.metrics.log_metrics import add_log_metrics
-from ckpttool.runs.metrics.tracked import TrackedRun, missing_client
+from ckpttool.runs.metrics.tracked import TrackedRun, asking, client_module
 from ckpttool.runs.metrics.trackers import owner_of, places_around
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import survey_directory
@@ -47,7 +49,7 @@ class LoggedCheckpoint:
         name: The path within its run, under which it is recorded.
         facts: What is recorded of it.
         run: The run's directory.
-        is_valid: Whether it is valid.
+        passes: Whether it is valid, and safe to load as far as that can be told.
         is_new: Whether it was recorded now; the tracker had just that before otherwise.
     """
 
@@ -55,7 +57,7 @@ class LoggedCheckpoint:
     name: str
     facts: Mapping[str, Any]
     run: str
-    is_valid: bool
+    passes: bool
     is_new: bool = True
 
 
@@ -102,7 +104,7 @@ def log(
         advance: Called with the bytes read, from any thread.
 
     Raises:
-        UsageError: There is no such tracker, or nobody can tell which run is meant.
+        UsageError: There is no such tracker, nobody can tell which run is meant, or a path is in a store.
         CheckpointError: There is no checkpoint, or the tracker can't be reached.
     """
     from ckpttool.ops.verify import verify
@@ -110,6 +112,8 @@ def log(
     scope = Scope(metrics=metrics, exclude=exclude)
     advance = advance or no_advance
     texts = [os.fspath(path) for path in paths]
+    if remote := next(filter(is_remote, texts), None):
+        raise UsageError(f"{remote}: only checkpoints on this machine can be recorded")
     logged: dict[str, LoggedCheckpoint] = {}
     errors: dict[str, str] = {}
     warnings: list[str] = []
@@ -120,7 +124,7 @@ def log(
             for entry in entries:
                 verdict = verify(entry.unit, jobs=jobs, advance=advance)
                 try:
-                    one = facts_of(entry, root, verdict.is_valid, verdict.safety.value, jobs)
+                    one = facts_of(entry, root, is_valid=verdict.is_valid, safety=verdict.safety, jobs=jobs)
                 except CheckpointError as failure:
                     errors[entry.path] = failure.reason
                     continue
@@ -148,22 +152,17 @@ def _entries_of(
 
 
 def facts_of(
-    entry: Entry, root: str, is_valid: bool, safety: str, jobs: int | None = None
+    entry: Entry, root: str, *, is_valid: bool, safety: Safety, jobs: int | None = None
 ) -> LoggedCheckpoint:
     """Return what is recorded of a checkpoint whose verdict is known; its files are read once more."""
     run = run_directory(os.path.abspath(entry.directory), os.path.abspath(root))
-    paths = {one.path: os.path.join(entry.directory, one.path) for one in entry.contents.files}
-    wanted = dict.fromkeys(paths.values(), Wanted((_SHA256,)))
-    sums = sums_of_files(wanted, jobs or default_jobs())
-    files = {}
-    for name, path in sorted(paths.items()):
-        summed = sums[path]
-        if isinstance(summed, CheckpointError):
-            raise summed
-        files[name] = summed.digests[_SHA256]
+    names = [one.path for one in entry.contents.files]
+    paths = {os.path.join(entry.directory, name): name for name in names}
+    sums = sha256_of_files(paths, jobs or default_jobs())
+    files = {paths[path]: one.digests[_SHA256] for path, one in sums.items()}
     facts: dict[str, Any] = {
         "verdict": "valid" if is_valid else "invalid",
-        "safety": safety,
+        "safety": safety.value,
         "format": entry.format,
         "bytes": entry.nbytes,
         _SHA256: digest_of_list(files),
@@ -173,9 +172,9 @@ def facts_of(
         "metrics": {name: _plain(value) for name, value in entry.metrics.items()},
     }
     known = {name: value for name, value in facts.items() if value not in (None, {})}
-    return LoggedCheckpoint(
-        entry.path, os.path.relpath(os.path.abspath(entry.path), run), known, run, is_valid
-    )
+    name = os.path.relpath(os.path.abspath(entry.path), run)
+    passes = is_valid and safety is not Safety.UNSAFE
+    return LoggedCheckpoint(entry.path, name, known, run, passes)
 
 
 def _plain(value: float) -> float | str:
@@ -224,19 +223,21 @@ def _mlflow(wanted: str, root: str) -> Iterator[Record]:
     """Yield what sets a tag of a run for each checkpoint, and writes all about it as an artifact."""
     to = f"{mlflow.PREFIX}{wanted}"
     stores = mlflow.stores_around(places_around(root))
-    store, runs = mlflow.experiment_runs(stores, wanted) or (stores[0] if stores else None, None)
+    found = mlflow.experiment_runs(stores, wanted)
+    store = stores[0] if found is None and stores else found and found.store
     client = mlflow.mlflow_client(None if store is None else store.uri)
-    named = runs[0] if runs is not None and mlflow.names_a_run(wanted, runs) else None
+    runs = [] if found is None else found.runs
+    named = runs[0] if found is not None and found.is_of_one else None
     ids: dict[str, str] = {}
 
     def run_id(one: LoggedCheckpoint) -> str:
         if one.run not in ids:
-            owner = named or _owner(runs or [], one, root, to)
+            owner = named or _owner(runs, one, root, to)
             ids[one.run] = _new_run(client, wanted, one.run) if owner is None else owner.id
         return ids[one.run]
 
     def record(one: LoggedCheckpoint) -> bool:
-        with mlflow.asking(to):
+        with asking(to):
             identity, key, text = run_id(one), f"{_KEY}/{_tag_name(one.name)}", _dumps(one.facts)
             if client.get_run(identity).data.tags.get(key) == text:
                 return False
@@ -308,15 +309,11 @@ def _notes(run: TrackedRun) -> dict[str, str]:
 def _write_wandb_run(
     directory: str, identity: str, known: TrackedRun | None, name: str, notes: Mapping[str, str]
 ) -> None:
-    from importlib import import_module
-
-    try:
-        client = import_module("wandb")
-    except ImportError as error:
-        raise missing_client("wandb", f"{wandb.PREFIX}{directory}") from error
+    what = f"{wandb.PREFIX}{directory}"
+    client = client_module("wandb", what)
     mode = os.environ.get("WANDB_MODE", "offline")
     os.makedirs(directory, exist_ok=True)
-    with mlflow.asking(f"{wandb.PREFIX}{directory}"):
+    with asking(what):
         run = client.init(
             mode=mode,
             dir=directory,
@@ -357,8 +354,7 @@ def _tensorboard(directory: str, root: str) -> Iterator[Record]:
         now = time.time()
         try:
             os.makedirs(directory, exist_ok=True)
-            path = events.free_name(directory, now)
-            write_atomically(path, events.event_file(now, new))
+            write_atomically(os.path.join(directory, events.new_name(now)), events.event_file(now, new))
         except OSError as error:
             raise from_os_error(error, directory) from error
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ckpttool.io import fs
 from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
+from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pruning.planning import PrunePlan
 from ckpttool.runs.pruning.prune import prune
 from ckpttool.runs.pruning.request import PruneRequest
@@ -116,16 +117,20 @@ def log_step(to: str, jobs: int | None = None) -> Step:
     recorded: dict[str, Contents] = {}
 
     def step(landed: Landed) -> StepResult:
+        new = (one for one in landed.entries if recorded.get(one.path) != one.contents)
+        waiting = [one for one in new if one.is_unchanged]  # prune may have taken some
+        if not waiting:
+            return StepResult()
+        done: list[tuple[Entry, bool]] = []
         with open_target(to, landed.root) as record:
-            for entry in landed.entries:
-                if recorded.get(entry.path) == entry.contents or not entry.is_unchanged:
-                    continue
-                one = facts_of(entry, landed.root, is_valid=True, safety=entry.safety.value, jobs=jobs)
-                if not entry.is_unchanged:
-                    continue
-                if record(one):
-                    landed.emit(EventStatus.RECORDED, entry.path, to=to)
-                recorded[entry.path] = entry.contents
+            for entry in waiting:
+                one = facts_of(entry, landed.root, is_valid=True, safety=entry.safety, jobs=jobs)
+                if entry.is_unchanged:
+                    done.append((entry, record(one)))
+        for entry, is_new in done:  # only now is all of it written
+            recorded[entry.path] = entry.contents
+            if is_new:
+                landed.emit(EventStatus.RECORDED, entry.path, to=to)
         return StepResult()
 
     return step

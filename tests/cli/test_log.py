@@ -27,8 +27,8 @@ def test_what_is_printed(run: Run, runs: Path) -> None:
     first = run("log", "runs", "--to", "tensorboard:tb")
     assert (first.status, first.err) == (1, "")
     assert first.out.splitlines() == [
-        "runs/model_epoch_1.pth  valid",
-        "runs/model_epoch_2.pth  valid",
+        "runs/model_epoch_1.pth  valid, safe",
+        "runs/model_epoch_2.pth  valid, safe",
         "runs/model_epoch_3.pth  invalid",
         "3 checkpoints recorded in tensorboard:tb",
     ]
@@ -105,8 +105,8 @@ def test_one_save_is_named_as_all_are(run: Run, runs: Path) -> None:
 def test_what_changes_is_not_recorded(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = runs / "model_epoch_1.pth"
 
-    def facts(*arguments: object) -> object:
-        found = before(*arguments)
+    def facts(*arguments: object, **more: object) -> object:
+        found = before(*arguments, **more)
         path.write_bytes(path.read_bytes()[:-1])
         return found
 
@@ -115,3 +115,21 @@ def test_what_changes_is_not_recorded(run: Run, runs: Path, monkeypatch: pytest.
     answer = run("log", path, "--to", "tensorboard:tb")
     assert (answer.status, "it changed while it was read (not recorded)" in answer.err) == (1, True)
     assert not Path("tb").exists()
+
+
+def test_an_unsafe_checkpoint_is_recorded_as_such(run: Run, runs: Path, files: Path) -> None:
+    verdicts = ((path, run("verify", path).out) for path in sorted((files / "hostile").glob("*.pt*")))
+    unsafe = next(path for path, said in verdicts if "UNSAFE" in said)
+    shutil.copy(unsafe, runs / "model_epoch_9.pth")
+    answer = run("log", "runs/model_epoch_9.pth", "--to", "tensorboard:tb", "--json")
+    (one,) = json.loads(answer.out)["checkpoints"]
+    assert (answer.status, one["safety"]) == (1, "unsafe")
+
+
+@pytest.mark.usefixtures("home")
+def test_watch_says_recorded_of_what_is_written(run: Run, runs: Path) -> None:
+    """The tracker is a file: nothing can be written there."""
+    Path("tb").write_text("")
+    Path("ckpttool.toml").write_text('[watch]\npaths = ["runs"]\nlog-to = "tensorboard:tb"\n')
+    answer = run("watch", "--once", "--interval", "1s")
+    assert answer.status == 1 and "recorded" not in answer.out and "tb: " in answer.err

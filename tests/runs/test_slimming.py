@@ -431,8 +431,26 @@ else:
 """
 
 TRAINER = """
-from transformers import AutoModel
-AutoModel.from_pretrained("trainer/checkpoint-2")
+import sys, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+torch.manual_seed(0)
+sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+model = BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=8, **sizes))
+if sys.argv[1] == "save":
+    data = [{"input_ids": torch.randint(0, 50, (4,)), "labels": torch.tensor(at % 2)} for at in range(12)]
+    arguments = TrainingArguments(
+        "run", max_steps=3, per_device_train_batch_size=4, save_steps=1, report_to="none", disable_tqdm=True
+    )
+    Trainer(model, arguments, train_dataset=data).train()
+    for step in (1, 2, 3):
+        saved = BertForSequenceClassification.from_pretrained(f"run/checkpoint-{step}")
+        torch.save(saved.state_dict(), f"expected_{step}.bin")
+else:
+    for step in (1, 2, 3):
+        loaded = BertForSequenceClassification.from_pretrained(f"run/checkpoint-{step}").state_dict()
+        expected = torch.load(f"expected_{step}.bin")
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 """
 
 
@@ -442,10 +460,12 @@ def _script(script: str, directory: Path, *arguments: str) -> None:
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize(("script", "count"), [(TORCH, 2), (KERAS, 5)], ids=["torch", "keras"])
+@pytest.mark.parametrize(
+    ("script", "count"), [(TORCH, 2), (KERAS, 5), (TRAINER, 2)], ids=["torch", "keras", "trainer"]
+)
 def test_frameworks_load_what_is_slim_and_predict_the_same(script: str, count: int, tmp_path: Path) -> None:
     _script(script, tmp_path, "save")
-    done = prune(tmp_path, full=1, exclude=["*.npy"], series=["best_of_*"])
+    done = prune(tmp_path, full=1, exclude=["*.npy", "expected_*"], series=["best_of_*"])
     assert (done.problems, len(done.plan.slimmed)) == ((), count)
     _script(script, tmp_path, "load")
 

@@ -21,10 +21,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool import CheckpointError, NotFound, UsageError, log, prune, rename
+from ckpttool import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotFound,
+    UsageError,
+    list_checkpoints,
+    log,
+    prune,
+    rename,
+)
 from ckpttool.runs.members.run_directories import hyper_parameters
+from ckpttool.runs.metrics import mlflow as mlflow_stores
 from ckpttool.runs.metrics import wandb as wandb_runs
 from ckpttool.runs.metrics.log import Log
+from ckpttool.runs.pointers import registries
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory
@@ -100,7 +111,8 @@ def server(sqlite: Path) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _no_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def measured(survey: Survey, metric: str) -> dict[str, float]:
@@ -198,6 +210,30 @@ def test_a_model_registered_on_a_server_stays(
     assert "registered as net version 1 (champion)" in reasons
 
 
+@pytest.mark.parametrize("store", ["sqlite", "server"])
+def test_a_model_that_a_run_logged_stays(
+    store: str, sqlite: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow 3 registers ``models:/m-…``; its files are known by that name, also where they were moved."""
+    import mlflow
+
+    place = shutil.copytree(sqlite, tmp_path / "own")
+    uri = f"sqlite:///{place}/mlflow.db" if store == "sqlite" else server
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with warnings_of_mlflow():
+        client = mlflow.MlflowClient(uri)
+        experiment = client.get_experiment_by_name("digits").experiment_id
+        model = client.create_logged_model(experiment, name="deep")
+        client.log_model_artifacts(model.model_id, str(place / "runs" / "slow"))
+        client.finalize_logged_model(model.model_id, "READY")
+        client.create_registered_model(f"deep-{store}")
+        client.create_model_version(f"deep-{store}", f"models:/{model.model_id}", model_id=model.model_id)
+        directories = [path for path in tmp_path.parent.parent.rglob(model.model_id) if path.is_dir()]
+        moved = shutil.copytree(directories[0], tmp_path / "moved" / model.model_id)
+        held = kept(moved.parent)
+    assert [reasons[-1] for reasons in held.values()].count(f"registered as deep-{store} version 1") == 3
+
+
 def test_an_artifact_with_an_alias_stays(offline: Path) -> None:
     """The alias went from step 10 to 20; one file has another name, and is known by its MD5."""
     reasons = {
@@ -210,9 +246,9 @@ def test_an_artifact_with_an_alias_stays(offline: Path) -> None:
     assert list(reasons.values()).count(["net-fast:best in Weights & Biases"]) == 1
 
 
-def test_a_registered_model_keeps_its_name(sqlite: Path) -> None:
+def test_a_registered_model_keeps_its_name(files_store: Path) -> None:
     """MLflow would look for it in vain."""
-    planned = rename(sqlite / "mlruns", template="s-step_{step}", dry_run=True)
+    planned = rename(files_store / "mlruns", template="s-step_{step}", dry_run=True)
     left = [one.message for one in planned.problems]
     assert left == ["left alone: registered as net version 1 (champion)"]
     assert len(planned.renames) == 5
@@ -232,6 +268,68 @@ def test_a_database_of_something_else_protects_nothing(sqlite: Path, tmp_path: P
         other.execute("CREATE TABLE notes (text)")
     other.close()
     assert len(kept(tmp_path / "runs")) == 2
+
+
+@pytest.mark.parametrize(("column", "value"), [("value", "x"), ("step", "many"), ("key", None)])
+def test_a_database_holds_anything(sqlite: Path, tmp_path: Path, column: str, value: object) -> None:
+    place = shutil.copytree(sqlite, tmp_path / "own")
+    database = sqlite3.connect(place / "mlflow.db")
+    with database:
+        for table in ("metrics", "params"):
+            database.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+            database.execute(f"CREATE TABLE {table} AS SELECT * FROM old_{table}")
+        database.execute(f"UPDATE metrics SET {column} = ?", (value,))
+        database.execute("UPDATE params SET value = x'ff'")
+    database.close()
+    if column == "key":
+        assert survey_directory(place / "runs", Scope(metrics=["mlflow:digits"])).entries
+        return
+    with pytest.raises(DamagedCheckpoint, match=r"mlflow\.db"):
+        survey_directory(place / "runs", Scope(metrics=["mlflow:digits"]))
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"),
+    [
+        ("databricks", mlflow_stores.ServerStore),
+        ("https://host", mlflow_stores.ServerStore),
+        ("postgresql://host/db", mlflow_stores.ServerStore),
+        ("sqlite:///a.db", mlflow_stores.SqliteStore),
+        ("file:///a/mlruns", mlflow_stores.FileStore),
+        ("mlruns", mlflow_stores.FileStore),
+    ],
+)
+def test_what_a_uri_means(uri: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, uri)
+            (store,) = mlflow_stores.stores_around([])
+            assert type(store) is kind
+
+
+def test_nothing_but_what_removes_or_renames_asks_trackers(
+    sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list, and each look of a watch, would take long else."""
+    shutil.copytree(sqlite / "runs", tmp_path / "runs")
+    asked: list[str] = []
+    monkeypatch.setattr(registries, "tracked_models", lambda root: asked.append(root) or [])
+    list_checkpoints(tmp_path / "runs").to_dict()
+    assert not asked
+    prune(tmp_path / "runs", keep_last=1, depth="quick", dry_run=True)
+    rename(tmp_path / "runs", template="s-step_{step}", dry_run=True)
+    assert len(asked) == 2
+
+
+def test_zeros_in_a_wandb_file_are_not_its_end(offline: Path, tmp_path: Path) -> None:
+    """An alias may stand behind them."""
+    place = tmp_path / "wandb" / log_file(offline).parent.name
+    place.mkdir(parents=True)
+    data = bytearray(log_file(offline).read_bytes())
+    data[200:300] = bytes(100)
+    (place / "run-x.wandb").write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match="another checksum"):
+        list(wandb_runs.models_in(str(tmp_path / "wandb")))
 
 
 def log_file(offline: Path) -> Path:
@@ -396,7 +494,7 @@ def test_a_damaged_checkpoint_is_recorded_as_such(sqlite: Path, tmp_path: Path) 
     cut = tmp_path / "step_1.pt"
     cut.write_bytes((sqlite / "runs" / "slow" / "step_10.pt").read_bytes()[:700])
     (one,) = log([cut], f"tensorboard:{tmp_path / 'tb'}").checkpoints
-    assert (one.is_valid, one.facts["verdict"], one.facts["bytes"]) == (False, "invalid", 700)
+    assert (one.passes, one.facts["verdict"], one.facts["bytes"]) == (False, "invalid", 700)
 
 
 @pytest.mark.parametrize("to", ["", "mlflow:", "neptune:x", "wandb:"])

@@ -546,14 +546,18 @@ def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
     return "\n".join(lines)
 
 
+_SAFETY = {"unsafe": "UNSAFE", "unknown": "safety unknown"}
+
+
 def logged_text(logged: Logged, *, colour: bool = False) -> str:
     """Return a line for each checkpoint that was recorded, and one for all."""
     paths = [printable(one.path) for one in logged.checkpoints if one.is_new]
     width = max(map(len, paths), default=0)
     lines = []
     for path, one in zip(paths, (one for one in logged.checkpoints if one.is_new), strict=True):
-        word = styled("valid", Style.GREEN, colour) if one.is_valid else styled("invalid", Style.RED, colour)
-        lines.append(f"{path:{width}}  {word}")
+        verdict, safety = one.facts["verdict"], one.facts["safety"]
+        words = verdict if verdict == "invalid" else f"{verdict}, {_SAFETY.get(safety, safety)}"
+        lines.append(f"{path:{width}}  {styled(words, Style.GREEN if one.passes else Style.RED, colour)}")
     return "\n".join([*lines, printable(logged.summary)])
 
 

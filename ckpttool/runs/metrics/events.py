@@ -210,10 +210,9 @@ def own_files(directory: str) -> list[str]:
     ]
 
 
-def free_name(directory: str, now: float) -> str:
+def new_name(now: float) -> str:
     """Return a name for an event file: TensorBoard reads them in the order of the seconds in them."""
-    path = os.path.join(directory, f"events.out.tfevents.{int(now)}{_OWN_SUFFIX}")
-    return free_name(directory, now + 1) if os.path.lexists(path) else path
+    return f"events.out.tfevents.{int(now)}.{os.urandom(4).hex()}{_OWN_SUFFIX}"
 
 
 def summaries_in(path: str) -> Iterator[tuple[int, bytes]]:

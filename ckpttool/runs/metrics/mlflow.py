@@ -10,33 +10,29 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import Any, Protocol
+from contextlib import closing
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from ckpttool.core.errors import (
-    CheckpointError,
-    DamagedCheckpoint,
-    NotFound,
-    Unsupported,
-    UsageError,
-    from_os_error,
-)
+from ckpttool.core.errors import DamagedCheckpoint, NotFound, from_os_error
 from ckpttool.io import fs
 from ckpttool.runs.members.run_directories import parse_yaml
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import numbered_lines
-from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun, missing_client
+from ckpttool.runs.metrics.tracked import TrackedModel, TrackedRun, asking, client_module
 
 PREFIX = "mlflow:"
 DATABASE, DIRECTORY = "mlflow.db", "mlruns"
-URI = "MLFLOW_TRACKING_URI"
+URI, REGISTRY_URI = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
+_DATABRICKS = ("databricks", "databricks-uc")
+"""Servers whose names look like a directory's."""
 
 _SQLITE = "sqlite:///"
 _DATABASE_SECONDS = 5
 _META = "meta.yaml"
+_LOGGED_MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
+"""What MLflow 3 calls a model of a run; its files lie in a directory of this name."""
 _MOST_META = 1 << 20
 _PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
@@ -56,9 +52,7 @@ class Store(Protocol):
 
 def stores_around(directories: list[str]) -> list[Store]:
     """Return the stores that the environment names, or that lie in some directories; the nearest first."""
-    stores: list[Store] = []
-    if uri := os.environ.get(URI):
-        stores.append(store_at(uri))
+    stores = [store_at(uri) for name in (URI, REGISTRY_URI) if (uri := os.environ.get(name))]
     for directory in directories:
         database, folder = os.path.join(directory, DATABASE), os.path.join(directory, DIRECTORY)
         if os.path.isfile(database):
@@ -72,7 +66,7 @@ def store_at(uri: str) -> Store:
     """Return the store at a tracking URI."""
     if uri.startswith(_SQLITE):
         return SqliteStore(uri.removeprefix(_SQLITE).partition("?")[0])
-    if uri.startswith("file:") or not _PLAIN_URL.match(uri):
+    if uri.startswith("file:") or not (_PLAIN_URL.match(uri) or uri in _DATABRICKS):
         return FileStore(path_of(uri, os.curdir))
     return ServerStore(uri)
 
@@ -90,11 +84,19 @@ def find_runs(stores: list[Store], wanted: str) -> list[TrackedRun]:
     if (found := experiment_runs(stores, wanted)) is None:
         names = ", ".join(store.name for store in stores)
         raise NotFound(label, f"there is no such experiment in {names}")
-    return found[1]
+    return found.runs
 
 
-def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[TrackedRun]] | None:
-    """Return the runs as ``find_runs`` does, and the store that has them; None without such an experiment.
+class FoundRuns(NamedTuple):
+    """The runs that a name stands for, the store that has them, and whether it is the name of one of them."""
+
+    store: Store
+    runs: list[TrackedRun]
+    is_of_one: bool = False
+
+
+def experiment_runs(stores: list[Store], wanted: str) -> FoundRuns | None:
+    """Return the runs as ``find_runs`` does; None without such an experiment.
 
     Raises:
         NotFound: The experiment has no run of that name.
@@ -102,20 +104,14 @@ def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[Track
     experiment, _, run = wanted.rpartition("/")
     for store in stores:
         if (runs := store.runs(wanted)) is not None:
-            return store, runs
+            return FoundRuns(store, runs)
         if experiment and (runs := store.runs(experiment)) is not None:
             named = [one for one in runs if run in (one.name, one.id)]
             if not named:
                 problem = f"no run of the experiment {experiment} is called {run} in {store.name}"
                 raise NotFound(f"{PREFIX}{wanted}", problem)
-            return store, named
+            return FoundRuns(store, named, len(named) == 1)
     return None
-
-
-def names_a_run(wanted: str, runs: list[TrackedRun]) -> bool:
-    """Tell whether a name that led to these runs is that of one, and not of their experiment."""
-    _, mark, run = wanted.rpartition("/")
-    return bool(mark) and len(runs) == 1 and run in (runs[0].name, runs[0].id)
 
 
 def path_of(uri: str, base: str) -> str:
@@ -125,9 +121,16 @@ def path_of(uri: str, base: str) -> str:
     return uri if _PLAIN_URL.match(uri) or fs.is_remote(uri) else os.path.normpath(os.path.join(base, uri))
 
 
-def _reason(model: object, version: object, aliases: list[str], stage: object) -> str:
+def _model(
+    store: Store, name: object, version: object, aliases: list[str], stage: object, place: str, run: object
+) -> TrackedModel:
+    """Return a registered model; ``place`` is where it lies, or ``models:/m-…``, which MLflow resolves."""
     named = [*aliases, *([str(stage)] if stage not in (None, "None", "") else [])]
-    return f"registered as {model} version {version}" + (f" ({', '.join(named)})" if named else "")
+    reason = f"registered as {name} version {version}" + (f" ({', '.join(named)})" if named else "")
+    logged = _LOGGED_MODEL.search(place)
+    identity = logged[0] if logged else str(run or "")
+    base = os.path.dirname(store.name)
+    return TrackedModel(reason, store.name, path_of(place, base), identity)
 
 
 # A directory ----------------------------------------------------------------------------------------
@@ -157,12 +160,9 @@ class FileStore:
                 if str(meta.get("current_stage")).startswith("Deleted"):
                     continue
                 names = [str(alias) for alias, one in named.items() if str(one) == version]
-                place = path_of(
-                    str(meta.get("storage_location") or meta.get("source") or ""),
-                    os.path.dirname(self.name),
-                )
-                reason = _reason(model.get("name"), version, names, meta.get("current_stage"))
-                yield TrackedModel(reason, self.name, place, str(meta.get("run_id") or ""))
+                place = str(meta.get("storage_location") or meta.get("source") or "")
+                stage, run = meta.get("current_stage"), meta.get("run_id")
+                yield _model(self, model.get("name"), version, names, stage, place, run)
 
     def _run(self, experiment: str, folder: str, meta: Mapping[str, Any]) -> TrackedRun | None:
         identity = meta.get("run_id") or meta.get("run_uuid")
@@ -174,7 +174,7 @@ class FileStore:
             f"{PREFIX}{experiment}/{name}",
             identity,
             name,
-            folder,
+            os.path.realpath(folder),
             self._texts(folder, "params"),
             lambda log: _read_metric_files(os.path.join(folder, "metrics"), log),
         )
@@ -250,7 +250,7 @@ def _add_line(log: Log, name: str, path: str, number: int, line: bytes) -> None:
         return
     parts = line.split()
     try:
-        _, value, step = float(parts[0]), float(parts[1]), int(parts[2]) if len(parts) > 2 else 0
+        _, value, step = float(parts[0]), float(parts[1]), float(parts[2]) if len(parts) > 2 else 0
     except (ValueError, IndexError) as error:
         expected = "a time, a value and a step"
         raise DamagedCheckpoint(
@@ -259,7 +259,7 @@ def _add_line(log: Log, name: str, path: str, number: int, line: bytes) -> None:
     _add(log, name, step, value)
 
 
-def _add(log: Log, name: str, step: int, value: float) -> None:
+def _add(log: Log, name: str, step: float, value: float) -> None:
     """Take a metric; an epoch among them, as trainers log it, is none."""
     if name != "epoch":
         log.add(step, None, {name: value})
@@ -285,43 +285,57 @@ class SqliteStore:
         if not ids:
             return None
         marks = ", ".join("?" * len(ids))
+        own = f"SELECT run_uuid FROM runs WHERE experiment_id IN ({marks})"
+        parameters: dict[object, dict[str, str]] = {}
+        query = f"SELECT run_uuid, key, value FROM params WHERE run_uuid IN ({own})"
+        for identity, key, value in self._rows("params", query, *ids):
+            parameters.setdefault(identity, {})[str(key)] = str(value)
         query = (
             "SELECT run_uuid, name, artifact_uri FROM runs "
             f"WHERE experiment_id IN ({marks}) AND lifecycle_stage = 'active' ORDER BY start_time"
         )
-        return [self._run(experiment, *row) for row in self._rows("runs", query, *ids)]
+        return [
+            self._run(
+                experiment,
+                str(identity),
+                str(name or identity),
+                str(place or ""),
+                parameters.get(identity, {}),
+            )
+            for identity, name, place in self._rows("runs", query, *ids)
+        ]
 
     def models(self) -> Iterator[TrackedModel]:
-        aliases: dict[tuple[str, int], list[str]] = {}
+        aliases: dict[object, list[str]] = {}
         for name, version, alias in self._rows(
             "registered_model_aliases", "SELECT name, version, alias FROM registered_model_aliases"
         ):
-            aliases.setdefault((name, version), []).append(alias)
+            aliases.setdefault((name, version), []).append(str(alias))
         for row in self._rows("model_versions", "SELECT * FROM model_versions", as_mappings=True):
-            if str(row["current_stage"]).startswith("Deleted"):
-                continue
-            reason = _reason(
-                row["name"],
-                row["version"],
-                aliases.get((row["name"], row["version"]), []),
-                row["current_stage"],
-            )
-            place = str(row.get("storage_location") or row["source"] or "")
-            base = os.path.dirname(self.name)
-            yield TrackedModel(reason, self.name, path_of(place, base), row.get("run_id") or "")
+            stage, place = row.get("current_stage"), row.get("storage_location") or row.get("source")
+            if not str(stage).startswith("Deleted"):
+                name, version = row.get("name"), row.get("version")
+                names = aliases.get((name, version), [])
+                yield _model(self, name, version, names, stage, str(place or ""), row.get("run_id"))
 
-    def _run(self, experiment: str, identity: str, name: str | None, artifacts: str | None) -> TrackedRun:
-        rows = self._rows("params", "SELECT key, value FROM params WHERE run_uuid = ?", identity)
-        place = os.path.dirname(path_of(artifacts or "", os.path.dirname(self.name)))
-        label = f"{PREFIX}{experiment}/{name or identity}"
-        return TrackedRun(label, identity, name or identity, place, dict(rows), self._reader(identity))
+    def _run(
+        self, experiment: str, identity: str, name: str, artifacts: object, parameters: Mapping[str, str]
+    ) -> TrackedRun:
+        place = path_of(str(artifacts or ""), os.path.dirname(self.name))
+        own = os.path.realpath(os.path.dirname(place)) if os.path.isabs(place) else ""
+        label = f"{PREFIX}{experiment}/{name}"
+        return TrackedRun(label, identity, name, own, parameters, self._reader(identity))
 
     def _reader(self, identity: str) -> Callable[[Log], None]:
         query = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp"
 
         def read(log: Log) -> None:
             for key, step, value, is_nan in self._rows("metrics", query, identity):
-                _add(log, key, step, float("nan") if is_nan else float(value))
+                try:
+                    _add(log, str(key), float(step), float("nan") if is_nan else float(value))
+                except (ValueError, TypeError) as error:  # SQLite holds anything in any column
+                    found = f"{key} of a run is {value!r:.40} at step {step!r:.40}"
+                    raise DamagedCheckpoint(self.name, found, expected="numbers") from error
 
         return read
 
@@ -359,7 +373,7 @@ class ServerStore:
         self.name = self.uri = uri
 
     def runs(self, experiment: str) -> list[TrackedRun] | None:
-        client = self._client()
+        client = mlflow_client(self.uri)
         with asking(self.uri):
             known = client.get_experiment_by_name(experiment)
             if known is None:
@@ -378,7 +392,7 @@ class ServerStore:
             ]
 
     def models(self) -> Iterator[TrackedModel]:
-        client = self._client()
+        client = mlflow_client(self.uri)
         with asking(self.uri):
             versions = list(_pages(lambda token: client.search_model_versions(page_token=token)))
             models = _pages(lambda token: client.search_registered_models(page_token=token))
@@ -386,10 +400,8 @@ class ServerStore:
         for version in versions:
             named = aliases.get(version.name, {})
             names = [alias for alias, one in named.items() if str(one) == str(version.version)]
-            reason = _reason(version.name, version.version, names, version.current_stage)
-            yield TrackedModel(
-                reason, self.name, path_of(version.source or "", os.curdir), version.run_id or ""
-            )
+            stage, place = version.current_stage, version.source or ""
+            yield _model(self, version.name, version.version, names, stage, place, version.run_id)
 
     def _reader(self, client: Any, identity: str, names: tuple[str, ...]) -> Callable[[Log], None]:
         def read(log: Log) -> None:
@@ -400,26 +412,6 @@ class ServerStore:
 
         return read
 
-    def _client(self) -> Any:
-        return mlflow_client(self.name)
-
-
-@contextmanager
-def asking(uri: str) -> Iterator[None]:
-    """Say of a server whatever goes wrong in a client, which raises errors of many packages.
-
-    Its warnings are for who wrote it.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except (CheckpointError, UsageError):
-        raise
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unsupported(uri, f"it can't be asked: {first:.200}") from error
-
 
 def mlflow_client(uri: str | None) -> Any:
     """Return MLflow's client of a tracking URI; a server that doesn't answer is not waited for for minutes.
@@ -427,16 +419,10 @@ def mlflow_client(uri: str | None) -> Any:
     Raises:
         MissingPackage: MLflow is not installed.
     """
-    from importlib import import_module
-
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     with asking(uri or PREFIX):
-        try:
-            tracking = import_module("mlflow.tracking")
-        except ImportError as error:
-            raise missing_client("mlflow", uri or PREFIX) from error
-        return tracking.MlflowClient(uri)
+        return client_module("mlflow.tracking", uri or PREFIX).MlflowClient(uri)
 
 
 def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:

@@ -1,11 +1,15 @@
-"""What a tracking system knows: runs with their parameters and metrics, and models under a name."""
+"""What a tracker knows, runs and models under a name, and how its client is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from ckpttool.core.errors import MissingPackage
+from ckpttool.core.errors import CheckpointError, MissingPackage, Unsupported, UsageError
 from ckpttool.core.extras import install_command
 from ckpttool.runs.metrics.log import Log
 
@@ -18,7 +22,7 @@ class TrackedRun:
         label: What it is called in messages: ``mlflow:digits/slow``.
         id: What the tracker calls it.
         name: What people call it.
-        directory: The tracker's own directory of it; empty if there is none on this machine.
+        directory: The real path of the tracker's own directory of it; empty if there is none here.
         parameters: What it was started with.
         read: Reads its metrics into a log.
         project: What it is a part of.
@@ -41,19 +45,43 @@ class TrackedModel:
         reason: Why it stays: ``registered as net version 3 (champion)``.
         holder: The tracker's file that says so.
         place: Its file or directory; empty if only its content is known.
-        run_id: The run that it came from; a moved store is known by it.
+        identity: What the tracker calls its run, or itself; it stands in its place, and in a moved one, too.
         file: The name, size and base64 MD5 of a file of it, where it is known by its content.
     """
 
     reason: str
     holder: str
     place: str = ""
-    run_id: str = ""
+    identity: str = ""
     file: tuple[str, int, str] | None = None
 
 
-def missing_client(tracker: str, what: str) -> MissingPackage:
-    """Return the error that says that a tracker's own package is needed."""
-    return MissingPackage(
-        what, f"it needs {tracker}, which is not installed", expected=install_command(tracker)
-    )
+def client_module(name: str, what: str) -> Any:
+    """Return a module of a tracker's own package, as ``mlflow.tracking``.
+
+    Raises:
+        MissingPackage: It is not installed.
+    """
+    package = name.partition(".")[0]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        found = f"it needs {package}, which is not installed"
+        raise MissingPackage(what, found, expected=install_command(package)) from error
+
+
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Say of a tracker whatever goes wrong in its client, which raises errors of many packages.
+
+    Its warnings are for who wrote it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (CheckpointError, UsageError):
+        raise
+    except Exception as error:  # clients raise errors of many packages
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(what, f"it can't be asked: {first:.200}") from error

@@ -69,23 +69,23 @@ def runs_named(name: str, root: str) -> list[TrackedRun]:
 
 def owner_of(runs: Sequence[TrackedRun], directory: str, root: str) -> TrackedRun | None:
     """Return the run that wrote into a directory, by its place, parameters or name; None if unclear."""
-    real = fs.realpath(directory)
-    parts = real.split(os.sep)
-    own = fs.realpath(run_directory(directory, root))
-    inside = [one for one in runs if one.id in parts or _lies_in(real, one.directory)]
-    told = inside or [one for one in runs if own in _paths(one.parameters)]
-    named = told or [one for one in runs if one.name == os.path.basename(own)]
+    real, own = fs.realpath(directory), fs.realpath(run_directory(directory, root))
+    name = os.path.basename(own)
+    inside = [one for one in runs if one.id in real.split(os.sep) or _lies_in(real, one.directory)]
+    told = inside or [one for one in runs if _names_directory(one.parameters, own)]
+    named = told or [one for one in runs if one.name == name]
     return named[0] if len(named) == 1 else None
 
 
 def _lies_in(real: str, directory: str) -> bool:
-    return bool(directory) and os.path.join(real, "").startswith(os.path.join(fs.realpath(directory), ""))
+    return bool(directory) and os.path.join(real, "").startswith(os.path.join(directory, ""))
 
 
-def _paths(parameters: Mapping[str, object]) -> set[str]:
-    """Return what parameters name that is there, as ``output_dir`` does."""
-    texts = (value for value in parameters.values() if isinstance(value, str) and 0 < len(value) < 4096)
-    return {os.path.realpath(text) for text in texts if "\0" not in text and os.path.isdir(text)}
+def _names_directory(parameters: Mapping[str, object], directory: str) -> bool:
+    """Tell whether a parameter is the path of a directory, as ``output_dir`` is."""
+    texts = (value.rstrip(os.sep) for value in parameters.values() if isinstance(value, str))
+    name = os.path.basename(directory)
+    return any(os.path.basename(text) == name and os.path.realpath(text) == directory for text in texts)
 
 
 def places_around(root: str) -> list[str]:

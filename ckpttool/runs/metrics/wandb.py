@@ -242,7 +242,7 @@ def _pieces(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[in
             file.read(left)
             offset += left
         head = file.read(_HEAD.size)
-        if not head or not any(head):
+        if not head:
             return
         checksum, nbytes, kind = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 1, _FULL)
         data = file.read(nbytes)

@@ -92,8 +92,17 @@ class Pointers:
     one that is damaged speaks for none.
     """
 
-    def __init__(self, root: str, groups: Sequence[Group], *, recursive: bool = True) -> None:
-        """Follow them; with ``recursive`` notes are looked for in all directories below, too."""
+    def __init__(
+        self, root: str, groups: Sequence[Group], *, recursive: bool = True, asks_trackers: bool = False
+    ) -> None:
+        """Follow them.
+
+        Args:
+            root: The directory.
+            groups: The series in it.
+            recursive: Whether notes are looked for in all directories below, too.
+            asks_trackers: Whether trackers are asked, which takes long: where something goes or is renamed.
+        """
         entries = [entry for group in groups for entry in group.entries]
         series = SeriesIndex(groups)
         self._groups = groups
@@ -108,7 +117,8 @@ class Pointers:
             _protect_being_written(before, names, index, directory)
         _follow_notes(before, root, index, recursive=recursive)
         follow_pins(before, root, groups, index)
-        protect_registered(before, root, groups, index)
+        if asks_trackers:
+            protect_registered(before, root, groups, index)
         _follow_symlinks(after, root, index, series)
         _follow_needs(after, root, index, entries)
         for entry in entries:

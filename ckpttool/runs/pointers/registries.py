@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.io import fs
+from ckpttool.ops.digests import sums_of_file
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.metrics.tracked import TrackedModel
 from ckpttool.runs.metrics.trackers import tracked_models
 from ckpttool.runs.pointers.targets import CheckpointIndex, PointerProtections
 from ckpttool.runs.reasons import Code, Reason
-
-_BLOCK = 1 << 20
 
 
 def protect_registered(
@@ -50,22 +48,24 @@ def _entries_of(
             yield around
         below = os.path.join(place, "")
         yield from (entry for entry in entries if real[entry.path].startswith(below))
-    if model.run_id and model.run_id in model.place:  # the store may have been moved since
-        tail = model.place[model.place.index(model.run_id) :]
+    if model.identity and model.identity in model.place:  # the store may have been moved since
+        tail = _tail(model.place, model.identity)
         yield from (
-            entry
-            for entry in entries
-            if f"{os.sep}{tail}{os.sep}" in f"{real[entry.path]}{os.sep}"
-            or _lies_around(real[entry.path], tail)
+            entry for entry in entries if _contains_other(_tail(real[entry.path], model.identity), tail)
         )
     if model.file is not None:
         yield from _of_same_content(model.file, entries)
 
 
-def _lies_around(path: str, tail: str) -> bool:
-    """Tell whether a checkpoint that is a directory holds a model's place, which begins with a run's id."""
-    head, _, rest = path.rpartition(f"{os.sep}{tail.split('/')[0]}{os.sep}")
-    return bool(head) and f"{tail}/".startswith(f"{tail.split('/')[0]}/{rest}/")
+def _tail(path: str, identity: str) -> str:
+    """Return what follows a name in a path; empty where it has none of that name."""
+    _, mark, tail = path.partition(f"/{identity}")
+    return f"{tail}/" if mark else ""
+
+
+def _contains_other(one: str, other: str) -> bool:
+    """Tell whether one of two paths lies in the other; both end with a slash unless they are none."""
+    return bool(one and other) and (one.startswith(other) or other.startswith(one))
 
 
 def _of_same_content(file: tuple[str, int, str], entries: Sequence[Entry]) -> Iterator[Entry]:
@@ -84,11 +84,9 @@ def _files(entry: Entry) -> Iterator[tuple[str, int]]:
 
 
 def _md5(path: str) -> str:
-    summed = hashlib.md5(usedforsecurity=False)
+    """Return a file's MD5 as Weights & Biases writes it."""
     try:
-        with fs.open_regular(path) as file:
-            while block := file.read(_BLOCK):
-                summed.update(block)
-    except OSError:  # it has just gone
+        digest = sums_of_file(path, ("md5",)).digests["md5"]
+    except NotFound:  # it has just gone
         return ""
-    return base64.b64encode(summed.digest()).decode()
+    return base64.b64encode(bytes.fromhex(digest)).decode()

@@ -88,7 +88,7 @@ def make_plan(
     policies = request.all_policies
     survey = survey_series(require_directory(request.directory), request, progress, known)
     groups, now = survey.groups, time.time()
-    pointers = Pointers(survey.root, groups, recursive=request.recursive)
+    pointers = Pointers(survey.root, groups, recursive=request.recursive, asks_trackers=True)
     own = own_reasons(survey, request, request.min_age)
     failed = _failed_runs(request, groups, pointers, now, progress)
     followers = metric_followers([(group, policies.of(group)) for group in groups])

@@ -89,7 +89,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    pointers = Pointers(root, surveyed.groups, recursive=request.recursive)
+    pointers = Pointers(root, surveyed.groups, recursive=request.recursive, asks_trackers=True)
     for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
