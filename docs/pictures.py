@@ -48,7 +48,16 @@ SESSION = [
 SECONDS = {"typed": 1.2, "answered": 4.0}
 """How long the moving picture shows a command before its answer, and the answer."""
 ROWS = 24
-_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d")
+WATCH = """
+[naming]
+template = "{run}-e{epoch:04d}"
+[watch]
+paths = ["runs"]
+copy-to = "archive"
+[retention]
+keep-last = 7
+"""
 WIDTHS = (60, 80, 120, 200)
 SCREENS = {
     "inspect": "inspect model_checkpoint.pth",
@@ -67,6 +76,7 @@ SCREENS = {
     "slim": "prune runs --keep 5 --full 1 --dry-run",
     "log": "log runs --to tensorboard:tb",
     "rename": "rename runs --template {run}-e{epoch:04d} --dry-run",
+    "watch": "watch --config watch.toml --once",
     "pin": "pin runs/model_epoch_4.pth",
 }
 """What each command prints, at all widths."""
@@ -162,6 +172,7 @@ def prepare(folder: Path) -> None:
     damaged[damaged.index(b"data/0") + 128] ^= 0x10
     (folder / "damaged.pth").write_bytes(damaged)
     shutil.copy(FILES / "hostile" / "call_global.pth", folder / "stranger.pth")
+    (folder / "watch.toml").write_text(WATCH)
     three_days_ago = time.time() - 3.5 * 86_400
     for path in folder.rglob("*"):
         os.utime(path, (three_days_ago, three_days_ago))
@@ -191,8 +202,12 @@ def run(command: str, folder: str, columns: int) -> list[Text]:
     os.close(its_end)
     output = everything(terminal).replace("\r\n", "\n")
     problems = done.communicate()[1].decode()
-    text = _TIME.sub("2026-11-23 09:30:00", (output + problems).rstrip())
+    text = _TIME.sub(a_fixed_time, (output + problems).rstrip())
     return [Text.from_ansi(line) for line in text.splitlines()]
+
+
+def a_fixed_time(found: re.Match[str]) -> str:
+    return "2026-11-23 09:30:00" if found[1] else "09:30:00"
 
 
 def everything(terminal: int) -> str:
