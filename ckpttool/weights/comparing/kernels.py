@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.dtypes import DType
+from ckpttool.core.readable import aligned_buffer
 from ckpttool.weights.comparing.element_values import Widening, widening_of
 from ckpttool.weights.comparing.elements import Buffers
 from ckpttool.weights.comparing.statistics import ElementPlace, ExactSum, Tally, Tolerance, scaled
@@ -29,8 +30,10 @@ _SAFE = 2.0**-900, 2.0**900
 """Sums of squares between these lost nothing to underflow, and are far from overflow."""
 _QUARTER = 2  # a difference and the length of a complex number are less than four times the largest float64
 
-BLOCK_ELEMENTS = 4 * BLAS_LENGTH
-"""Elements of a block: few enough for the caches, and so many that calling NumPy takes little of the time."""
+_PART_ELEMENTS = 2 * BLAS_LENGTH
+"""Elements that are measured at once as float64: few enough for a processor's own cache."""
+BLOCK_ELEMENTS = 4 * _PART_ELEMENTS
+"""Elements of a block: so many that what Python does for each takes little of the time."""
 
 _MAX_ITEM_BYTES = 16
 _MANY_VIEWS = 64
@@ -40,25 +43,26 @@ _SLACK = 2.0**-22
 _LARGE = 1e30  # float32 holds it, and its neighbours
 _FEW = 64
 """One element in so many is looked at by itself."""
-_MAX_CANCELLATION = 8
-"""How many times more than their products the squares may be that these are computed from."""
+_SUMS = 5
+"""Sums of a row: a·a, b·b, d·d, a·b and |d|; behind them comes the largest |d|."""
 
 
-class _Views(NamedTuple):
-    """The working memory of blocks of one length.
+class _Part(NamedTuple):
+    """The working memory of a part of a block, and where its sums go.
 
     Attributes:
+        start: Index of the first element in the block.
         narrow: Both sides as float32.
         wide: Both sides as float64; ``a``, ``b`` and their difference ``d``, of which in the end
             only the moduli are wanted, are rows of one array.
         rows: All three, cut into lengths that BLAS multiplies in this thread; ``columns`` is their transpose.
-        products: Of rows and columns; ``sums`` is the same memory, a row for each of ``a``, ``b`` and ``d``.
+        moduli: The rows of ``d``.
         padding: What lies behind the last element in the rows.
-        quotients: b / a in float32.
-        ratios: |b - a| / |a| in float64.
+        squares, products, sums, largest: Of each row a·a, b·b and d·d; a·b; the sum of |d|; the largest |d|.
         mask: One boolean an element.
     """
 
+    start: int
     narrow: Array
     wide: Array
     a: Array
@@ -66,20 +70,43 @@ class _Views(NamedTuple):
     d: Array
     rows: Array
     columns: Array
+    moduli: Array
+    padding: Array
+    squares: Array
     products: Array
     sums: Array
-    padding: Array
-    quotients: Array
-    ratios: Array
+    largest: Array
     mask: Array
 
 
-def _ratio_at(at: Array, v: _Views) -> float:
-    """Return the largest |b - a| / |a| at some indexes; 0 / 0 is no change."""
+class _Views(NamedTuple):
+    """The working memory of blocks of one length.
+
+    Attributes:
+        parts: What of it is measured at once.
+        length: Elements of a row.
+        sums: Of each row the sums, shape (5, rows).
+        largest: Of each row the largest |d|.
+        narrow: Both sides as float32.
+        quotients: One float32 an element.
+        mask: One boolean an element.
+    """
+
+    parts: tuple[_Part, ...]
+    length: int
+    sums: Array
+    largest: Array
+    narrow: Array
+    quotients: Array
+    mask: Array
+
+
+def _aligned_zeros(rows: int, columns: int, dtype: str) -> Array:
+    """Return zeros that begin with a cache line: NumPy calculates on these up to twice as fast."""
     import numpy as np
 
-    ratios = v.d[at] / np.abs(v.a[at])
-    return float(np.fmax.reduce(ratios, initial=0.0))
+    memory = aligned_buffer(rows * columns * np.dtype(dtype).itemsize)
+    return np.frombuffer(memory, dtype).reshape(rows, columns)
 
 
 class Workspace:
@@ -95,11 +122,10 @@ class Workspace:
         self.buffers = Buffers(BLOCK_ELEMENTS * _MAX_ITEM_BYTES)
         self._raw = np.frombuffer(self.buffers.data, np.uint8).reshape(2, -1)
         self._tolerance = tolerance
-        self._narrow = np.zeros((2, BLOCK_ELEMENTS), "<f4")
-        self._wide = np.zeros((3, BLOCK_ELEMENTS))
-        self._quotients = np.zeros(BLOCK_ELEMENTS, "<f4")
-        self._ratios = np.zeros(BLOCK_ELEMENTS)
-        self._mask = np.zeros(BLOCK_ELEMENTS, bool)
+        self._narrow = _aligned_zeros(2, BLOCK_ELEMENTS, "<f4")
+        self._wide = _aligned_zeros(3, _PART_ELEMENTS, "<f8")
+        self._quotients = _aligned_zeros(1, BLOCK_ELEMENTS, "<f4")[0]
+        self._mask = _aligned_zeros(1, BLOCK_ELEMENTS, "?")[0]
         self._views: dict[tuple[int, bool], _Views] = {}
 
     def take(self, dtypes: tuple[DType, DType]) -> None:
@@ -110,6 +136,7 @@ class Workspace:
         self._is_long = a.is_long or b.is_long
         self._in_place = a is b and a.dtype.name == "float32"
         self._bitwise = self._tolerance.bitwise and a is b
+        self._marks_parts = not self._bitwise and not (self._tolerance.is_exact and self._is_narrow)
 
     def tally(self, tally: Tally, count: int, base: int) -> None:
         """Add the first ``count`` elements in the buffers, of which the first has the index ``base``.
@@ -134,28 +161,37 @@ class Workspace:
         """Add a block of equal bytes, of which only the norm is wanted; False where they are out of range."""
         v = self._views_of(count)
         self._load(v, 1)
-        squares = dot(v.a, v.a)
-        if not is_safe(squares, v.a):
+        squares = 0.0
+        for part in v.parts:
+            self._widen(part, 1)
+            squares += dot(part.a, part.a)
+        if not self._is_safe(squares, 0, count):
             return False
         tally.finite += count
         for total in (tally.aa, tally.bb, tally.ab):
             total.add(squares)
         return True
 
+    def _is_safe(self, squares: float, side: int, count: int) -> bool:
+        """Tell whether a sum of squares is that of a side's values: nothing was lost, all are finite."""
+        nbytes = self._widenings[side].dtype.nbytes(count)
+        return _SAFE[0] < squares < _SAFE[1] or (squares == 0 and not self._raw[side, :nbytes].any())
+
     def _load(self, v: _Views, sides: int = 2) -> None:
-        """Set ``wide``, and ``narrow`` where it holds all values."""
+        """Set ``narrow`` where it holds all values."""
+        if self._is_narrow and not self._in_place:
+            for widening, raw, narrow in zip(self._widenings[:sides], self._raw, v.narrow, strict=False):
+                widening.fill_float32(raw, narrow)
+
+    def _widen(self, part: _Part, sides: int = 2) -> None:
+        """Set ``wide``."""
         import numpy as np
 
-        for index in range(sides):
-            if self._in_place:
-                break
-            widening, raw = self._widenings[index], self._raw[index]
-            if self._is_narrow:
-                widening.fill_float32(raw, v.narrow[index])
-            else:
-                widening.fill_float64(raw, v.wide[index])
         if self._is_narrow:
-            np.copyto(v.wide[:sides], v.narrow[:sides])
+            np.copyto(part.wide[:sides], part.narrow[:sides])
+            return
+        for widening, raw, wide in zip(self._widenings[:sides], self._raw, part.wide, strict=False):
+            widening.fill_float64(raw[widening.dtype.nbytes(part.start) :], wide)
 
     def _differing(self, tally: Tally, count: int, base: int) -> bool:
         """Add a block of real numbers; False where one is not finite, or a square is out of range."""
@@ -163,77 +199,69 @@ class Workspace:
 
         v = self._views_of(count)
         self._load(v)
-        np.subtract(v.b, v.a, out=v.d)
-        if v.padding.size:
-            v.padding.fill(0)
-        np.matmul(v.rows, v.columns, out=v.products)
-        aa, bb, dd = np.add.reduce(v.sums, axis=1).tolist()
-        if not (is_safe(aa, v.a) and is_safe(bb, v.b) and is_safe(dd, v.d)):
+        max_rel = 0.0
+        for part in v.parts:
+            self._widen(part)
+            np.subtract(part.b, part.a, out=part.d)
+            if part.padding.size:
+                part.padding.fill(0)
+            np.matmul(part.rows, part.columns, out=part.squares)
+            np.matmul(part.rows[0], part.columns[1], out=part.products)
+            np.absolute(part.d, out=part.d)
+            np.add.reduce(part.moduli, axis=1, out=part.sums)
+            np.maximum.reduce(part.moduli, axis=1, out=part.largest)
+            if self._marks_parts:
+                self._mark(part)
+            if not self._is_narrow:
+                np.absolute(part.a, out=part.a)
+                np.divide(part.d, part.a, out=part.a)
+                max_rel = max(max_rel, float(np.fmax.reduce(part.a, initial=0.0)))
+        aa, bb, dd, ab, moduli = np.add.reduce(v.sums, axis=1).tolist()
+        largest = float(np.maximum.reduce(v.largest))
+        is_known = (_SAFE[0] < dd < _SAFE[1]) or (dd == largest == 0)
+        if not (is_known and self._is_safe(aa, 0, count) and self._is_safe(bb, 1, count)):
             return False
         tally.finite += count
-        tally.aa.add(aa)
-        tally.bb.add(bb)
-        tally.dd.add(dd)
-        ab = (aa + bb - dd) / 2
-        is_accurate = aa + bb + dd <= _MAX_CANCELLATION * abs(ab)
-        tally.ab.add(ab if is_accurate else dot(v.a, v.b))
-        if dd:
-            np.absolute(v.d, out=v.d)
-            tally.moduli.add(float(np.add.reduce(v.d)))
-            self._extremes(tally, v, count, base)
-        self._count(tally, v, count, base, differs=bool(dd))
+        for total, of_block in zip(tally.sums(), (moduli, aa, bb, ab, dd), strict=True):
+            total.add(of_block)
+        if largest > tally.max_abs:
+            tally.max_abs, tally.largest = largest, self._place(count, base, self._index_of_largest(v, count))
+        if largest or self._bitwise:
+            self._count(tally, v, count, base)
+        if largest and tally.max_rel < math.inf:
+            ratio = _largest_ratio(tally.max_rel, largest, v) if self._is_narrow else max_rel
+            tally.max_rel = max(tally.max_rel, ratio)
         return True
 
-    def _extremes(self, tally: Tally, v: _Views, count: int, base: int) -> None:
-        """Look for larger changes than those before."""
+    def _index_of_largest(self, v: _Views, count: int) -> int:
         import numpy as np
 
-        largest = float(np.maximum.reduce(v.d))
-        if largest > tally.max_abs:
-            tally.max_abs, tally.largest = largest, self._place(count, base, int(v.d.argmax()))
-        if tally.max_rel < math.inf and largest:
-            ratio = self._largest_ratio(tally.max_rel, largest, v)
-            tally.max_rel = max(tally.max_rel, ratio)
+        start = int(v.largest.argmax()) * v.length
+        length = min(v.length, count - start)
+        a, b = (
+            one.to_float64(raw[one.dtype.nbytes(start) :], length)
+            for one, raw in zip(self._widenings, self._raw, strict=True)
+        )
+        return start + int(np.abs(b - a).argmax())
 
-    def _largest_ratio(self, known: float, largest: float, v: _Views) -> float:
-        """Return the largest |b - a| / |a|, or a smaller one where it is below what is known."""
+    def _mark(self, part: _Part) -> None:
+        """Set the part's mask: which elements are further apart than the tolerance allows."""
         import numpy as np
 
-        if not self._is_narrow:
-            np.absolute(v.a, out=v.ratios)
-            np.divide(v.d, v.ratios, out=v.ratios)
-            return float(np.fmax.reduce(v.ratios))
-        # Only where |a| is below this, a change of at most the largest can be more than is known.
-        below = largest / known * (1 + _SLACK) if known else math.inf
-        if below < _LARGE:
-            np.absolute(v.narrow[0], out=v.quotients)
-            np.less_equal(v.quotients, below, out=v.mask)
-            if np.count_nonzero(v.mask) * _FEW < len(v.mask):
-                return _ratio_at(np.flatnonzero(v.mask), v)
-        np.divide(v.narrow[1], v.narrow[0], out=v.quotients)
-        high, low = float(np.fmax.reduce(v.quotients)), float(np.fmin.reduce(v.quotients))
-        estimate, slack = max(high - 1, 1 - low), _SLACK * (1 + max(high, -low))
-        if estimate + slack <= known:
-            return 0.0
-        least = estimate - 2 * slack if math.isfinite(estimate) else 0.0
-        return _ratio_at(np.flatnonzero((v.quotients >= 1 + least) | (v.quotients <= 1 - least)), v)
+        if self._tolerance.is_exact:
+            np.not_equal(part.d, 0, out=part.mask)
+        else:
+            allowed = self._tolerance.atol + self._tolerance.rtol * np.absolute(part.a)
+            np.greater(part.d, allowed, out=part.mask)
 
-    def _count(self, tally: Tally, v: _Views, count: int, base: int, *, differs: bool) -> None:
+    def _count(self, tally: Tally, v: _Views, count: int, base: int) -> None:
         import numpy as np
 
         if self._bitwise:
             codes = [self._widenings[0].codes(raw, count) for raw in self._raw]
             np.not_equal(codes[0], codes[1]).any(axis=1, out=v.mask)
-        elif not differs:
-            return
-        elif self._tolerance.is_exact:
-            a, b = v.narrow if self._is_narrow else v.wide
-            np.not_equal(a, b, out=v.mask)
-        else:
-            np.absolute(v.a, out=v.a)
-            np.multiply(v.a, self._tolerance.rtol, out=v.a)
-            np.add(v.a, self._tolerance.atol, out=v.a)
-            np.greater(v.d, v.a, out=v.mask)
+        elif not self._marks_parts:
+            np.not_equal(v.narrow[0], v.narrow[1], out=v.mask)
         counted = int(np.count_nonzero(v.mask))
         tally.count += counted
         if counted and tally.first is None:
@@ -255,26 +283,68 @@ class Workspace:
         import numpy as np
 
         length = min(count, BLAS_LENGTH)
+        sums = np.empty((_SUMS + 1, -(-count // length)))
+        narrow = (self._raw.view("<f4") if self._in_place else self._narrow)[:, :count]
+        mask = self._mask[:count]
+        parts = tuple(
+            self._made_part(start, min(_PART_ELEMENTS, count - start), length, narrow, mask, sums)
+            for start in range(0, count, _PART_ELEMENTS)
+        )
+        return _Views(parts, length, sums[:_SUMS], sums[_SUMS], narrow, self._quotients[:count], mask)
+
+    def _made_part(
+        self, start: int, count: int, length: int, narrow: Array, mask: Array, sums: Array
+    ) -> _Part:
         rows = -(-count // length)
-        padded = self._wide[:, : rows * length]
-        narrow = self._raw.view("<f4") if self._in_place else self._narrow
+        padded, of = self._wide[:, : rows * length], sums[:, start // length :][:, :rows]
         a, b, d = self._wide[:, :count]
-        sums = np.empty((3, rows))
-        return _Views(
-            narrow[:, :count],
+        return _Part(
+            start,
+            narrow[:, start : start + count],
             self._wide[:2, :count],
             a,
             b,
             d,
             padded.reshape(3, rows, 1, length),
             padded.reshape(3, rows, length, 1),
-            sums.reshape(3, rows, 1, 1),
-            sums,
+            padded[2].reshape(rows, length),
             padded[:, count:],
-            self._quotients[:count],
-            self._ratios[:count],
-            self._mask[:count],
+            of[:3].reshape(3, rows, 1, 1),
+            of[3].reshape(rows, 1, 1),
+            of[4],
+            of[_SUMS],
+            mask[start : start + count],
         )
+
+
+def _largest_ratio(known: float, largest: float, v: _Views) -> float:
+    """Return the largest |b - a| / |a| of a block, or a smaller one where it is below what is known."""
+    import numpy as np
+
+    # Only where |a| is below this, a change of at most the largest can be more than is known.
+    below = largest / known * (1 + _SLACK) if known else math.inf
+    if below < _LARGE:
+        np.absolute(v.narrow[0], out=v.quotients)
+        if np.minimum.reduce(v.quotients) > below:
+            return 0.0
+        np.less_equal(v.quotients, below, out=v.mask)
+        if np.count_nonzero(v.mask) * _FEW < len(v.mask):
+            return _ratio_at(np.flatnonzero(v.mask), v)
+    np.divide(v.narrow[1], v.narrow[0], out=v.quotients)
+    high, low = float(np.fmax.reduce(v.quotients)), float(np.fmin.reduce(v.quotients))
+    estimate, slack = max(high - 1, 1 - low), _SLACK * (1 + max(high, -low))
+    if estimate + slack <= known:
+        return 0.0
+    least = estimate - 2 * slack if math.isfinite(estimate) else 0.0
+    return _ratio_at(np.flatnonzero((v.quotients >= 1 + least) | (v.quotients <= 1 - least)), v)
+
+
+def _ratio_at(at: Array, v: _Views) -> float:
+    """Return the largest |b - a| / |a| at some indexes; 0 / 0 is no change."""
+    import numpy as np
+
+    a, b = (side[at].astype(np.float64) for side in v.narrow)
+    return float(np.fmax.reduce(np.abs(b - a) / np.abs(a), initial=0.0))
 
 
 class Block(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from ckpttool.core.dtypes import BY_NAME
@@ -120,12 +121,15 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
         values = Contiguous(source, side["offset"], dtype.nbytes(side["size"]), side["swap"])
         return Tensor((), dtype, (side["size"],), values=values)
 
+    @cache
+    def worker_of(tolerance: Tolerance) -> ValuesWorker:
+        return ValuesWorker(RangePool(), Meter(lambda nbytes: None), tolerance)
+
     def answer(request: Mapping[str, Any]) -> Tally | None:
-        tolerance = Tolerance(**request["tolerance"])
+        worker = worker_of(Tolerance(**request["tolerance"]))
         try:
             a, b = map(tensor_of, request["sides"])
             pair = TensorPair(a, b)
-            worker = ValuesWorker(RangePool(), Meter(lambda nbytes: None), tolerance)
             worker.do(WorkRange(pair, request["start"], request["count"], 0))
         except CheckpointError:
             return None
