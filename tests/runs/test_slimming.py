@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from ckpttool import AccessDenied, Policy, UsageError, list_checkpoints, open_checkpoint, prune, undo, verify
 from ckpttool.runs.members.entry import StatePart
 from tests.support.changes import file_bytes
-from tests.support.directories import Entry, make_entry
+from tests.support.directories import Entry, file_of, make_entry
 from tests.support.faults import fill_disk
 from tests.support.retention import dry_run, plan_of, why_in
 
@@ -52,14 +53,15 @@ def _names(*epochs: int) -> list[str]:
 @st.composite
 def _saves(draw: st.DrawFn) -> list[Entry]:
     numbers = draw(st.lists(st.integers(1, 40), min_size=1, max_size=12, unique=True))
+    names = [f"a_epoch_{number}.pth" for number in numbers]
     return [
         make_entry(
-            f"a_epoch_{number}.pth",
+            name,
             has_weights=True,
-            state=StatePart(draw(st.sampled_from([0, 50]))),
-            modified=draw(st.integers(0, 50)) * 10**11,
+            state=StatePart(draw(st.sampled_from([0, 9, 500]))),
+            files=[file_of(name, size=1000, modified=draw(st.integers(0, 50)) * 10**11)],
         )
-        for number in numbers
+        for name in names
     ]
 
 
@@ -85,6 +87,7 @@ def test_the_newest_with_training_state_stay_whole(entries, full, rules) -> None
         one.entry.modified_ns for one in group.keep
     }
     assert all(one.holds_state and one.path in kept for one in group.slim)
+    assert all("9 bytes" in why for why in group.whole.values())
     if not rules:
         assert not group.remove
 
@@ -116,7 +119,7 @@ def test_a_second_prune_does_nothing(entries, full, rules) -> None:
     made = _plan(entries, full, rules)
     slim = {one.path for one in made.slimmed}
     left = [
-        make_entry(one.name, has_weights=True, modified=one.modified_ns) if one.path in slim else one
+        replace(one, state=StatePart()) if one.path in slim else one
         for one in (kept.entry for group in made.groups for kept in group.keep)
     ]
     assert not _plan(left, full, rules).changes
@@ -249,6 +252,21 @@ def test_on_a_full_disk_nothing_is_lost(epochs: Path, monkeypatch: pytest.Monkey
         else:
             assert "not slimmed" in done.problems[0].message and not done.plan.slimmed
     assert file_bytes(epochs) == before
+
+
+def test_what_holds_hardly_any_state_stays_whole_and_says_so(tmp_path: Path, run) -> None:
+    import torch
+
+    for epoch in (1, 2):
+        values = {
+            "model": {"w": torch.zeros(10_000)},
+            "optimizer": {"state": {0: {"exp_avg": torch.ones(9)}}},
+        }
+        torch.save({"epoch": epoch, **values}, tmp_path / f"model_epoch_{epoch}.pth")
+    status, out, _ = run("prune", tmp_path, "--full", "1", "--verify", "quick", "--yes", "-v")
+    assert (status, "whole: only 36 bytes of it are training state" in out) == (0, True)
+    explained = why_in(tmp_path, tmp_path / "model_epoch_1.pth", policy=Policy(full=1), depth="quick")
+    assert explained.against == ("it stays whole: only 36 bytes of it are training state",)
 
 
 def test_what_is_not_copied_is_not_slimmed(epochs: Path, tmp_path: Path) -> None:

@@ -292,7 +292,14 @@ def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) 
     if policy.full is None:
         return []
     whole = {*kept_whole, *(entry.path for entry in newest_whole(policy, history))}
-    return [one for one in history.intact if one.holds_state and one.path not in whole and one.danger is None]
+    with_state = (one for one in history.intact if one.holds_state or one.holds_trifle)
+    return [one for one in with_state if one.path not in whole and one.danger is None]
+
+
+def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
+    if entry.holds_trifle:
+        return f"only {size(entry.state.nbytes)} of it are training state"
+    return protections.whole.get(entry.path)
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
@@ -356,7 +363,8 @@ def _group_plan(
     newest_first = group.entries[::-1]
     remove = tuple(entry for entry in newest_first if not reasons[entry.path])
     older = [entry for entry in draft.slim if reasons[entry.path]]
-    slim = tuple(entry for entry in older if entry.path not in protections.whole)
+    whole = {one.path: why for one in older if (why := _reason_to_stay_whole(one, protections)) is not None}
+    slim = tuple(entry for entry in older if entry.path not in whole)
     changes = bool(remove or slim)
     skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if changes else None)
     if skipped is None and policy is None and not remove:
@@ -370,7 +378,6 @@ def _group_plan(
     required = [entry for entry in stays if draft.reasons[entry.path]]
     over = excess("max_size", policy.max_size, stays, required)
     unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    whole = {one.path: protections.whole[one.path] for one in older if one.path in protections.whole}
     return GroupPlan(
         group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting, slim=slim, whole=whole
     )
