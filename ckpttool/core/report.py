@@ -65,9 +65,16 @@ def counted(count: int, noun: str) -> str:
 
 SHOWN_NAMES = 3
 """How many names stand in a sentence; the others are counted."""
+_LONGEST_NAME = 79
+"""Letters of a name in a sentence; Lightning writes a callback's arguments into its key."""
 
 
 def first_names(names: Sequence[str]) -> str:
     """Return the first names in a list, and how many more there are: ``a, b, c and 4 more``."""
     more = f" and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
+    return ", ".join(map(_without_middle, names[:SHOWN_NAMES])) + more
+
+
+def _without_middle(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"

@@ -212,3 +212,12 @@ def test_averages_losses_and_optimizers_are_no_second_model(tmp_path: Path) -> N
 def test_one_tensor_is_told_in_the_singular(tmp_path: Path) -> None:
     with weights_of({"model": {"fc.weight": torch.ones(2)}, "loss": torch.tensor(0.5)}, tmp_path) as made:
         assert made[1][0] == "left out 1 other tensor (loss)"
+
+
+def test_a_long_name_loses_its_middle(tmp_path: Path) -> None:
+    key = "EarlyStopping{'monitor': 'val_loss', 'mode': 'min', 'patience': 3, 'min_delta': 0.0}.best_score"
+    held = {"model": {"fc.weight": torch.ones(2)}, "callbacks": {key: torch.tensor(0.5)}}
+    with weights_of(held, tmp_path) as (_, notes):
+        start, end = "callbacks.EarlyStopping{'monitor': 'val", "patience': 3, 'min_delta': 0.0}.best_score"
+        assert notes[0].startswith(f"left out 1 other tensor ({start}") and notes[0].endswith(f"{end[-30:]})")
+        assert len(notes[0]) < len(key) + 20
