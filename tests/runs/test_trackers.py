@@ -228,7 +228,7 @@ def test_a_model_that_a_run_logged_stays(
         client.finalize_logged_model(model.model_id, "READY")
         client.create_registered_model(f"deep-{store}")
         client.create_model_version(f"deep-{store}", f"models:/{model.model_id}", model_id=model.model_id)
-        directories = [path for path in tmp_path.parent.parent.rglob(model.model_id) if path.is_dir()]
+        directories = [path for path in sqlite.rglob(model.model_id) if path.is_dir()]
         moved = shutil.copytree(directories[0], tmp_path / "moved" / model.model_id)
         held = kept(moved.parent)
     assert [reasons[-1] for reasons in held.values()].count(f"registered as deep-{store} version 1") == 3
