@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commands import Answer, Run, run_here
+from tests.support.faults import wait_for_no_disk
 from tests.support.stores import (
     Bucket,
     WebServer,
@@ -27,6 +28,7 @@ pytest.register_assert_rewrite("ckpttool.testing")
 # How long an example takes says something of the machine, and nothing of the code.
 settings.register_profile("ckpttool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ckpttool")
+wait_for_no_disk()
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
 

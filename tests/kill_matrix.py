@@ -32,7 +32,7 @@ from pathlib import Path
 from zlib import crc32
 
 from tests.runs.renamings import content
-from tests.support.faults import hit_call, in_child, kill
+from tests.support.faults import hit_call, in_child, kill, wait_for_no_disk
 from tests.support.outcomes import Change, Tree, change, dangling, stages, trashed, wrong
 from tests.support.runs import FILES, KINDS, swapped
 
@@ -434,7 +434,7 @@ def prepare() -> None:
 
     directories.RETRY_SECONDS = 0
     select.select = lambda *_: ([], [], [])  # a watch looks twice
-    os.fsync = lambda descriptor: None  # what lies in the system's cache survives a kill
+    wait_for_no_disk()
 
 
 def serve(place: Path) -> None:

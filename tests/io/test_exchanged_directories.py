@@ -15,8 +15,6 @@ from ckpttool.io.directories import Exchanged, OpenDirectory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
 
-pytestmark = pytest.mark.usefixtures("no_disk")
-
 NEW, OLD = b"new", b"old"
 
 

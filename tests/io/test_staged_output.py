@@ -29,8 +29,6 @@ from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.faults import in_child, is_killed_at
 from tests.support.writing import byte_tensor
 
-pytestmark = pytest.mark.usefixtures("no_disk")
-
 State = dict[str, tuple[str, bytes | str, int]]
 Content = dict[str, bytes]
 

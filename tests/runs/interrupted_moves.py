@@ -24,7 +24,7 @@ from ckpttool.transaction.pending_journals import incomplete_names, pending_jour
 from ckpttool.transaction.state_dir import state_dir_of
 from ckpttool.transaction.trash import put_aside
 from tests.support.changes import recover
-from tests.support.faults import CHANGES, hit_call, is_killed_at
+from tests.support.faults import CHANGES, hit_call, is_killed_at, wait_for_no_disk
 from tests.support.transactions import stages_of
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -350,6 +350,7 @@ def failed(play: Play, directory: Path, number: int, error: BaseException) -> bo
 def main() -> None:
     place, kind, action, how, step = Path(sys.argv[2]), *sys.argv[3:6], int(sys.argv[6])
     play = Play(place, kind, action)
+    wait_for_no_disk()
     number, was_hit = 1, True
     while was_hit:
         directory = play.copy(str(number))

@@ -22,12 +22,6 @@ from tests.support.commands import run_here
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing wait for a disk."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def lay_out(place: Path) -> None:
     """Write two checkpoints, of a file and of a directory, one that stays, and a pointer."""
     (place / "model_epoch_1.pth").write_bytes(b"one")
