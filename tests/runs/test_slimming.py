@@ -389,92 +389,87 @@ def test_a_directory_whose_state_lies_with_the_weights_stays_whole(tmp_path: Pat
 # Frameworks -----------------------------------------------------------------------------------------
 
 TORCH = """
-import sys, torch
+import torch
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
 optimizer = torch.optim.Adam(model.parameters())
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
 x = torch.ones(2, 8)
-if sys.argv[1] == "save":
-    for epoch in range(1, 4):
-        model(x).sum().backward()
-        optimizer.step()
-        state = {"model_state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
-        state |= {"epoch": epoch, "rng_state": torch.get_rng_state(), "loss": 0.5, "args": {"lr": 0.1}}
-        state |= {"lr_scheduler": scheduler.state_dict(), "expected": model(x).detach()}
-        # None of these is what its key may make one think.
-        state |= {"scaler": {"mean": torch.ones(3)}, "noise_scheduler": {"betas": torch.ones(9)}}
-        state |= {"random_split": [2, 1], "optimizer_name": "adam", "opt": {"width": 4}}
-        state |= {"ema": model.state_dict()}
-        torch.save(state, f"model_epoch_{epoch}.pt")
-        torch.save({"model": model.state_dict(), "optimal_model": model.state_dict()}, f"best_of_{epoch}.pt")
-else:
-    for epoch in range(1, 4):
-        saved = torch.load(f"model_epoch_{epoch}.pt", weights_only=True)
-        model.load_state_dict(saved["model_state_dict"])
-        assert torch.equal(model(x), saved["expected"])
-        assert (saved["epoch"], saved["loss"], saved["args"]) == (epoch, 0.5, {"lr": 0.1})
-        keys = "optimizer", "rng_state", "lr_scheduler"
-        assert [key in saved for key in keys] == [epoch == 3] * 3
-        assert len(saved["noise_scheduler"]["betas"]) == 9 and len(saved["scaler"]["mean"]) == 3
-        assert (saved["random_split"], saved["optimizer_name"]) == ([2, 1], "adam")
-        assert saved["opt"] == {"width": 4}
-        model.load_state_dict(saved["ema"])
-        model.load_state_dict(torch.load(f"best_of_{epoch}.pt", weights_only=True)["optimal_model"])
+for epoch in range(1, 4):
+    model(x).sum().backward()
+    optimizer.step()
+    state = {"model_state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state |= {"epoch": epoch, "rng_state": torch.get_rng_state(), "loss": 0.5, "args": {"lr": 0.1}}
+    state |= {"lr_scheduler": scheduler.state_dict(), "expected": model(x).detach()}
+    # None of these is what its key may make one think.
+    state |= {"scaler": {"mean": torch.ones(3)}, "noise_scheduler": {"betas": torch.ones(9)}}
+    state |= {"random_split": [2, 1], "optimizer_name": "adam", "opt": {"width": 4}}
+    state |= {"ema": model.state_dict()}
+    torch.save(state, f"model_epoch_{epoch}.pt")
+    torch.save({"model": model.state_dict(), "optimal_model": model.state_dict()}, f"best_of_{epoch}.pt")
+print("saved", flush=True)
+input()
+for epoch in range(1, 4):
+    saved = torch.load(f"model_epoch_{epoch}.pt", weights_only=True)
+    model.load_state_dict(saved["model_state_dict"])
+    assert torch.equal(model(x), saved["expected"])
+    assert (saved["epoch"], saved["loss"], saved["args"]) == (epoch, 0.5, {"lr": 0.1})
+    keys = "optimizer", "rng_state", "lr_scheduler"
+    assert [key in saved for key in keys] == [epoch == 3] * 3
+    assert len(saved["noise_scheduler"]["betas"]) == 9 and len(saved["scaler"]["mean"]) == 3
+    assert (saved["random_split"], saved["optimizer_name"]) == ([2, 1], "adam")
+    assert saved["opt"] == {"width": 4}
+    model.load_state_dict(saved["ema"])
+    model.load_state_dict(torch.load(f"best_of_{epoch}.pt", weights_only=True)["optimal_model"])
 """
 
 KERAS = """
-import os, sys
+import os
 os.environ["KERAS_BACKEND"] = "torch"
 import keras, numpy as np
 x = np.ones((2, 8), "float32")
 names = "m_{}.keras", "w_{}.weights.h5", "f_epoch_{}.h5"
-if sys.argv[1] == "save":
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(2)])
-    model.compile("adam", "mean_squared_error")
-    for epoch in range(1, 4):
-        model.fit(x, np.ones((2, 2)), verbose=0)
-        for name, save in zip(names, (model.save, model.save_weights, model.save)):
-            save(name.format(epoch))
-        np.save(f"expected_{epoch}.npy", model.predict(x, verbose=0))
-else:
-    for epoch in (2, 3):
-        expected = np.load(f"expected_{epoch}.npy")
-        model = keras.models.load_model(f"m_{epoch}.keras")
-        assert np.array_equal(model.predict(x, verbose=0), expected)
-        whole = keras.models.load_model(f"f_epoch_{epoch}.h5", compile=False)
-        assert np.array_equal(whole.predict(x, verbose=0), expected)
-        model.load_weights("w_1.weights.h5")
-        model.load_weights(f"w_{epoch}.weights.h5")
-        assert np.array_equal(model.predict(x, verbose=0), expected)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(2)])
+model.compile("adam", "mean_squared_error")
+for epoch in range(1, 4):
+    model.fit(x, np.ones((2, 2)), verbose=0)
+    for name, save in zip(names, (model.save, model.save_weights, model.save)):
+        save(name.format(epoch))
+    np.save(f"expected_{epoch}.npy", model.predict(x, verbose=0))
+print("saved", flush=True)
+input()
+for epoch in (2, 3):
+    expected = np.load(f"expected_{epoch}.npy")
+    model = keras.models.load_model(f"m_{epoch}.keras")
+    assert np.array_equal(model.predict(x, verbose=0), expected)
+    whole = keras.models.load_model(f"f_epoch_{epoch}.h5", compile=False)
+    assert np.array_equal(whole.predict(x, verbose=0), expected)
+    model.load_weights("w_1.weights.h5")
+    model.load_weights(f"w_{epoch}.weights.h5")
+    assert np.array_equal(model.predict(x, verbose=0), expected)
 """
 
 TRAINER = """
-import sys, torch
+import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 torch.manual_seed(0)
 sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
 model = BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=8, **sizes))
-if sys.argv[1] == "save":
-    data = [{"input_ids": torch.randint(0, 50, (4,)), "labels": torch.tensor(at % 2)} for at in range(12)]
-    arguments = TrainingArguments(
-        "run", max_steps=3, per_device_train_batch_size=4, save_steps=1, report_to="none", disable_tqdm=True
-    )
-    Trainer(model, arguments, train_dataset=data).train()
-    for step in (1, 2, 3):
-        saved = BertForSequenceClassification.from_pretrained(f"run/checkpoint-{step}")
-        torch.save(saved.state_dict(), f"expected_{step}.bin")
-else:
-    for step in (1, 2, 3):
-        loaded = BertForSequenceClassification.from_pretrained(f"run/checkpoint-{step}").state_dict()
-        expected = torch.load(f"expected_{step}.bin")
-        assert loaded.keys() == expected.keys()
-        assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+data = [{"input_ids": torch.randint(0, 50, (4,)), "labels": torch.tensor(at % 2)} for at in range(12)]
+arguments = TrainingArguments(
+    "run", max_steps=3, per_device_train_batch_size=4, save_steps=1, report_to="none", disable_tqdm=True
+)
+Trainer(model, arguments, train_dataset=data).train()
+for step in (1, 2, 3):
+    saved = BertForSequenceClassification.from_pretrained(f"run/checkpoint-{step}")
+    torch.save(saved.state_dict(), f"expected_{step}.bin")
+print("saved", flush=True)
+input()
+for step in (1, 2, 3):
+    loaded = BertForSequenceClassification.from_pretrained(f"run/checkpoint-{step}").state_dict()
+    expected = torch.load(f"expected_{step}.bin")
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 """
-
-
-def _script(script: str, directory: Path, *arguments: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True)
 
 
 @pytest.mark.framework
@@ -482,10 +477,16 @@ def _script(script: str, directory: Path, *arguments: str) -> None:
     ("script", "count"), [(TORCH, 2), (KERAS, 5), (TRAINER, 2)], ids=["torch", "keras", "trainer"]
 )
 def test_frameworks_load_what_is_slim_and_predict_the_same(script: str, count: int, tmp_path: Path) -> None:
-    _script(script, tmp_path, "save")
-    done = prune(tmp_path, full=1, exclude=["*.npy", "expected_*"], series=["best_of_*"])
+    """The script saves, says so, waits for a line, and loads what is slim by then."""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as loader:
+        assert loader.stdout is not None
+        next(line for line in loader.stdout if line == "saved\n")
+        done = prune(tmp_path, full=1, exclude=["*.npy", "expected_*"], series=["best_of_*"])
+        _, problems = loader.communicate("slim\n")
+    assert loader.returncode == 0, problems
     assert (done.problems, len(done.plan.slimmed)) == ((), count)
-    _script(script, tmp_path, "load")
 
 
 def test_the_summary_says_what_was_done(epochs: Path) -> None:
