@@ -199,26 +199,10 @@ class Workspace:
 
         v = self._views_of(count)
         self._load(v)
-        max_rel = 0.0
-        for part in v.parts:
-            self._widen(part)
-            np.subtract(part.b, part.a, out=part.d)
-            if part.padding.size:
-                part.padding.fill(0)
-            np.matmul(part.rows, part.columns, out=part.squares)
-            np.matmul(part.rows[0], part.columns[1], out=part.products)
-            np.absolute(part.d, out=part.d)
-            np.add.reduce(part.moduli, axis=1, out=part.sums)
-            np.maximum.reduce(part.moduli, axis=1, out=part.largest)
-            if self._marks_parts:
-                self._mark(part)
-            if not self._is_narrow:
-                np.absolute(part.a, out=part.a)
-                np.divide(part.d, part.a, out=part.a)
-                max_rel = max(max_rel, float(np.fmax.reduce(part.a, initial=0.0)))
+        max_rel = max(map(self._measure, v.parts))
         aa, bb, dd, ab, moduli = np.add.reduce(v.sums, axis=1).tolist()
         largest = float(np.maximum.reduce(v.largest))
-        is_known = (_SAFE[0] < dd < _SAFE[1]) or (dd == largest == 0)
+        is_known = _SAFE[0] < dd < _SAFE[1] or dd == largest == 0
         if not (is_known and self._is_safe(aa, 0, count) and self._is_safe(bb, 1, count)):
             return False
         tally.finite += count
@@ -232,6 +216,27 @@ class Workspace:
             ratio = _largest_ratio(tally.max_rel, largest, v) if self._is_narrow else max_rel
             tally.max_rel = max(tally.max_rel, ratio)
         return True
+
+    def _measure(self, part: _Part) -> float:
+        """Set the sums of a part, and its mask; return the largest |b - a| / |a| unless float32 tells it."""
+        import numpy as np
+
+        self._widen(part)
+        np.subtract(part.b, part.a, out=part.d)
+        if part.padding.size:
+            part.padding.fill(0)
+        np.matmul(part.rows, part.columns, out=part.squares)
+        np.matmul(part.rows[0], part.columns[1], out=part.products)
+        np.absolute(part.d, out=part.d)
+        np.add.reduce(part.moduli, axis=1, out=part.sums)
+        np.maximum.reduce(part.moduli, axis=1, out=part.largest)
+        if self._marks_parts:
+            self._mark(part)
+        if self._is_narrow:
+            return 0.0
+        np.absolute(part.a, out=part.a)
+        np.divide(part.d, part.a, out=part.a)
+        return float(np.fmax.reduce(part.a, initial=0.0))
 
     def _index_of_largest(self, v: _Views, count: int) -> int:
         import numpy as np
