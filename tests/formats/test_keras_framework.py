@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import subprocess
 import sys
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from ckpttool import Checkpoint, Role, Safety, diff, open_checkpoint, verify
+from ckpttool.formats.keras.names import CLASSES, TORCH_OPTIMIZERS
 
 pytestmark = pytest.mark.framework
 
@@ -93,3 +96,17 @@ def test_all_layers_have_the_weights_that_they_should(written: Written) -> None:
         verification = verify(path)
         assert not verification.findings, path.name
         assert verification.safety is Safety.SAFE
+
+
+def test_optimizers_of_the_backend_of_pytorch_are_known() -> None:
+    """Keras saves these in the place of its own; the backend of this process may be another."""
+    spec = find_spec("keras")
+    assert spec is not None and spec.origin is not None
+    place = Path(spec.origin).parent / "src" / "backend" / "torch" / "optimizers"
+    there = {
+        f"keras.src.backend.torch.optimizers.{file.stem}.{node.name}"
+        for file in place.glob("torch_*.py")
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name in CLASSES
+    }
+    assert there == TORCH_OPTIMIZERS

@@ -474,7 +474,7 @@ for step in (1, 2, 3):
 
 @pytest.mark.framework
 @pytest.mark.parametrize(
-    ("script", "count"), [(TORCH, 2), (KERAS, 5), (TRAINER, 2)], ids=["torch", "keras", "trainer"]
+    ("script", "count"), [(TORCH, 2), (KERAS, 6), (TRAINER, 2)], ids=["torch", "keras", "trainer"]
 )
 def test_frameworks_load_what_is_slim_and_predict_the_same(script: str, count: int, tmp_path: Path) -> None:
     """The script saves, says so, waits for a line, and loads what is slim by then."""

@@ -35,6 +35,7 @@ from ckpttool.formats.keras.names import (
     RAGGED_MAKERS,
     RUNNING,
     TENSORFLOW,
+    TORCH_OPTIMIZERS,
     TYPESPECS,
     VOCABULARIES,
     part_of_keras,
@@ -202,7 +203,8 @@ def _judge_module(
         if other is not None and other not in CLASSES:
             yield _unknown(other, place) if ">" in other else _gadget(f"{module}.{other}", place)
         if name in CLASSES:
-            is_of_keras = part in PARTS or part == "" or name in _ELSEWHERE.get(part, ())
+            is_elsewhere = name in _ELSEWHERE.get(part, ()) or f"{module}.{name}" in TORCH_OPTIMIZERS
+            is_of_keras = part in PARTS or part == "" or is_elsewhere
         else:
             is_of_keras = part == "ops" and name in OPERATIONS
         if not is_listed and not is_of_keras:

@@ -84,6 +84,12 @@ PARTS = frozenset(
 )
 """The parts of Keras whose classes a config may name; others hold functions that read files and load code."""
 
+TORCH_OPTIMIZERS = frozenset(
+    f"keras.src.backend.torch.optimizers.torch_{name.lower()}.{name}"
+    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "Nadam", "RMSprop", "SGD")
+)
+"""What Keras makes of its optimizers where PyTorch is its backend, as a config names them."""
+
 FUNCTION_PARTS = frozenset(
     ["activations", "constraints", "initializers", "losses", "metrics", "regularizers"]
 )
