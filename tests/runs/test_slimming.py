@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -479,13 +480,13 @@ for step in (1, 2, 3):
 def test_frameworks_load_what_is_slim_and_predict_the_same(script: str, count: int, tmp_path: Path) -> None:
     """The script saves, says so, waits for a line, and loads what is slim by then."""
     command = [sys.executable, "-W", "ignore", "-c", script]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as loader:
         assert loader.stdout is not None
-        next(line for line in loader.stdout if line == "saved\n")
+        said = list(takewhile(lambda line: line != "saved\n", loader.stdout))
         done = prune(tmp_path, full=1, exclude=["*.npy", "expected_*"], series=["best_of_*"])
-        _, problems = loader.communicate("slim\n")
-    assert loader.returncode == 0, problems
+        said.append(loader.communicate("slim\n")[0])
+    assert loader.returncode == 0, "".join(said)
     assert (done.problems, len(done.plan.slimmed)) == ((), count)
 
 

@@ -26,7 +26,7 @@ OWN = ".ckpttool-"
 
 def make(kind: str, place: Path, numbers: Sequence[int] = NUMBERS) -> Path:
     """Make a run of a kind; a store has no symlinks."""
-    run = place / "work" / "runs"
+    run = place / "team" / "runs"
     run.mkdir(parents=True)
     KINDS[kind][0](run, numbers)
     for link in [path for path in run.rglob("*") if path.is_symlink()]:
@@ -61,11 +61,11 @@ def test_it_does_in_a_store_what_it_does_on_the_disk(s3: Bucket, run: Run, tmp_p
     s3.upload(tmp_path, "")
     for options in (["--dry-run", "--trash"], ["--yes"]):
         here = run("prune", local, *KEEP, *options, "--json")
-        there = run("prune", s3.url("work/runs"), *KEEP, *options, "--json")
+        there = run("prune", s3.url("team/runs"), *KEEP, *options, "--json")
         assert json.loads(there.out) == json.loads(here.out.replace(str(tmp_path), s3.url()))
         assert there.status == here.status
     assert objects(s3) == files(tmp_path)
-    assert journals_in(s3.url("work/runs")) == []
+    assert journals_in(s3.url("team/runs")) == []
 
 
 @pytest.mark.parametrize("way", ["trash", "versions"])
@@ -77,15 +77,15 @@ def test_undo_restores_all(s3: Bucket, run: Run, tmp_path: Path, kind: str, way:
     s3.upload(tmp_path, "")
     before = objects(s3, own=True)
     options = ["--trash"] if way == "trash" else []
-    assert run("prune", s3.url("work"), *KEEP, *options).status == 0
+    assert run("prune", s3.url("team"), *KEEP, *options).status == 0
     assert objects(s3) != before
-    preview = run("undo", s3.url("work"), "--dry-run", "--json")
-    done = run("undo", s3.url("work"), "--json")
+    preview = run("undo", s3.url("team"), "--dry-run", "--json")
+    done = run("undo", s3.url("team"), "--json")
     restored = json.loads(done.out)["restored"]
     assert restored == json.loads(preview.out)["restored"]
     assert len(restored) >= 4
     assert objects(s3, own=True) == before
-    assert run("undo", s3.url("work")).err == f"{s3.url('work')}: nothing to undo\n"
+    assert run("undo", s3.url("team")).err == f"{s3.url('team')}: nothing to undo\n"
 
 
 def test_undo_leaves_what_has_another_object_in_its_place(series_in_store: Bucket, run: Run) -> None:
@@ -339,7 +339,7 @@ def test_a_kill_at_any_call_loses_nothing(
     def fresh(number: int) -> str:
         for name, data in made.items():
             s3.put(f"{number}/{name}", data)
-        url = s3.url(f"{number}/work/runs")
+        url = s3.url(f"{number}/team/runs")
         if command == "undo":
             COMMANDS["prune --trash"](url)
         return url
@@ -465,7 +465,7 @@ def test_a_part_that_could_not_be_removed_goes_with_the_next_prune(
     make("safetensors, sharded", tmp_path)
     s3.upload(tmp_path, "")
     refusals.refuse(r"DELETE .*/set-1-00001", 503)
-    url = s3.url("work/runs")
+    url = s3.url("team/runs")
     done = run("prune", url, *KEEP, "--yes")
     assert done.status == 1
     assert "only a part of it was removed: the store answered 503" in done.err

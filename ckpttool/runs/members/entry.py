@@ -109,11 +109,6 @@ class Entry:
         return self.has_weights and self.state.nbytes * 100 >= max(self.nbytes, 1)
 
     @property
-    def holds_trifle(self) -> bool:
-        """Tell whether it holds so little training state that nothing is won without it."""
-        return self.has_weights and self.state.nbytes > 0 and not self.holds_state
-
-    @property
     def is_incomplete(self) -> bool:
         """Tell whether a part is missing, as if its save had been cut short."""
         return self.fault is not None and self.fault.code is Code.INCOMPLETE

@@ -288,16 +288,16 @@ def _draft(
 
 
 def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) -> list[Entry]:
-    """Return what a policy slims where it stays: what is whole, and not one of the newest, or protected."""
+    """Return what a policy would slim where it stays: with any state, not one of the newest, or protected."""
     if policy.full is None:
         return []
     whole = {*kept_whole, *(entry.path for entry in newest_whole(policy, history))}
-    with_state = (one for one in history.intact if one.holds_state or one.holds_trifle)
+    with_state = (one for one in history.intact if one.has_weights and one.state.nbytes)
     return [one for one in with_state if one.path not in whole and one.danger is None]
 
 
 def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
-    if entry.holds_trifle:
+    if not entry.holds_state:
         return f"only {size(entry.state.nbytes)} of it are training state"
     return protections.whole.get(entry.path)
 

@@ -56,9 +56,9 @@ class _Part(NamedTuple):
         wide: Both sides as float64; ``a``, ``b`` and their difference ``d``, of which in the end
             only the moduli are wanted, are rows of one array.
         rows: All three, cut into lengths that BLAS multiplies in this thread; ``columns`` is their transpose.
-        moduli: The rows of ``d``.
+        d_rows: ``d``, cut likewise.
         padding: What lies behind the last element in the rows.
-        squares, products, sums, largest: Of each row a·a, b·b and d·d; a·b; the sum of |d|; the largest |d|.
+        squares, products, moduli, largest: Of each row a·a, b·b and d·d; a·b; the sum of |d|; the largest.
         mask: One boolean an element.
     """
 
@@ -70,11 +70,11 @@ class _Part(NamedTuple):
     d: Array
     rows: Array
     columns: Array
-    moduli: Array
+    d_rows: Array
     padding: Array
     squares: Array
     products: Array
-    sums: Array
+    moduli: Array
     largest: Array
     mask: Array
 
@@ -165,17 +165,15 @@ class Workspace:
         for part in v.parts:
             self._widen(part, 1)
             squares += dot(part.a, part.a)
-        if not self._is_safe(squares, 0, count):
+        if not is_safe(squares, self._bytes_of(0, count)):
             return False
         tally.finite += count
         for total in (tally.aa, tally.bb, tally.ab):
             total.add(squares)
         return True
 
-    def _is_safe(self, squares: float, side: int, count: int) -> bool:
-        """Tell whether a sum of squares is that of a side's values: nothing was lost, all are finite."""
-        nbytes = self._widenings[side].dtype.nbytes(count)
-        return _SAFE[0] < squares < _SAFE[1] or (squares == 0 and not self._raw[side, :nbytes].any())
+    def _bytes_of(self, side: int, count: int) -> Array:
+        return self._raw[side, : self._widenings[side].dtype.nbytes(count)]
 
     def _load(self, v: _Views, sides: int = 2) -> None:
         """Set ``narrow`` where it holds all values."""
@@ -201,10 +199,10 @@ class Workspace:
         self._load(v)
         max_rel = max(map(self._measure, v.parts))
         aa, bb, dd, ab, moduli = np.add.reduce(v.sums, axis=1).tolist()
-        largest = float(np.maximum.reduce(v.largest))
-        is_known = _SAFE[0] < dd < _SAFE[1] or dd == largest == 0
-        if not (is_known and self._is_safe(aa, 0, count) and self._is_safe(bb, 1, count)):
+        a, b = self._bytes_of(0, count), self._bytes_of(1, count)
+        if not (is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
             return False
+        largest = float(np.maximum.reduce(v.largest))
         tally.finite += count
         for total, of_block in zip(tally.sums(), (moduli, aa, bb, ab, dd), strict=True):
             total.add(of_block)
@@ -228,8 +226,8 @@ class Workspace:
         np.matmul(part.rows, part.columns, out=part.squares)
         np.matmul(part.rows[0], part.columns[1], out=part.products)
         np.absolute(part.d, out=part.d)
-        np.add.reduce(part.moduli, axis=1, out=part.sums)
-        np.maximum.reduce(part.moduli, axis=1, out=part.largest)
+        np.add.reduce(part.d_rows, axis=1, out=part.moduli)
+        np.maximum.reduce(part.d_rows, axis=1, out=part.largest)
         if self._marks_parts:
             self._mark(part)
         if self._is_narrow:
@@ -301,24 +299,24 @@ class Workspace:
         self, start: int, count: int, length: int, narrow: Array, mask: Array, sums: Array
     ) -> _Part:
         rows = -(-count // length)
-        padded, of = self._wide[:, : rows * length], sums[:, start // length :][:, :rows]
+        padded, own_sums = self._wide[:, : rows * length], sums[:, start // length :][:, :rows]
         a, b, d = self._wide[:, :count]
         return _Part(
-            start,
-            narrow[:, start : start + count],
-            self._wide[:2, :count],
-            a,
-            b,
-            d,
-            padded.reshape(3, rows, 1, length),
-            padded.reshape(3, rows, length, 1),
-            padded[2].reshape(rows, length),
-            padded[:, count:],
-            of[:3].reshape(3, rows, 1, 1),
-            of[3].reshape(rows, 1, 1),
-            of[4],
-            of[_SUMS],
-            mask[start : start + count],
+            start=start,
+            narrow=narrow[:, start : start + count],
+            wide=self._wide[:2, :count],
+            a=a,
+            b=b,
+            d=d,
+            rows=padded.reshape(3, rows, 1, length),
+            columns=padded.reshape(3, rows, length, 1),
+            d_rows=padded[2].reshape(rows, length),
+            padding=padded[:, count:],
+            squares=own_sums[:3].reshape(3, rows, 1, 1),
+            products=own_sums[3].reshape(rows, 1, 1),
+            moduli=own_sums[4],
+            largest=own_sums[_SUMS],
+            mask=mask[start : start + count],
         )
 
 
