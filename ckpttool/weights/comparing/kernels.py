@@ -43,8 +43,10 @@ _SLACK = 2.0**-22
 _LARGE = 1e30  # float32 holds it, and its neighbours
 _FEW = 64
 """One element in so many is looked at by itself."""
-_SUMS = 5
-"""Sums of a row: a·a, b·b, d·d, a·b and |d|; behind them comes the largest |d|."""
+_SUMS = 4
+"""Sums of a row: a·a, b·b, d·d and |d|; behind them comes the largest |d|."""
+_FAR = 2.0**8
+"""How many times one side's sum of squares may be the other's if a·b is to be told from them."""
 
 
 class _Part(NamedTuple):
@@ -58,7 +60,7 @@ class _Part(NamedTuple):
         rows: All three, cut into lengths that BLAS multiplies in this thread; ``columns`` is their transpose.
         d_rows: ``d``, cut likewise.
         padding: What lies behind the last element in the rows.
-        squares, products, moduli, largest: Of each row a·a, b·b and d·d; a·b; the sum of |d|; the largest.
+        squares, moduli, largest: Of each row a·a, b·b and d·d; the sum of |d|; the largest.
         mask: One boolean an element.
     """
 
@@ -73,7 +75,6 @@ class _Part(NamedTuple):
     d_rows: Array
     padding: Array
     squares: Array
-    products: Array
     moduli: Array
     largest: Array
     mask: Array
@@ -85,7 +86,7 @@ class _Views(NamedTuple):
     Attributes:
         parts: What of it is measured at once.
         length: Elements of a row.
-        sums: Of each row the sums, shape (5, rows).
+        sums: Of each row the sums, shape (4, rows).
         largest: Of each row the largest |d|.
         narrow: Both sides as float32.
         quotients: One float32 an element.
@@ -192,19 +193,23 @@ class Workspace:
             widening.fill_float64(raw[widening.dtype.nbytes(part.start) :], wide)
 
     def _differing(self, tally: Tally, count: int, base: int) -> bool:
-        """Add a block of real numbers; False where one is not finite, or a square is out of range."""
+        """Add a block of real numbers; False where one is not finite, or sums are out of range or far apart.
+
+        a·b is (a·a + b·b - d·d) / 2, which is as exact as the sums where a·a and b·b are of about one size.
+        """
         import numpy as np
 
         v = self._views_of(count)
         self._load(v)
         max_rel = max(map(self._measure, v.parts))
-        aa, bb, dd, ab, moduli = np.add.reduce(v.sums, axis=1).tolist()
+        aa, bb, dd, moduli = np.add.reduce(v.sums, axis=1).tolist()
         a, b = self._bytes_of(0, count), self._bytes_of(1, count)
-        if not (is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
+        is_near = 0 in (aa, bb) or aa / _FAR <= bb <= aa * _FAR
+        if not (is_near and is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
             return False
         largest = float(np.maximum.reduce(v.largest))
         tally.finite += count
-        for total, of_block in zip(tally.sums(), (moduli, aa, bb, ab, dd), strict=True):
+        for total, of_block in zip(tally.sums(), (moduli, aa, bb, (aa + bb - dd) / 2, dd), strict=True):
             total.add(of_block)
         if largest > tally.max_abs:
             tally.max_abs, tally.largest = largest, self._place(count, base, self._index_of_largest(v, count))
@@ -224,7 +229,6 @@ class Workspace:
         if part.padding.size:
             part.padding.fill(0)
         np.matmul(part.rows, part.columns, out=part.squares)
-        np.matmul(part.rows[0], part.columns[1], out=part.products)
         np.absolute(part.d, out=part.d)
         np.add.reduce(part.d_rows, axis=1, out=part.moduli)
         np.maximum.reduce(part.d_rows, axis=1, out=part.largest)
@@ -313,8 +317,7 @@ class Workspace:
             d_rows=padded[2].reshape(rows, length),
             padding=padded[:, count:],
             squares=own_sums[:3].reshape(3, rows, 1, 1),
-            products=own_sums[3].reshape(rows, 1, 1),
-            moduli=own_sums[4],
+            moduli=own_sums[3],
             largest=own_sums[_SUMS],
             mask=mask[start : start + count],
         )

@@ -233,6 +233,14 @@ def test_unrelated_and_opposite_values(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("factor", [15.9, 16.1, 1 / 15.9, 1 / 16.1, 1e-30])
+def test_values_of_another_size(dtype: str, factor: float) -> None:
+    a, other = randoms(150_000).astype(dtype), randoms(150_000, seed=1)
+    check_large(a, (other * factor).astype(dtype))
+    check_large(a, ((a + other / 50) * factor).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_cancellation(dtype: str) -> None:
     a = (1 + randoms(150_000) * 1e-3).astype(dtype) * np.array([1, -1] * 75_000, dtype)
     check_large(a, np.nextafter(a, np.array(2, dtype)))
