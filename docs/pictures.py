@@ -7,12 +7,13 @@ python docs/pictures.py --check   exits 1 if one of them is stale
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
+import pkgutil
 import pty
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -21,6 +22,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+import ckpttool.cli
 
 HERE = Path(__file__).parent
 FILES = HERE.parent / "fixtures" / "files"
@@ -80,10 +83,15 @@ SCREENS = {
     "pin": "pin runs/model_epoch_4.pth",
 }
 """What each command prints, at all widths."""
+NEVER_IMPORTED = ("predict", "testing")
+"""Rooms of the package that import frameworks, or pytest."""
 
 
 def main() -> int:
     """Write or check the pictures, and return the exit status."""
+    for module in pkgutil.walk_packages(ckpttool.__path__, "ckpttool."):
+        if module.name.split(".")[1] not in NEVER_IMPORTED and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     drawn = {f"{name}.svg": draw(name, commands) for name, commands in PICTURED.items()}
     drawn["session.svg"] = draw_session()
     for columns in WIDTHS:
@@ -189,21 +197,31 @@ def run(command: str, folder: str, columns: int) -> list[Text]:
         "TZ": "UTC",
     }
     environment.pop("NO_COLOR", None)
-    program = [sys.executable, "-m", "ckpttool", *command.split()]
     terminal, its_end = pty.openpty()  # a command wraps its lines only there
-    done = subprocess.Popen(
-        program,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=its_end,
-        stderr=subprocess.PIPE,
-    )
-    os.close(its_end)
-    output = everything(terminal).replace("\r\n", "\n")
-    problems = done.communicate()[1].decode()
-    text = _TIME.sub(a_fixed_time, (output + problems).rstrip())
+    with tempfile.TemporaryFile() as problems:
+        child = os.fork()  # which need not import all again
+        if child == 0:
+            os._exit(answer(command.split(), folder, environment, (its_end, problems.fileno())))
+        os.close(its_end)
+        output = everything(terminal).replace("\r\n", "\n")
+        os.waitpid(child, 0)
+        problems.seek(0)
+        output += problems.read().decode()
+    text = _TIME.sub(a_fixed_time, output.rstrip())
     return [Text.from_ansi(line) for line in text.splitlines()]
+
+
+def answer(arguments: list[str], folder: str, environment: dict[str, str], outputs: tuple[int, int]) -> int:
+    """Be the command: print to a terminal and to a file of errors, and return the exit status."""
+    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
+        os.dup2(descriptor, number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    status = ckpttool.cli.run(arguments)
+    sys.stdout.flush()
+    return status
 
 
 def a_fixed_time(found: re.Match[str]) -> str:
