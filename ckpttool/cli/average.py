@@ -144,12 +144,15 @@ def _of_series(
     if (last is None) == (best is None):
         raise UsageError("--last and --best exclude each other")
     if last is not None:
+        if metric is not None or mode is not None:
+            raise UsageError("--metric and --mode go with --best N")
         return newest_checkpoints(paths[0], last, scope, jobs=jobs, progress=ProgressLines())
     if metric is None or best is None:
         raise UsageError("--best needs --metric NAME, such as val_loss")
     chosen_mode = None if mode is None else mode.value
+    found = best_checkpoints(paths[0], best, metric, chosen_mode, scope, jobs=jobs, progress=ProgressLines())
     say_inferred_mode(metric, chosen_mode)
-    return best_checkpoints(paths[0], best, metric, chosen_mode, scope, jobs=jobs, progress=ProgressLines())
+    return found
 
 
 def _numbers(text: str) -> list[float]:

@@ -98,6 +98,7 @@ Jobs = Annotated[
         *("--jobs", "-j"),
         metavar="N",
         min=1,
+        max=1024,
         help="Use N threads. [default: number of CPUs]",
         panel=EXECUTION_PANEL,
     ),

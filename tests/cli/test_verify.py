@@ -270,7 +270,7 @@ def test_number_of_threads_makes_no_difference(run, files: Path, name: str) -> N
     assert run("verify", "--json", "-j1", path) == run("verify", "--json", "--jobs", 4, path)
 
 
-@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+@pytest.mark.parametrize("jobs", ["0", "-1", "many", "1025", "1" + "0" * 20])
 def test_number_of_threads_must_be_one(run, guide: Path, jobs: str) -> None:
     status, out, err = run("verify", "--jobs", jobs, guide)
     assert (status, out, err.count("\n")) == (2, "", 1)

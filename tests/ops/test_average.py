@@ -260,6 +260,8 @@ def test_what_would_spoil_the_average_is_refused(tmp_path: Path) -> None:
         (["a.pt", "b.pt", "--ema", "1"], "a decay lies between 0 and 1"),
         (["a.pt", "b.pt", "--ema", "0.5", "--weights", "1,2"], "exclude each other"),
         (["a.pt", "--last", "2", "--best", "2"], "exclude each other"),
+        (["a.pt", "--last", "2", "--metric", "loss"], "--metric and --mode go with --best N"),
+        (["a.pt", "--best", "2", "--metric", "quality"], "give --mode min or max"),
         (["a.pt", "b.pt", "--last", "2"], "take one directory"),
         (["a.pt", "b.pt", "--metric", "loss"], "go with --last N or --best N"),
         ([".", "--best", "2"], "--best needs --metric NAME"),

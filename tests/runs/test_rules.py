@@ -281,6 +281,13 @@ def test_of_one_moment_the_newer_is_the_newest(entry) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "rule", ["keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"]
+)
+def test_more_than_there_can_be_are_all(entry, rule) -> None:
+    assert _plan(_dated(entry, 1000, 500, 1), **{rule: 10**20}).remove == ()
+
+
 # Names and size -------------------------------------------------------------------------------------
 
 

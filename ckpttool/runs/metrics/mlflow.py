@@ -414,13 +414,16 @@ class ServerStore:
 
 
 def mlflow_client(uri: str | None) -> Any:
-    """Return MLflow's client of a tracking URI; a server that doesn't answer is not waited for for minutes.
+    """Return MLflow's client of a tracking URI, which says nothing of its own work.
+
+    A server that doesn't answer is not waited for for minutes.
 
     Raises:
         MissingPackage: MLflow is not installed.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     with asking(uri or PREFIX):
         return client_module("mlflow.tracking", uri or PREFIX).MlflowClient(uri)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property, lru_cache, partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -226,7 +226,7 @@ def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReason
     """Keep the newest of each of so many natural periods that have one, and what has no date."""
     count = getattr(policy, rule)
     word = rule.removeprefix("keep_")
-    for period, entry in islice(newest_of_periods(rule, history), count):
+    for _, (period, entry) in zip(range(count), newest_of_periods(rule, history), strict=False):
         yield entry, f"{word} {period}"
     yield from history.undated
 
