@@ -225,6 +225,23 @@ def test_epoch_and_settings_stay(tmp_path: Path) -> None:
     assert list(got["model_state_dict"]) == ["fc.bias"]
 
 
+@pytest.mark.parametrize("target", ["whole.ckpt", "whole.safetensors"])
+def test_a_lost_score_of_lightning_s_is_no_obstacle(target: str, tmp_path: Path) -> None:
+    """Scores are tensors, which the file says in turn what the training came to."""
+    data = (FILES / "runs/lightning/search/version_0/checkpoints/last.ckpt").read_bytes()
+    for place in (data.index(b"archive/data/2"), data.index(b"archive/data/8")):
+        (tmp_path / "cut.ckpt").write_bytes(data[:place])
+        done = salvage(tmp_path / "cut.ckpt", tmp_path / target, force=True)
+        assert any("score" in one.name for one in done.lost) == (place == data.index(b"archive/data/2"))
+        with open_checkpoint(tmp_path / target) as checkpoint:
+            assert {one.name for one in checkpoint.tensors} >= {
+                "state_dict.layer.weight",
+                "state_dict.layer.bias",
+            }
+            assert "val_loss" not in checkpoint.training.metrics or place == data.index(b"archive/data/8")
+        assert verify(tmp_path / target).is_valid
+
+
 def test_command(tmp_path: Path, run: Run) -> None:
     whole = EPOCH.read_bytes()
     cut, target = tmp_path / "cut.pth", tmp_path / "out.pth"
