@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
+from ckpttool.formats.globs import last_name
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all
 from ckpttool.runs.members.order import AVERAGED, Group
@@ -58,10 +59,12 @@ def best_checkpoints(
 
 
 def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
-    """Return the only series of a directory that has several checkpoints and isn't one of averages."""
+    """Return the only series of a directory that has several checkpoints: of a glob, or not of averages."""
     survey = survey_directory(directory, scope, enters_root=True)
     several = [group for group in survey.groups if len(_sound(group)) > 1]
-    candidates = [group for group in several if not AVERAGED.search(os.path.basename(group.key))] or several
+    asked = [group for group in several if os.path.basename(group.key) in map(last_name, scope.series)]
+    candidates = asked or [group for group in several if not AVERAGED.search(os.path.basename(group.key))]
+    candidates = candidates or several
     if not candidates:
         raise UsageError(f"{survey.root}: no series of checkpoints with weights")
     if len(candidates) > 1:

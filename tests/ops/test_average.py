@@ -303,4 +303,7 @@ def test_several_series_need_a_choice(tmp_path: Path) -> None:
     answer = run_redirected("average", "--last", 2, tmp_path / "run", tmp_path / "out.pth")
     assert answer.status == 2 and "2 series: " in answer.err and "--series GLOB chooses one" in answer.err
     chosen = ("--series", "other_epoch_*.pt")
-    assert run_redirected("average", "--last", 2, tmp_path / "run", tmp_path / "out.pth", *chosen).status == 2
+    answer = run_redirected("average", "--last", 2, tmp_path / "run", tmp_path / "out.pth", *chosen, "--json")
+    assert answer.status == 0, answer.err
+    sources = json.loads(answer.out)["source"]
+    assert [Path(path).name for path in sources] == ["other_epoch_1.pt", "other_epoch_2.pt"]
