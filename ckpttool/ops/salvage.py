@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.core.errors import DamagedCheckpoint, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.losses import losses_allowed
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.result import Result
-from ckpttool.core.tensor import Extent, Role, Tensor
+from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
@@ -30,9 +30,6 @@ from ckpttool.ops.conversion_plan import plan_conversion
 from ckpttool.ops.convert import carry_out
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.weights.converting.tree_edits import edit_tree
-
-_TELLING = (Role.TRAINING, Role.OTHER)
-"""What numbers serve that tell of the training: the best score, the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +106,14 @@ def salvage(
         if not good:
             raise DamagedCheckpoint(checkpoint.path, "nothing of it is whole", code="damaged")
         lost = [Loss(one.name, why, one.nbytes) for one in checkpoint.tensors if (why := reasons[one.name])]
+        # A lost number may be the score or the step that the training state would tell.
+        has_numbers = all(reasons[one.name] is None for one in checkpoint.tensors if one.size == 1)
         proven = sum(map(cover.proves, good))
         sound = [one.span for one in scanned if not _is_damaged(one)]
         left = checkpoint.but(
             tensors=tuple(good),
             tree=lambda: _tree_of(checkpoint, good),
-            training=lambda: _training_of(checkpoint, good),
+            training=lambda: checkpoint.training if has_numbers else TrainingState(),
             spans=lambda: iter(sound),
             findings=(),
             complete=True,
@@ -213,15 +212,6 @@ def _is_damaged(one: Scanned) -> bool:
 def _damage_text(one: Scanned) -> str:
     (finding,) = checksum_findings([one])
     return finding.message if finding.where is None else f"{finding.where}: {finding.message}"
-
-
-def _training_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> TrainingState:
-    """Return what the training state is, or nothing where a number that may tell of it is lost."""
-    numbers = {one.name for one in checkpoint.tensors if one.size == 1 and one.role in _TELLING}
-    try:
-        return checkpoint.training if numbers <= {one.name for one in good} else TrainingState()
-    except CheckpointError:  # so may a number of an optimizer
-        return TrainingState()
 
 
 def _tree_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> object:

@@ -59,12 +59,17 @@ def best_checkpoints(
 
 
 def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
-    """Return the only series of a directory that has several checkpoints: of a glob, or not of averages."""
+    """Return the only series of a directory that has several checkpoints: of those of ``--series``, if there
+    are globs; else it isn't one of averages, unless all are.
+    """
     survey = survey_directory(directory, scope, enters_root=True)
     several = [group for group in survey.groups if len(_sound(group)) > 1]
-    asked = [group for group in several if os.path.basename(group.key) in map(last_name, scope.series)]
-    candidates = asked or [group for group in several if not AVERAGED.search(os.path.basename(group.key))]
-    candidates = candidates or several
+    if scope.series:
+        globs = set(map(last_name, scope.series))
+        candidates = [group for group in several if os.path.basename(group.key) in globs]
+    else:
+        trained = [group for group in several if not AVERAGED.search(os.path.basename(group.key))]
+        candidates = trained or several
     if not candidates:
         raise UsageError(f"{survey.root}: no series of checkpoints with weights")
     if len(candidates) > 1:

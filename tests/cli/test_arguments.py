@@ -13,8 +13,8 @@ from ckpttool.cli.commands import COMMANDS
 from tests.support.commands import Run
 
 OPTION = re.compile(r"^  (?:-\w, )?(--[a-z-]+)(?:, --[a-z-]+)*( [A-Z|a-z,.:=\[\]]+)?(?=  |$)", re.MULTILINE)
-ELSEWHERE = {"--help", "--install", "--wait", "--predict", "--model", "--executor"}
-"""Options that end at once, change the user's files, wait, or start other programs."""
+ELSEWHERE = {"--help", "--wait", "--predict", "--executor"}
+"""Options that end at once, wait, or need another program."""
 COMMANDS_EACH = 60
 METRICS = ("loss", "val_loss", "quality")
 VALUES = {

@@ -226,7 +226,7 @@ def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReason
     """Keep the newest of each of so many natural periods that have one, and what has no date."""
     count = getattr(policy, rule)
     word = rule.removeprefix("keep_")
-    for _, (period, entry) in zip(range(count), newest_of_periods(rule, history), strict=False):
+    for period, entry in list(newest_of_periods(rule, history))[:count]:
         yield entry, f"{word} {period}"
     yield from history.undated
 

@@ -193,10 +193,7 @@ class Workspace:
             widening.fill_float64(raw[widening.dtype.nbytes(part.start) :], wide)
 
     def _differing(self, tally: Tally, count: int, base: int) -> bool:
-        """Add a block of real numbers; False where one is not finite, or sums are out of range or far apart.
-
-        a·b is (a·a + b·b - d·d) / 2, which is as exact as the sums where a·a and b·b are of about one size.
-        """
+        """Add a block of real numbers; False where one is not finite, or a square is out of range."""
         import numpy as np
 
         v = self._views_of(count)
@@ -204,12 +201,13 @@ class Workspace:
         max_rel = max(map(self._measure, v.parts))
         aa, bb, dd, moduli = np.add.reduce(v.sums, axis=1).tolist()
         a, b = self._bytes_of(0, count), self._bytes_of(1, count)
-        is_near = 0 in (aa, bb) or aa / _FAR <= bb <= aa * _FAR
-        if not (is_near and is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
+        if not (is_safe(aa, a) and is_safe(bb, b) and is_safe(dd, v.largest)):
             return False
         largest = float(np.maximum.reduce(v.largest))
+        # Half of a·a + b·b - d·d is as exact as these are, if a·a and b·b are of about one size.
+        ab = (aa + bb - dd) / 2 if aa / _FAR <= bb <= aa * _FAR else dot(*self._float64(0, count))
         tally.finite += count
-        for total, of_block in zip(tally.sums(), (moduli, aa, bb, (aa + bb - dd) / 2, dd), strict=True):
+        for total, of_block in zip(tally.sums(), (moduli, aa, bb, ab, dd), strict=True):
             total.add(of_block)
         if largest > tally.max_abs:
             tally.max_abs, tally.largest = largest, self._place(count, base, self._index_of_largest(v, count))
@@ -245,11 +243,15 @@ class Workspace:
 
         start = int(v.largest.argmax()) * v.length
         length = min(v.length, count - start)
-        a, b = (
+        a, b = self._float64(start, length)
+        return start + int(np.abs(b - a).argmax())
+
+    def _float64(self, start: int, length: int) -> list[Array]:
+        """Return elements of both sides."""
+        return [
             one.to_float64(raw[one.dtype.nbytes(start) :], length)
             for one, raw in zip(self._widenings, self._raw, strict=True)
-        )
-        return start + int(np.abs(b - a).argmax())
+        ]
 
     def _mark(self, part: _Part) -> None:
         """Set the part's mask: which elements are further apart than the tolerance allows."""
