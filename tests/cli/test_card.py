@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from markdown_it import MarkdownIt
 import ckpttool
 from ckpttool.cli.render.card import escaped
 from tests.support.commands import Run
+from tests.support.frameworks import python_with_frameworks
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 
@@ -166,11 +165,7 @@ def test_the_snippets_load_the_checkpoints() -> None:
         path = FILES / name
         code = snippet_of(path).replace(json.dumps(path.name), json.dumps(str(path)))
         snippets[name] = f"{code}\n{check}"
-    command = [sys.executable, "-c", _EACH]
-    done = subprocess.run(
-        command, input=json.dumps(snippets), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    python_with_frameworks("-c", _EACH, stdin=json.dumps(snippets))
 
 
 def test_what_it_was_made_from(run: Run, guide: Path, tmp_path: Path) -> None:

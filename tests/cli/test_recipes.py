@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.frameworks import python_with_frameworks
 
 pytestmark = pytest.mark.framework
 
@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("keras")
     for name in ("named", "logged"):
         (place / name).mkdir()
-    subprocess.run([sys.executable, "-c", _TRAINING], cwd=place, check=True, capture_output=True)
+    python_with_frameworks("-c", _TRAINING, cwd=place)
     return place
 
 

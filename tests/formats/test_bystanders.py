@@ -8,8 +8,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ import pytest
 from ckpttool import CheckpointError, Safety, Severity, Verification, open_checkpoint, verify
 from ckpttool.formats import bystanders
 from tests.support.faults import close_link
+from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoints_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -111,10 +110,8 @@ def test_the_bystanders_run_when_they_are_loaded(tmp_path: Path) -> None:
         (str(planted(tmp_path / "d", name, tmp_path / f"{at}.ran")), load)
         for at, (name, (_, load)) in enumerate(BYSTANDERS.items())
     ]
-    answer = subprocess.run(
-        [sys.executable, "-c", _LOADER, json.dumps(loads)], capture_output=True, text=True, check=True
-    )
-    assert len(list(tmp_path.glob("*.ran"))) == len(BYSTANDERS), answer.stdout
+    told = python_with_frameworks("-c", _LOADER, json.dumps(loads))
+    assert len(list(tmp_path.glob("*.ran"))) == len(BYSTANDERS), told
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from ckpttool import Checkpoint, open_checkpoint, verify
 from ckpttool.core.tensor import Extent
 from ckpttool.testing import recorded_reads
 from tests.support.commands import Run
+from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import paths_in
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -186,7 +185,7 @@ state = {"w": torch.arange(15.).reshape(5, 3), "b": torch.ones(2)}
 writer = HuggingFaceStorageWriter(sys.argv[1], save_distributed=True, enable_consolidation=True)
 dcp.save(state, storage_writer=writer, no_dist=True)
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "s")], check=True)
+    python_with_frameworks("-c", program, tmp_path / "s")
     for directory in (tmp_path / "s", tmp_path / "s" / "sharded"):
         with open_checkpoint(directory) as opened:
             assert {name: opened[name].array().tolist() for name in sorted(opened)} == {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from ckpttool import CheckpointError, Safety, verify
+from tests.support.frameworks import python_with_frameworks
 
 SCRIPT = Path(__file__).with_name("keras_attacks.py")
 SAVED = Path(__file__).parents[2] / "fixtures" / "files" / "savedmodel" / "keras2"
@@ -48,11 +48,7 @@ def test_every_attack_is_unsafe_and_none_runs(place: Path) -> None:
 @pytest.mark.parametrize("api", ["keras", "tf_keras"])
 def test_keras_does_what_they_are_made_to_do(place: Path, api: str) -> None:
     """It also tells which of the names on our lists are something else in any of its modules: none."""
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), api, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    shown, misnamed = json.loads(done.stdout.splitlines()[-1])
-    assert shown == {attack.name: True for attack in module().attacks(place) if attack.api == api}, (
-        done.stderr
-    )
+    told = python_with_frameworks(SCRIPT, api, place)
+    shown, misnamed = json.loads(told.splitlines()[-1])
+    assert shown == {attack.name: True for attack in module().attacks(place) if attack.api == api}
     assert misnamed == []

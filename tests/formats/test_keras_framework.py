@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-import subprocess
-import sys
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from ckpttool import Checkpoint, Role, Safety, diff, open_checkpoint, verify
 from ckpttool.formats.keras.names import CLASSES, TORCH_OPTIMIZERS
+from tests.support.frameworks import python_with_frameworks
 
 pytestmark = pytest.mark.framework
 
@@ -32,10 +31,8 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Return what one process wrote: to import the framework takes longest of all."""
     place = tmp_path_factory.mktemp("written")
     writer = Path(__file__).with_name("keras_files.py")
-    command = [sys.executable, "-W", "ignore", str(writer), request.param, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return Written(place, json.loads(done.stdout.splitlines()[-1]))
+    told = python_with_frameworks(writer, request.param, place)
+    return Written(place, json.loads(told.splitlines()[-1]))
 
 
 def held(checkpoint: Checkpoint) -> list[list[object]]:

@@ -6,8 +6,6 @@ import io
 import json
 import pickle
 import struct
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 
 from ckpttool import Safety, Severity, verify
+from tests.support.frameworks import python_with_frameworks
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 HDF5 = FILES / "hdf5" / "mixed.h5"
@@ -200,10 +199,8 @@ def test_what_a_second_loader_runs_is_unsafe(tmp_path: Path) -> None:
         verdicts[name] = verify(path).safety
         loads.append((str(path), case.load))
     assert not list(tmp_path.glob("*.ran"))
-    answer = subprocess.run(
-        [sys.executable, "-c", _LOADER, json.dumps(loads)], capture_output=True, text=True, check=True
-    )
-    assert {path.stem for path in tmp_path.glob("*.ran")} == CASES.keys(), answer.stdout
+    told = python_with_frameworks("-c", _LOADER, json.dumps(loads))
+    assert {path.stem for path in tmp_path.glob("*.ran")} == CASES.keys(), told
     assert verdicts == dict.fromkeys(CASES, Safety.UNSAFE)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from ckpttool import (
 )
 from ckpttool.testing import read_truth
 from tests.formats import savedmodel_messages as pb
+from tests.support.frameworks import python_with_frameworks
 from tests.support.limits import lower_limits
 from tests.support.opening import checkpoint_at, paths_in
 from tests.support.protobuf import varint
@@ -393,10 +392,7 @@ saved("old-reading", "secret.txt")
 
 @pytest.mark.framework
 def test_table_of_a_file_whose_name_is_computed(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", TABLES], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.split() == ["secret"]
+    assert python_with_frameworks("-c", TABLES, cwd=tmp_path).split() == ["secret"]
     for name in ("", "old-"):
         assert verify(tmp_path / f"{name}honest").safety is Safety.SAFE
         assert verify(tmp_path / f"{name}reading").safety is Safety.UNSAFE
@@ -443,7 +439,7 @@ saved("unknown-print", lambda x: tf.print("x"))
 
 @pytest.mark.framework
 def test_what_tensorflow_saves_is_judged(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", MODELS, str(tmp_path)], check=True, capture_output=True)
+    python_with_frameworks("-c", MODELS, tmp_path)
     found = {one.name: verify(one).safety.value for one in tmp_path.iterdir()}
     assert found and all(name.startswith(f"{safety}-") for name, safety in found.items()), found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ from zlib import crc32
 import pytest
 
 from ckpttool import open_checkpoint
+from tests.support.commands import python
+from tests.support.frameworks import python_with_frameworks
 from tests.support.limits import lower_limits
 
 WRITE = """
@@ -84,8 +84,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory of models that two processes wrote, the second one's in ``second``."""
     directory = tmp_path_factory.mktemp("models")
     (directory / "second").mkdir()
-    for place in (directory, directory / "second"):
-        subprocess.run([sys.executable, "-c", WRITE, str(place)], check=True, capture_output=True)
+    python_with_frameworks("-c", WRITE, directory)
+    python("-c", WRITE, directory / "second", check=True)
     return directory
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ckpttool import Safety, verify
 from tests.formats import savedmodel_messages as pb
+from tests.support.frameworks import python_with_frameworks
 
 SAVE = "__inference__traced_save_12"
 SAVER = pb.part(3, pb.part(1, "saver_filename:0") + pb.part(2, "call:0") + pb.part(3, "call_1"))
@@ -258,7 +257,7 @@ old("unsafe-output", "outer", "restore")
 
 @pytest.mark.framework
 def test_savers_that_tensorflow_writes_are_told_from_what_is_named_so(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", MODELS, str(tmp_path)], check=True, capture_output=True)
+    python_with_frameworks("-c", MODELS, tmp_path)
     found = {one.name: verify(one) for one in tmp_path.iterdir()}
     assert len(found) == 11 and all(one.is_valid for one in found.values())
     judged = {name: one.safety.value for name, one in found.items()}

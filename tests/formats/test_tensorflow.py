@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from ckpttool import (
     verify,
 )
 from tests.support.commands import Run
+from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoint_at, checkpoints_in, only_checkpoint, open_found, paths_in
 from tests.support.state_files import read_state, write_state
 
@@ -177,10 +176,9 @@ print(model.count_params())
 
 @pytest.mark.framework
 def test_optimizer_under_any_name(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OPTIMIZERS, str(tmp_path / "saved")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    told = python_with_frameworks("-c", OPTIMIZERS, tmp_path / "saved")
     with open_checkpoint(tmp_path / "saved") as checkpoint:
-        assert checkpoint.parameters == int(done.stdout.splitlines()[-1])
+        assert checkpoint.parameters == int(told.splitlines()[-1])
         assert checkpoint.training.learning_rate == 0.25
         roles = {tensor.path[0]: tensor.role for tensor in checkpoint.tensors}
     assert roles["opt"] is Role.OPTIMIZER
@@ -535,16 +533,8 @@ print(json.dumps([latest, known, new, list(manager.checkpoints), tf.train.latest
 def test_the_manager_continues_where_prune_has_been(files: Path, tmp_path: Path, run: Run) -> None:
     place = Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run"))
     assert run("prune", place, "--keep", "3").status == 0
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", _CONTINUES, str(place)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-        timeout=120,
-    )
-    latest, known, new, after, newest = json.loads(done.stdout.splitlines()[-1])
+    told = python_with_frameworks("-c", _CONTINUES, place)
+    latest, known, new, after, newest = json.loads(told.splitlines()[-1])
     at = [str(place / f"ckpt-{step}") for step in range(12)]
     assert latest == at[10]
     assert known == at[8:11]

@@ -15,6 +15,7 @@ import pytest
 from ckpttool import Safety, Severity, verify
 from ckpttool.formats.torch.torch_operators import OPERATORS
 from ckpttool.formats.torch.torchscript_code import MAX_TEXT, CodeReferences, judge_byte_code, judge_text
+from tests.support.frameworks import python_with_frameworks
 
 CALLS = {
     "plain": 'torch.save(x, "MADE")',
@@ -116,10 +117,8 @@ print(json.dumps(found))
 def run(source: str, cwd: Path, *args: str) -> dict[str, bool]:
     """Return which of the files that a child made did what they should when PyTorch took them."""
     (cwd / "attacks.py").write_text(MAKING + source)  # TorchScript looks for its sources
-    command = [sys.executable, "-W", "ignore", "attacks.py", *args]
-    done = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    told = python_with_frameworks("attacks.py", *args, cwd=cwd)
+    found: dict[str, bool] = json.loads(told.splitlines()[-1])
     return found
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from ckpttool import DamagedCheckpoint, Safety, open_checkpoint, verify
 from ckpttool.formats.torch.expressions import objection
+from tests.support.frameworks import python_with_frameworks
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-export"
 PROGRAM, OLD = FILES / "program.pt2", FILES / "program_old.pt2"
@@ -204,14 +203,8 @@ def test_names_that_become_code(tmp_path: Path) -> None:
             PROGRAM, directory, **{name: json.dumps(one).encode() for name, one in told.items()}
         )
         assert "unsafe-expression" in codes(paths[kind]), kind
-    ran = subprocess.run(
-        [sys.executable, "-c", _LOADING, *map(str, paths.values())],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{kind}" for kind in paths}, ran.stdout
+    told = python_with_frameworks("-c", _LOADING, *paths.values(), cwd=tmp_path)
+    assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{kind}" for kind in paths}, told
 
 
 def _enum(of: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ckpttool.io.farmhash import fingerprint64
 from ckpttool.testing import read_truth
+from tests.support.frameworks import python_with_frameworks
 
 
 def test_fingerprint_is_tensorflows(files: Path) -> None:
@@ -36,8 +35,6 @@ print(json.dumps(told))
 
 @pytest.mark.framework
 def test_fingerprints_of_any_length_are_tensorflows() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HASHES], capture_output=True, text=True, check=True
-    )
-    for data, expected in json.loads(done.stdout.splitlines()[-1]).items():
+    told = python_with_frameworks("-c", HASHES)
+    for data, expected in json.loads(told.splitlines()[-1]).items():
         assert fingerprint64(bytes.fromhex(data)) == expected, len(data) // 2

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +19,7 @@ from ckpttool.io.source import Source
 from ckpttool.io.sstable import Table, begins_with_empty_key
 from tests.support.commands import Run
 from tests.support.containers import entries_of_table
+from tests.support.frameworks import python_with_frameworks
 
 WORDS = {f"key-{number:03}".encode(): bytes([number % 256]) * (number % 40) for number in range(60)}
 
@@ -115,13 +113,11 @@ def test_snappy_as_the_framework_reads_it(raw: ModuleType, files: Path, tmp_path
         is_index = source.suffix == ".index"
         (tmp_path / source.name).write_bytes(compressed(raw, source) if is_index else source.read_bytes())
     (index,) = tmp_path.glob("*.index")
-    command = [sys.executable, "-c", SUMS, str(index.with_suffix(""))]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    told = python_with_frameworks("-c", SUMS, index.with_suffix(""))
     with open_checkpoint(index) as checkpoint:
         numbers = [tensor for tensor in checkpoint.tensors if tensor.dtype.kind != "string"]
         found = {tensor.name: zlib.crc32(tensor.array().tobytes()) for tensor in numbers}
-    assert found == json.loads(done.stdout.splitlines()[-1])
+    assert found == json.loads(told.splitlines()[-1])
     assert run("verify", tmp_path).status == 0
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ckpttool import ConvertOptions, Difference, DiffOptions, convert, diff
 from tests.support.commands import Run
+from tests.support.frameworks import python_with_frameworks
 
 pytestmark = pytest.mark.framework
 
@@ -68,10 +67,7 @@ NETS = ("image", "single", "series", "first")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nets")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MADE, str(folder)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    python_with_frameworks("-c", MADE, folder)
     return folder
 
 

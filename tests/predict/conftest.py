@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.frameworks import python_with_frameworks
 from tests.support.predictions import Do, Predict, Told, done_here, job_of, one_process
 
 
@@ -26,7 +26,7 @@ def keras_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory of what TensorFlow and Keras wrote, with recordings of what they predict."""
     directory = tmp_path_factory.mktemp("keras")
     writer = Path(__file__).parent / "models" / "write_keras.py"
-    subprocess.run([sys.executable, str(writer), str(directory)], check=True, capture_output=True)
+    python_with_frameworks(writer, directory)
     return directory
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -39,6 +40,7 @@ from ckpttool.runs.pointers import registries
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory
+from tests.support.frameworks import python_with_frameworks
 
 pytestmark = pytest.mark.framework
 
@@ -53,9 +55,7 @@ LOSSES = {
 
 def make(kind: str, directory: Path, *arguments: str, **variables: str) -> Path:
     directory.mkdir(exist_ok=True)
-    command = [sys.executable, str(MAKER), kind, str(directory), *arguments]
-    environment = {**os.environ, **QUIET, **variables}
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+    python_with_frameworks(MAKER, kind, directory, *arguments, env={**QUIET, **variables})
     return directory
 
 
@@ -105,7 +105,7 @@ def server(sqlite: Path) -> Iterator[str]:
                 time.sleep(0.1)
         yield url
     finally:
-        os.killpg(running.pid, 15)
+        os.killpg(running.pid, signal.SIGKILL)  # it takes seconds to end by itself
         running.wait(30)
 
 

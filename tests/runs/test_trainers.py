@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.frameworks import python_with_frameworks
 
 RUNS = Path(__file__).with_name("trainer_runs.py")
 
 
 def run(kind: str, directory: Path) -> dict[str, Any]:
     """Run a trainer in a process of its own; return what it tells."""
-    done = subprocess.run(
-        [sys.executable, RUNS, kind, directory], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, Any] = json.loads(python_with_frameworks(RUNS, kind, directory).splitlines()[-1])
     return told
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.frameworks import python_with_frameworks
 
 TWINS = """
 import os, sys
-os.environ["KERAS_BACKEND"] = "torch"
-sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it can
 import keras, numpy as np, torch
 
 from ckpttool.core.errors import UsageError
@@ -156,10 +154,4 @@ assert any("by the order of their layers alone" in note for note in made.notes)
 
 
 def test_each_predicts_the_same_or_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TWINS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    python_with_frameworks("-c", TWINS, tmp_path)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.frameworks import python_with_frameworks
 
 TWINS = """
 import os, sys
-os.environ["KERAS_BACKEND"] = "torch"
-sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it can
 import keras, numpy as np, torch
 
 from ckpttool.ops.conversion import ConvertOptions
@@ -84,10 +82,4 @@ for has_names in (True, False):
 
 
 def test_both_predict_the_same(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TWINS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    python_with_frameworks("-c", TWINS, tmp_path)
