@@ -84,14 +84,17 @@ class Bucket:
 @contextmanager
 def serve() -> Iterator[str]:
     """Run a server that answers as Amazon S3 does, and yield its URL."""
-    from moto.server import ThreadedMotoServer
+    from moto.server import create_backend_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    server = make_server("127.0.0.1", 0, create_backend_app("s3"), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @contextmanager
