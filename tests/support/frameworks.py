@@ -1,6 +1,7 @@
 """Programs that import frameworks, each in a fork of one process that has imported them, which takes seconds.
 
-What tells one process from the next, such as the seed of hashes, is the same in all forks.
+What tells one process from the next, such as the seed of hashes, is the same in all forks. Paddle crashes
+beside PyTorch, so its programs are run by themselves.
 """
 
 from __future__ import annotations
