@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckpttool.cli.render.numbers import file_size, number, shape_text
 from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
 from ckpttool.cli.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
-from ckpttool.cli.render.verdicts import finding_lines
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Role, Tensor
@@ -63,6 +62,8 @@ def inspect_text(
         text = f"… and {_counted_by_role(hidden)}; --all shows them"
         lines += (styled(line, Style.DIM, colour) for line in hanging_lines("  ", text, width, 2))
     if inspection.findings:
+        from ckpttool.cli.render.verdicts import finding_lines
+
         lines += ["", *(f"  {line}" for line in finding_lines(inspection.findings, colour))]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Unsupported
@@ -19,12 +19,13 @@ from ckpttool.core.tensor import Extent, Span, Tensor
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
-from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.pickle_detection import is_pickle
 from ckpttool.io.pickle_safety import read_pickles
 from ckpttool.io.zip_reader import STORED, Member
+
+if TYPE_CHECKING:
+    from ckpttool.formats.torch.dcp_items import Item
 
 SETTINGS, VERSION = "data", "_stable_baselines3_version"
 
@@ -97,6 +98,9 @@ class _Agent:
         return text.decode("ascii", "replace").strip() or None
 
     def _open_tensors(self, probe: Probe, stem: str, member: Member) -> None:
+        from ckpttool.formats.torch.dcp_items import KnownPickles, open_item
+        from ckpttool.formats.torch.dcp_metadata import ItemPlace
+
         if member.method != STORED:
             raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
         place = ItemPlace(probe.name, member.payload, member.stored)
