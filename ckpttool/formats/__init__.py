@@ -191,6 +191,8 @@ def _describe(probe: Probe) -> tuple[str, str | None]:
     for magic, name in _COMPRESSED.items():
         if probe.head.startswith(magic):
             return f"it is compressed with {name}", "decompress it first"
+    if probe.is_cut_zip:
+        return "it is a ZIP archive that is cut off before it tells of any tensor", None
     if probe.is_zip:
         return "it is a ZIP archive of something else", None
     if probe.head.lstrip()[:14].lower().startswith(_HTML):

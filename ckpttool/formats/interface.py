@@ -129,6 +129,11 @@ class Probe:
         return self._archive is not None
 
     @property
+    def is_cut_zip(self) -> bool:
+        """Tell whether it is a zip without its end, which only ``salvage`` opens."""
+        return isinstance(self._archive, Archive) and self._archive.is_cut
+
+    @property
     def archive(self) -> Archive:
         """Return the zip that the file is.
 

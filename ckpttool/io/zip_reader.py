@@ -89,6 +89,7 @@ class Archive:
     Attributes:
         findings: Where the descriptions of a record disagree, and bytes that nothing declares; complete
             once ``members`` has been asked for.
+        is_cut: Whether its directory is lost, so that it has the records that were rescued.
     """
 
     def __init__(self, source: Source, rescue: Callable[[Source], Iterable[Member]] | None = None) -> None:
@@ -96,13 +97,13 @@ class Archive:
         self.source = source
         self.findings: list[Finding] = []
         self._inflation = Inflation(source)
-        self._is_rescued = False
+        self.is_cut = False
         try:
             self._directory = find_directory(source, self.findings)
         except Truncated:
             if rescue is None:
                 raise
-            self._listed, self._is_rescued = list(rescue(source)), True
+            self._listed, self.is_cut = list(rescue(source)), True
         else:
             self._listed = read_directory(source, self._directory)
 
@@ -117,7 +118,7 @@ class Archive:
 
         In ``by_directory`` those of an object in a store are not read, if the directory leaves no doubt.
         """
-        if self._is_rescued:
+        if self.is_cut:
             return tuple(self._listed)
         in_file_order = sorted(self._listed, key=lambda member: member.header)
         if self.source.is_remote and _by_directory.get():
