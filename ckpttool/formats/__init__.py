@@ -192,7 +192,7 @@ def _describe(probe: Probe) -> tuple[str, str | None]:
         if probe.head.startswith(magic):
             return f"it is compressed with {name}", "decompress it first"
     if probe.is_cut_zip:
-        return "it is a ZIP archive that is cut off before it tells of any tensor", None
+        return "it is a ZIP archive that is cut off before it tells its format", None
     if probe.is_zip:
         return "it is a ZIP archive of something else", None
     if probe.head.lstrip()[:14].lower().startswith(_HTML):

@@ -71,7 +71,7 @@ def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
         trained = [group for group in several if not AVERAGED.search(os.path.basename(group.key))]
         candidates = trained or several
     if not candidates:
-        raise UsageError(f"{survey.root}: no series of checkpoints with weights")
+        raise UsageError(f"{survey.root}: no series of several checkpoints with weights")
     if len(candidates) > 1:
         names = ", ".join(group.key for group in candidates)
         raise UsageError(f"{survey.root}: {len(candidates):,} series: {names} (--series GLOB chooses one)")

@@ -309,4 +309,4 @@ def test_several_series_need_a_choice(tmp_path: Path) -> None:
     assert [Path(path).name for path in sources] == ["other_epoch_1.pt", "other_epoch_2.pt"]
     (tmp_path / "run" / "other_epoch_2.pt").unlink()
     answer = run_redirected("average", "--last", 2, tmp_path / "run", tmp_path / "none.pth", *chosen)
-    assert answer.status == 2 and "no series of checkpoints with weights" in answer.err
+    assert answer.status == 2 and "no series of several checkpoints with weights" in answer.err

@@ -246,14 +246,14 @@ def test_lost_scores_of_lightning_s_are_no_obstacle(
 
 
 @pytest.mark.parametrize(("nbytes", "name"), [(100, "cut.ckpt"), (2000, "cut.ckpt"), (2000, "cut")])
-def test_what_is_cut_before_it_tells_of_tensors_is_refused(
+def test_what_is_cut_before_it_tells_its_format_is_refused(
     nbytes: int, name: str, tmp_path: Path, run: Run
 ) -> None:
     data = (FILES / "runs/lightning/search/version_0/checkpoints/last.ckpt").read_bytes()
     (tmp_path / name).write_bytes(data[:nbytes])
     answer = run("salvage", tmp_path / name, tmp_path / "saved.pth")
     assert answer.status == 2
-    assert "it is a ZIP archive that is cut off before it tells of any tensor" in answer.err
+    assert "it is a ZIP archive that is cut off before it tells its format" in answer.err
     assert not (tmp_path / "saved.pth").exists()
 
 

@@ -49,16 +49,13 @@ def python_with_frameworks(
         streams = {name: Path(directory, name) for name in STREAMS}
         for name, stream in streams.items():
             stream.write_text(stdin if name == "stdin" else "")
-        given = (
-            [str(one) for one in program],
-            list(streams.values()),
-            cwd or Path.cwd(),
-            {**os.environ, **(env or {})},
-        )
+        environment = {**os.environ, **(env or {})}
+        given = list(map(str, program)), list(streams.values()), cwd or Path.cwd(), environment
         process = _forks().Process(target=_run, args=given)
         process.start()
         process.join(TIMEOUT)
-        process.kill()
+        process.kill()  # where it took longer
+        process.join()
         assert process.exitcode == 0, streams["stderr"].read_text()[-3000:]
         return streams["stdout"].read_text()
 

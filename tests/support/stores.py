@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,19 +82,28 @@ class Bucket:
 
 
 @contextmanager
+def _running(server: HTTPServer) -> Iterator[str]:
+    """Have a thread serve, and yield the URL."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
 def serve() -> Iterator[str]:
     """Run a server that answers as Amazon S3 does, and yield its URL."""
-    from moto.server import create_backend_app
+    from moto.server import MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, create_backend_app("s3"), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    app = create_backend_app("s3")
+    with _running(make_server("127.0.0.1", 0, app, True, request_handler=MotoRequestHandler)) as url:
+        yield url
 
 
 @contextmanager
@@ -219,13 +228,5 @@ def web_server() -> Iterator[WebServer]:
         def log_message(self, format: str, *values: object) -> None:
             """Keep silent."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    served.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with _running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as served.url:
         yield served
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
