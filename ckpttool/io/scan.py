@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE_BYTES = 1 << 25
-CHUNK_BYTES = 1 << 18
-"""What is read, summed and tested at once: it has to stay in a processor's own cache."""
+CHUNK_BYTES = 1 << 20
+"""What is read, summed and tested at once: of smaller ones, threads would wait for the interpreter's lock."""
+_COUNTED_BYTES = 1 << 18
+"""Of which special values are counted at once: what that makes has to stay in a processor's own cache."""
 
 _CHECKSUMS: dict[str, Callable[[memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
 
@@ -170,7 +172,7 @@ def _tester(dtype: DType, byteorder: str, buffer: memoryview) -> Callable[[int],
 
         def has_other_than_finite(nbytes: int) -> bool:
             count = nbytes // width
-            return not np.isfinite(floats[:count], out=finite[:count]).all()
+            return not np.logical_and.reduce(np.isfinite(floats[:count], out=finite[:count]))
 
         return has_other_than_finite
     order = "<" if byteorder == "little" else ">"
@@ -255,7 +257,7 @@ def count_specials(
         return Specials()
     nan = infinite = 0
     repetition = Repetition(dtype.itemsize)
-    for block in stored_once(values).blocks(CHUNK_BYTES):
+    for block in stored_once(values).blocks(_COUNTED_BYTES):
         advance(len(block))
         if repetition.holds:
             repetition.add(block)

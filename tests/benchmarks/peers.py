@@ -25,10 +25,11 @@ for name, tensor in torch.load(sys.argv[1]).items():
 """
 
 LIST_DIRECTORY = """
-import os, sys, torch
-for name in sorted(os.listdir(sys.argv[1])):
-    checkpoint = torch.load(os.path.join(sys.argv[1], name))
-    print(name, checkpoint["epoch"], checkpoint["loss"])
+import sys, torch
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).rglob("*.pth")):
+    checkpoint = torch.load(path)
+    print(path, checkpoint["epoch"], checkpoint["loss"])
 """
 
 LIST_TENSORFLOW = """

@@ -7,8 +7,8 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks import data
-from tests.benchmarks.claims import PYTHON, Claim, Group, MakeGroup, Scale
+from tests.benchmarks import data, peers
+from tests.benchmarks.claims import PYTHON, Claim, Group, MakeGroup, Scale, peer_command
 from tests.benchmarks.measure import Command
 
 _FIND = """
@@ -42,14 +42,15 @@ def retention(folder: Path, scale: Scale) -> Group:
         subprocess.run([PYTHON, "-c", _FIND, tree, f"{tree}.found"], check=True)
     commands = (
         Command("find", (PYTHON, "-c", _FIND, str(whole))),
+        peer_command("torch.load of each", peers.LIST_DIRECTORY, whole),
         Command("plan half", (PYTHON, "-c", _PLAN, str(half), str(runs // 2))),
         Command("plan", (PYTHON, "-c", _PLAN, str(whole), str(runs))),
     )
     total = runs * epochs
     job = f"{total:,} checkpoints in {runs} runs"
     claims = (
-        Claim(f"find {job}", "find", count=total, each=1),
-        Claim(f"plan {job}", "plan", count=total, each=0.2),
+        Claim(f"find {job}", "find", "torch.load of each", ratio=0.6, count=total),
+        Claim(f"plan {job}", "plan", "find", ratio=0.2, count=total),
         Claim(f"plan {job} instead of {total // 2:,}", "plan", "plan half", ratio=2.2),
     )
     return Group(commands, claims)
