@@ -134,7 +134,7 @@ def _keep_all(declined: Pruned) -> Pruned:
         )
         for one in declined.plan.groups
     )
-    return replace(declined, plan=replace(declined.plan, groups=groups))
+    return replace(declined, plan=declined.plan._replace(groups=groups))
 
 
 def _preview_trash(preview: Pruned) -> Pruned:
@@ -173,8 +173,7 @@ def _combined(outcomes: Sequence[Pruned]) -> Pruned:
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
-    plan = replace(
-        first.plan,
+    plan = first.plan._replace(
         groups=tuple(group for one in outcomes for group in one.plan.groups),
         excess=tuple(excess for one in outcomes for excess in one.plan.excess),
     )
@@ -210,7 +209,7 @@ def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
                 slim = tuple(entry for entry in group.slim if _real_path(entry, real) not in seen)
                 groups.append(replace(group, keep=keep, remove=remove, slim=slim))
         seen |= {_real_path(entry, real) for group in one.plan.groups for entry in _entries_of(group)}
-        distinct.append(replace(one, plan=replace(one.plan, groups=tuple(groups))))
+        distinct.append(replace(one, plan=one.plan._replace(groups=tuple(groups))))
     return distinct
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.output import say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
@@ -163,8 +163,7 @@ def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
     return outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Which part of all the checkpoints was verified.
 
     Attributes:
@@ -211,7 +210,7 @@ def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_Verify
             read_at = None if record is None else last_read(record)
             candidates.append(Candidate(one.path, size_of(one.unit), read_at is not None, read_at or ""))
     chosen = choose(candidates, sample, int(time.time()) // SECONDS_A_DAY)
-    return [replace(one, is_sampled_out=one.path not in chosen) for one in targets]
+    return [one._replace(is_sampled_out=one.path not in chosen) for one in targets]
 
 
 def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
@@ -292,8 +291,7 @@ def _task_of(target: _VerifyTarget, unit: Unit, options: VerifyOptions) -> Verif
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _VerifyTarget:
+class _VerifyTarget(NamedTuple):
     """A checkpoint, or the error that keeps it from being read; what is asked of it; whether it was named;
     whether it is another one's turn to be read in full; where a copy of it is to be.
     """
@@ -355,7 +353,7 @@ def _find_targets(
         is_named = unit.path == path
         settings = _settings_of(unit.path, options)
         copy = _copy_of(unit.path, path, options.against)
-        shown_unit = unit if is_named else replace(unit, path=shown(unit.path))
+        shown_unit = unit if is_named else unit._replace(path=shown(unit.path))
         yield _VerifyTarget(shown_unit, settings, is_named, copy=copy)
     for one in errors:
         yield _VerifyTarget(one, None, False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.cli.config import (
@@ -48,8 +48,7 @@ _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
 """Options that replace each other: a later rule with one of them drops the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyConfig:
+class VerifyConfig(NamedTuple):
     """What a configuration says of ``verify``.
 
     Attributes:
@@ -151,7 +150,7 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRu
     ignores = None
     if "ignore" in table:
         read: tuple[Ignore, ...] = RULE_KEYS["ignore"](table["ignore"], "ignore")
-        ignores = tuple(replace(one, origin=f"{origin}: {one.origin}") for one in read)
+        ignores = tuple(one._replace(origin=f"{origin}: {one.origin}") for one in read)
     prediction_options = {
         _ATTRIBUTES[key]: _resolve_paths(key, value, directory) for key, value in values.items()
     }

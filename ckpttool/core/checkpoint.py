@@ -81,16 +81,14 @@ class TrainingState:
         return Origin(kind, key, _LAST in text, text.endswith(EARLIER_STEP))
 
 
-@dataclass(frozen=True, slots=True)
-class Producer:
+class Producer(NamedTuple):
     """The framework that wrote a checkpoint, and its version where the file says it."""
 
     framework: str | None = None
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """A file that belongs to a checkpoint, and its size in bytes."""
 
     path: str

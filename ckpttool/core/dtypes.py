@@ -5,8 +5,7 @@ Source: PyTorch ``c10/core/ScalarType.h``, safetensors ``tensor.rs``, NumPy and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 Kind = Literal["float", "integer", "boolean", "complex", "quantized", "bits", "string"]
 
 
-@dataclass(frozen=True, slots=True)
-class FloatCode:
+class FloatCode(NamedTuple):
     """Which bit patterns of a float type are no numbers.
 
     A word is a NaN where ``first_nan <= word & mask <= last_nan``, and infinite where
@@ -29,8 +27,7 @@ class FloatCode:
     infinity: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """An element type.
 
     Attributes:

@@ -10,8 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.readable import Readable, aligned_buffer
 
@@ -113,20 +112,18 @@ def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 # Tiles ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
+class _Runs(NamedTuple):
     """How a tile is read: the axes from ``split`` on in one run, the others step by step; in elements."""
 
     split: int
     run: int
-    count: int
+    times: int
 
     def nbytes(self, itemsize: int) -> int:
-        return self.count * self.run * itemsize
+        return self.times * self.run * itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiling:
+class _Tiling(NamedTuple):
     """A box that is cut into tiles; axes are in the order of what is stored, the widest step first.
 
     Attributes:
@@ -277,7 +274,7 @@ class _TileReader:
         for size, step in zip(sizes[: runs.split], self._tiling.steps, strict=False):
             offsets = [at + index * step * itemsize for at in offsets for index in range(size)]
         pitch = runs.run
-        if runs.count > 1 and runs.run * itemsize % _PERIOD_BYTES == 0:
+        if runs.times > 1 and runs.run * itemsize % _PERIOD_BYTES == 0:
             pitch += max(1, 64 // itemsize)  # so that they don't compete for the same lines of a cache
         return runs, pitch, offsets
 

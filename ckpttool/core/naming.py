@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 from ckpttool.core import name_patterns as patterns
 
@@ -69,8 +70,7 @@ def is_named_best(name: str) -> bool:
     return patterns.BEST.search(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
+class _Number(NamedTuple):
     """A number in a name, as it is written; a sign in front of it belongs to its span."""
 
     text: str

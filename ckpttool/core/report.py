@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Severity(str, enum.Enum):
@@ -15,8 +15,7 @@ class Severity(str, enum.Enum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """Something that a user should know about a checkpoint.
 
     Attributes:

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ckpttool.core.dtypes import DType, numpy_dtype
 from ckpttool.core.urls import is_remote
@@ -30,8 +30,7 @@ class Role(str, enum.Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A range of bytes of a file: ``offset`` and ``nbytes`` in bytes."""
 
     file: str
@@ -43,8 +42,7 @@ class Extent:
         return self.offset + self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A byte range worth scanning.
 
     Attributes:
@@ -77,8 +75,7 @@ Range = tuple[int, int]
 """Where a run of indexes along an axis begins, and where it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """Which part of a tensor a process of a distributed job kept.
 
     Attributes:

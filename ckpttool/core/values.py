@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool.core.dtypes import DType, numpy_dtype
@@ -81,8 +80,7 @@ def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Strided:
+class Strided(NamedTuple):
     """A strided view of stored elements; offset and sizes in bytes, strides in elements, none negative.
 
     Blocks are gathered box by box, in bounded memory whatever the strides.
@@ -105,7 +103,7 @@ class Strided:
     def box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Strided:
         """Return the box of a shape that begins at an index."""
         skipped = sum(at * stride for at, stride in zip(start, self.strides, strict=True))
-        return replace(self, offset=self.offset + skipped * self.itemsize, shape=shape)
+        return self._replace(offset=self.offset + skipped * self.itemsize, shape=shape)
 
     def split(self, cuts: Sequence[tuple[int, ...]]) -> Strided:
         """Return the same elements with each axis cut into several, of these lengths."""
@@ -114,12 +112,11 @@ class Strided:
             for stride, parts in zip(self.strides, cuts, strict=True)
             for inner in c_strides(parts)
         ]
-        return replace(self, shape=tuple(n for parts in cuts for n in parts), strides=tuple(strides))
+        return self._replace(shape=tuple(n for parts in cuts for n in parts), strides=tuple(strides))
 
     def transpose(self, order: Sequence[int]) -> Strided:
         """Return the same elements with their axes in another order, as NumPy's ``transpose``."""
-        return replace(
-            self,
+        return self._replace(
             shape=tuple(self.shape[axis] for axis in order),
             strides=tuple(self.strides[axis] for axis in order),
         )
@@ -140,7 +137,7 @@ def as_strided(values: Values | None, shape: tuple[int, ...], itemsize: int) -> 
 def stored_once(values: Values) -> Values:
     """Return the same elements in any order, each stored one once: an expanded tensor repeats its own."""
     if isinstance(values, Computed) and values.inner is not None:
-        return replace(values, inner=stored_once(values.inner))
+        return values._replace(inner=stored_once(values.inner))
     if not isinstance(values, Strided):
         return values
     axes = [axis for axis, stride in enumerate(values.strides) if stride or values.shape[axis] == 0]
@@ -153,8 +150,7 @@ def stored_once(values: Values) -> Values:
 # Combinations ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Concatenated:
+class Concatenated(NamedTuple):
     """Elements that follow each other; ``storages`` are the stored bytes that they lie in, if known."""
 
     parts: tuple[Values, ...]
@@ -165,8 +161,7 @@ class Concatenated:
             yield from part.blocks(limit)
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """Stored elements of a box of a tensor: where it begins, one number an axis, and what is there."""
 
     start: tuple[int, ...]
@@ -177,8 +172,7 @@ class Tile:
         return tuple(first + length for first, length in zip(self.start, self.stored.shape, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Tiled:
+class Tiled(NamedTuple):
     """Elements that lie in boxes which tile the shape; ``storages`` holds the bytes of each, if known."""
 
     shape: tuple[int, ...]
@@ -236,8 +230,7 @@ def storages_of(tensor: Tensor) -> tuple[Extent, ...]:
     return tensor.values.storages if isinstance(tensor.values, Tiled | Concatenated) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     """Elements that are made as they are read.
 
     Attributes:
@@ -319,8 +312,7 @@ def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
 # Other orders ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Reordered:
+class Reordered(NamedTuple):
     """A box of a tensor, its axes cut, and in the order in which they are wanted.
 
     As much as fits into ``PASS_BYTES`` is put in order at once. Of what is larger and can't fill a box, all
@@ -330,7 +322,7 @@ class Reordered:
         tensor: As stored.
         cuts: For each of its axes, the lengths of what it is cut into.
         start: For each cut axis, where the box begins.
-        count: For each cut axis, how long the box is.
+        counts: For each cut axis, how long the box is.
         order: The cut axes in the order of the result.
         gates: A cut axis, and which of its indexes stands at each place of the result; None: as they are.
     """
@@ -338,18 +330,18 @@ class Reordered:
     tensor: Tensor
     cuts: tuple[tuple[int, ...], ...]
     start: tuple[int, ...]
-    count: tuple[int, ...]
+    counts: tuple[int, ...]
     order: tuple[int, ...]
     gates: tuple[int, tuple[int, ...]] | None = None
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        shape = tuple(self.count[axis] for axis in self.order)
+        shape = tuple(self.counts[axis] for axis in self.order)
         return blocks_by_box(shape, self.tensor.dtype.itemsize, limit, self._fill, PASS_BYTES)
 
     def as_view(self) -> Values:
         """Return a strided view of the same elements where there is one, which is faster; else these."""
         stored = self._stored() if self.gates is None else None
-        return self if stored is None else stored.box(self.start, self.count).transpose(self.order)
+        return self if stored is None else stored.box(self.start, self.counts).transpose(self.order)
 
     def _stored(self) -> Strided | None:
         """Return all of the tensor, its axes cut; None where it is no strided view."""

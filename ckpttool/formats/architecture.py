@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
@@ -16,8 +16,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 _CLASS = "<class>"
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """How a graph is called: the types and shapes of its inputs and outputs, by name."""
 
     name: str

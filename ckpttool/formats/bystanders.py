@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, NotFound
@@ -165,4 +164,4 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
 
 def add_part_name(finding: Finding, name: str) -> Finding:
     """Return a finding that says in which file it is."""
-    return replace(finding, where=name if finding.where is None else f"{name}: {finding.where}")
+    return finding._replace(where=name if finding.where is None else f"{name}: {finding.where}")

@@ -175,7 +175,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
         if len(excluded) == len(unit.members) or is_excluded(unit.path, walk):
             continue
         members = tuple(name for name in unit.members if name not in excluded)
-        yield _with_sidecars(replace(unit, members=members, shared=(*unit.shared, *excluded)))
+        yield _with_sidecars(unit._replace(members=members, shared=(*unit.shared, *excluded)))
     claimed = {name for unit in sets for name in (*unit.members, *unit.shared)}
     parts_below = parts | {os.path.join(path, name) for name in claimed if os.sep in name}
     is_descended_into = walk.recursive and (walk.max_depth is None or depth < walk.max_depth)
@@ -240,7 +240,7 @@ def _with_sidecars(unit: Unit) -> Unit:
                 with suppress(OSError):
                     if stat.S_ISREG(fs.lstat(os.path.join(directory, name + ending)).st_mode):
                         sidecars.append(name + ending)
-    return replace(unit, members=(*unit.members, *sidecars)) if sidecars else unit
+    return unit._replace(members=(*unit.members, *sidecars)) if sidecars else unit
 
 
 def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Unit]:
@@ -266,7 +266,7 @@ def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Uni
         members = tuple(name for name in unit.members if name not in common)
         shared = tuple(name for name in unit.members if name in common)
         if members:
-            sets.append(replace(unit, members=members, shared=(*unit.shared, *shared)) if shared else unit)
+            sets.append(unit._replace(members=members, shared=(*unit.shared, *shared)) if shared else unit)
     return sets
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
+from typing import NamedTuple
 
 from ckpttool.io import fs
 
@@ -16,8 +16,7 @@ MATCHED_NOTHING = "matched nothing"
 _WILD = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(NamedTuple):
     """One way to take a glob: of paths in a directory, and of names anywhere below it if it ``is_loose``."""
 
     pattern: re.Pattern[str]

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
@@ -297,8 +297,7 @@ def natural_path(path: str) -> list[list[tuple[int, int, str]]]:
     return [natural(part) for part in path.split(os.sep)]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """A logical checkpoint in a directory: what goes or stays together.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
@@ -49,7 +48,7 @@ class OpenedParts(Opening):
         """Iterate over every byte range worth scanning, file after file."""
         for name, part in self.parts.items():
             for span in part.spans():
-                yield replace(span, where=f"{name}: {span.where}")
+                yield span._replace(where=f"{name}: {span.where}")
 
 
 def open_file(path: str) -> Checkpoint:

@@ -13,7 +13,6 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint, Unsupported
@@ -179,7 +178,7 @@ def _zip_at_end(source: Source) -> Finding | None:
         if is_zip64 or has_directory:
             is_last = end + _ZIP_END_BYTES + comment == source.size
             finding = _several_formats("a zip", "the directory at its end")
-            return finding if is_last else replace(finding, severity=Severity.WARNING)
+            return finding if is_last else finding._replace(severity=Severity.WARNING)
         start = tail.rfind(_ZIP_END, 0, start)
     return None
 

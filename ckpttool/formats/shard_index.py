@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
@@ -34,8 +33,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 Entries = Mapping[str, os.DirEntry[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
+class ShardIndex(NamedTuple):
     """What is known of a set of shards.
 
     Attributes:

@@ -303,7 +303,7 @@ def native_safety(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...
             message = "it could not be read, so what loading it would run is not known"
             findings.append(warning("not-scanned", message, place))
     return tuple(
-        replace(finding, message=f"of a model that is written from it: {finding.message}")
+        finding._replace(message=f"of a model that is written from it: {finding.message}")
         for finding in findings
     )
 

@@ -140,8 +140,7 @@ class Kind(NamedTuple):
     is_variable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(NamedTuple):
     """One dataset; ``shape`` is None where it has no elements at all, not even none."""
 
     path: tuple[str, ...]

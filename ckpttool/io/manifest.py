@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, counted, error
@@ -31,8 +32,7 @@ _ESCAPE = re.compile(rb"\\(.?)", re.DOTALL)
 _ESCAPED = {b"\\": b"\\", b"n": b"\n", b"r": b"\r"}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """What a manifest says of one file.
 
     Attributes:

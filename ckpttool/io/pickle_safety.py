@@ -6,8 +6,8 @@ import re
 import string
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, islice, pairwise
+from typing import NamedTuple
 
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable
@@ -37,8 +37,7 @@ that, and what begins otherwise for a zip."""
 _PICKLES_OF_A_STORAGE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class PickleSequence:
+class PickleSequence(NamedTuple):
     """Pickles that lie one behind the other, and what loading them could run.
 
     ``trailing`` is the number of bytes behind the last one that are no pickle.

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -40,8 +39,7 @@ class Known(NamedTuple):
     object: ObjectStatus | None
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteEntry:
+class RemoteEntry(NamedTuple):
     """An entry of a directory in a store, as ``os.scandir`` has those of this machine."""
 
     name: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from isal import isal_zlib
 
@@ -234,8 +234,7 @@ class Repetition:
             self.holds = self._first.startswith(bytes(block))
 
 
-@dataclass(frozen=True, slots=True)
-class Specials:
+class Specials(NamedTuple):
     """How many elements are no numbers, and the bytes of the one element that all are, little-endian."""
 
     nan: int = 0

@@ -6,7 +6,6 @@ A check passes only for what it looked at: what a format can't tell is skipped, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -146,7 +145,7 @@ class Verifier:
 
     def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
         """Record findings and return the check that made them."""
-        found = tuple(replace(finding, check=name) for finding in findings)
+        found = tuple(finding._replace(check=name) for finding in findings)
         self._findings.extend(found)
         failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
         if failures:
@@ -273,5 +272,5 @@ class Verifier:
         if not unproven:
             return check
         reason = why_unproven(unproven)
-        self._findings.append(replace(error(COPY_UNPROVEN, reason), check=COPY))
+        self._findings.append(error(COPY_UNPROVEN, reason)._replace(check=COPY))
         return check if check.status is Status.FAILED else Check(COPY, Status.SKIPPED, reason)

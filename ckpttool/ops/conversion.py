@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError
@@ -82,8 +82,7 @@ class ConvertOptions:
     jobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """Something that the target doesn't hold: where it lay in the source, and why."""
 
     path: str

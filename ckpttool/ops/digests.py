@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -184,8 +183,7 @@ def _digest_of(advance: Advance, tensor: Tensor, check: Callable[[], None]) -> D
 # The document beside a checkpoint -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TensorDigest:
+class TensorDigest(NamedTuple):
     """What was written down of a tensor; ``sha256`` is None where the checkpoint held no values of it."""
 
     dtype: str
@@ -193,8 +191,7 @@ class TensorDigest:
     sha256: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(NamedTuple):
     """What was written down of a checkpoint: sizes and CRCs of its files by name, and its tensors by name.
 
     Files whose manifest is of an earlier ckpttool have no CRCs.

@@ -7,15 +7,15 @@ that could not be opened, or not be loaded, nothing further was looked at, so th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
 
 
-@dataclass(frozen=True, slots=True)
-class Ignore:
+class Ignore(NamedTuple):
     """A finding that is expected.
 
     Attributes:
@@ -53,7 +53,7 @@ def apply_ignores(
     for finding in verification.findings:
         ignore = next((ignore for ignore in ignores if ignore.matches(finding)), None)
         if ignore is not None and _refusal(finding, verification) is None:
-            finding = replace(finding, ignored=ignore.reason)
+            finding = finding._replace(ignored=ignore.reason)
         findings.append(finding)
     if tuple(findings) == verification.findings:
         return verification

@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -45,8 +44,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeVerdict:
+class ResumeVerdict(NamedTuple):
     """How a training resumes from a checkpoint.
 
     Attributes:

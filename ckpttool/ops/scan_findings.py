@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError
@@ -69,7 +68,7 @@ def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None 
             message = f"{name} is {found:08x} instead of {stated:08x}"
             names = tensors_in.get(place_of(one.span), ())
             tensors = tuple(name for name in names if name != one.span.where)
-            findings.append(replace(error("checksum-mismatch", message, one.span.where), tensors=tensors))
+            findings.append(error("checksum-mismatch", message, one.span.where)._replace(tensors=tensors))
     return findings
 
 

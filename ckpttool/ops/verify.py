@@ -90,7 +90,7 @@ def verify(
             is_ambiguous = isinstance(failure, AmbiguousFormat)
             hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
             unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
-            nbytes = replace(unit, members=unit.parts).nbytes
+            nbytes = unit._replace(members=unit.parts).nbytes
             others = ((COPY,) if copy is not None else ()) + (PREDICTION if prediction is not None else ())
             found = _unopened_verification(name, hint, failure, only, others)
             return replace(found, nbytes=nbytes)
@@ -115,8 +115,8 @@ def _unopened_verification(
     where = failure.where
     if failure.path != path:
         where = ": ".join(filter(None, (os.path.basename(failure.path), failure.where)))
-    broken = replace(error(failure.code, failure.reason, where), check="structure")
-    findings = (broken, *(replace(finding, check="safety") for finding in seen))
+    broken = error(failure.code, failure.reason, where)._replace(check="structure")
+    findings = (broken, *(finding._replace(check="safety") for finding in seen))
     reason = "it is cut short" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else NOT_ASKED_FOR)
@@ -137,5 +137,5 @@ def unreadable(failure: CheckpointError) -> Verification:
     """Return the verdict on what lies in a directory and can't be read: it is not fine."""
     checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
-    finding = replace(error(failure.code, failure.reason, failure.where), check="structure")
+    finding = error(failure.code, failure.reason, failure.where)._replace(check="structure")
     return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,), was_opened=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import counted
@@ -171,8 +171,7 @@ def _as_sampled_out(verdict: Verification) -> Verification:
 # Elsewhere ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _RemoteTask:
+class _RemoteTask(NamedTuple):
     """A task for another machine, with absolute paths.
 
     Attributes:
@@ -184,7 +183,7 @@ class _RemoteTask:
 
     @classmethod
     def of(cls, task: VerifyTask) -> _RemoteTask:
-        unit = replace(task.unit, path=path_everywhere(task.unit.path))
+        unit = task.unit._replace(path=path_everywhere(task.unit.path))
         copy = None if task.against is None else path_everywhere(task.against)
         return cls(replace(task, unit=unit, jobs=task.jobs or 1, against=copy), size_of(unit))
 
@@ -332,7 +331,7 @@ def _find(path: str, exclude: Sequence[str], max_depth: int | None) -> list[Unit
     if [unit.path for unit in units] == [path]:
         return [*units, *errors]
     whole = unaffected_units(units, [path]).whole
-    return [*(replace(unit, path=shown(unit.path)) for unit in whole), *errors]
+    return [*(unit._replace(path=shown(unit.path)) for unit in whole), *errors]
 
 
 def require_any(path: str, units: Sequence[Unit], errors: Sequence[CheckpointError]) -> None:

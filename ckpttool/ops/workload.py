@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import ceil
+from typing import NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import EXECUTION_PANEL, SELECTION_PANEL, option
@@ -22,8 +23,7 @@ _OPENING = 1 << 20
 """To open a checkpoint takes about as long as to read so many bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One of several equal parts of the work; the first has the number 1."""
 
     number: int
@@ -71,8 +71,7 @@ def digest_of_work(sizes: Mapping[str, int], asked: Iterable[str]) -> str:
 # Samples --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """How much is read in full: a fraction of all bytes, or so many of them."""
 
     fraction: float | None = None
@@ -100,8 +99,7 @@ class Sample:
         return min(1.0, self.nbytes / nbytes) if nbytes else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A checkpoint that may be read in full.
 
     Attributes:

@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from tempfile import TemporaryDirectory
@@ -129,7 +128,7 @@ def _load_compiled(load: Callable[..., Any]) -> tuple[Any, list[Finding]]:
         if not re.search(r"keras\.(metrics|losses)\.|metric|loss function", text):
             if "Could not locate" in text or "Unknown layer" in text:
                 hint = "(--model FILE.py or PACKAGE.MODULE imports its module first)"
-                finding = replace(finding, message=f"{text.rstrip('.')} {hint}")
+                finding = finding._replace(message=f"{text.rstrip('.')} {hint}")
             raise LoadFailed(finding) from failure
         with findings_on_error("load-failed"):
             model = load(compile=False)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import IO, Any
 
@@ -123,7 +123,7 @@ class Answer:
             if has_errors(stage.findings):
                 return
             if stage.is_skipped:
-                yield replace(error("not-predicted", stage.detail), check=stage.name)
+                yield error("not-predicted", stage.detail)._replace(check=stage.name)
                 return
 
 

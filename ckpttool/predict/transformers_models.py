@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,7 +113,7 @@ def _misfit_findings(loading_info: Mapping[str, Any]) -> Iterator[Finding]:
     for key, theirs, own in sorted(loading_info["mismatched_keys"]):
         yield shape_finding(key, theirs, own)
     for key in sorted(loading_info["unexpected_keys"]):
-        yield replace(unexpected_finding(key), severity=Severity.WARNING)
+        yield unexpected_finding(key)._replace(severity=Severity.WARNING)
 
 
 LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"pretrained": _load_pretrained}

@@ -349,7 +349,7 @@ def _planned(unit: Unit, root: str, destination: str) -> PlannedCopy:
     ]
     nbytes = sum(fs.getsize(file.path) for file in files if fs.exists(file.path))
     ordered = tuple(sorted(files, key=lambda file: file.rank))
-    return PlannedCopy(replace(unit, path=shown(unit.path)), target_of(unit.path), ordered, nbytes)
+    return PlannedCopy(unit._replace(path=shown(unit.path)), target_of(unit.path), ordered, nbytes)
 
 
 def _is_ours(path: str) -> bool:
@@ -560,7 +560,7 @@ class _Copying:
         for one in inside:
             change_note(one, lambda noted: noted.pop(self._name, None))
         try:
-            self._verify(replace(self._planned.unit, path=self._planned.target), "full", advance)
+            self._verify(self._planned.unit._replace(path=self._planned.target), "full", advance)
         except _Invalid:
             for file in files:
                 remove_file(file.target, target_status(file.target))
@@ -569,7 +569,7 @@ class _Copying:
 
     def _verify_staged(self, path: str) -> None:
         """Verify a file that arrived, and doesn't have its name yet."""
-        self._verify(replace(self._planned.unit, path=path), "full", no_advance)
+        self._verify(self._planned.unit._replace(path=path), "full", no_advance)
 
     def _is_late(self, file: _File) -> bool:
         return any(file.rank[:2]) or file.target == self._planned.target

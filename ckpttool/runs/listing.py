@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
@@ -49,8 +49,7 @@ ORDERS: Mapping[str, SortKey] = {
 """What there is besides any metric."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDirectory:
+class ListedDirectory(NamedTuple):
     """A directory, what of it is looked at, and the policy, if there is one, that says what would stay."""
 
     directory: str
@@ -58,8 +57,7 @@ class ListedDirectory:
     retention: PruneRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryPreview:
+class DirectoryPreview(NamedTuple):
     """What lies in a directory: who points at it, and what a policy would do with it."""
 
     survey: Survey
@@ -82,8 +80,7 @@ class DirectoryPreview:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ListedCheckpoint:
+class ListedCheckpoint(NamedTuple):
     """A checkpoint in a list.
 
     Attributes:
@@ -122,8 +119,7 @@ class ListedCheckpoint:
         return "intact" if self.is_read else "readable"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSeries:
+class ListedSeries(NamedTuple):
     """One series, in the order that was asked for."""
 
     key: str
@@ -357,8 +353,7 @@ def listing_of(
                 for entry in group.entries
             ]
             rows = [
-                replace(
-                    row,
+                row._replace(
                     is_read=is_read[row.entry.path],
                     part=parts.get(row.entry.path),
                     is_slimmed=row.entry.path in slim,
@@ -466,7 +461,7 @@ def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
     for group in survey.groups:
         entries = tuple(entry for entry in group.entries if paths[entry.path] not in seen)
         if entries:
-            yield replace(group, entries=entries)
+            yield group._replace(entries=entries)
     seen.update(paths.values())
 
 

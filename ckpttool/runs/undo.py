@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
@@ -263,7 +263,7 @@ def _mark_told(records: Sequence[CommandRecord]) -> None:
         left = read_record(record.directory, record.state_dir, record.identity)
         if left is not None and not left.is_told:
             try:
-                write_record(replace(left, is_told=True))
+                write_record(left._replace(is_told=True))
             except OSError as error:
                 raise from_os_error(error, left.path) from error
 

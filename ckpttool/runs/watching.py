@@ -324,7 +324,7 @@ class DirectoryWatch:
         groups = tuple(one for one in surveyed.groups if one.entries[0].unit.path != surveyed.root)
         if surveyed.groups and not groups:
             raise UsageError(f"{shown(self.root)} is a checkpoint itself (name the directory that it is in)")
-        return replace(surveyed, groups=groups)
+        return surveyed._replace(groups=groups)
 
     def _is_judged(self, entry: Entry) -> bool:
         """Tell whether a checkpoint was verified as it is now, by this watch or one before it."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at, opened
 from ckpttool.transaction.journal import Move, Moves, Removal, Successor, contents_at_target
@@ -24,8 +25,7 @@ _SECOND = 10**9
 # What was interrupted: each file lies in its old place, in its new one, or in both ---------------------
 
 
-@dataclass(frozen=True, slots=True)
-class InodeMap:
+class InodeMap(NamedTuple):
     """Which files are meant here.
 
     Attributes:
@@ -140,7 +140,7 @@ def _successor_here(directory: str, move: Move) -> Successor | None:
     except OSError:  # whoever makes the moves is told the same
         return move.successor
     is_there = here is not None and _is_copied(move.successor.file, here)
-    return replace(move.successor, file=here) if here is not None and is_there else move.successor
+    return move.successor._replace(file=here) if here is not None and is_there else move.successor
 
 
 def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:

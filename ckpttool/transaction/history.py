@@ -10,8 +10,8 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.io.atomic import write_in
@@ -48,16 +48,14 @@ SCHEMA = "ckpttool.record/1"
 MAX_RECORD = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class UndoStep:
+class UndoStep(NamedTuple):
     """What takes one journal back, with the name of the directory that the journal lay in."""
 
     journal: str
     undoing: Moves
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRecord:
+class CommandRecord(NamedTuple):
     """What one command did to a directory, in the order in which it did it.
 
     Attributes:
@@ -224,7 +222,7 @@ def add_to_record(directory: str, state_dir: StateDir, done: Moves, stage: str, 
         # A step of this journal is there already if a kill came after it was recorded: it is replaced.
         step = UndoStep(os.path.basename(stage), inverse(done, target))
         others = tuple(other for other in record.steps if other.journal != step.journal)
-        write_record(replace(record, steps=(*others, step)))
+        write_record(record._replace(steps=(*others, step)))
 
 
 def inverse(done: Moves, target: int) -> Moves:
@@ -265,8 +263,8 @@ def _drop_restored_moves(directory: str, state_dir: StateDir, done: Moves, targe
                 files = tuple(now.get(file.path, file) for file in move.contents.files)
                 left.append(replace(move, contents=replace(move.contents, files=files)))
         if left or not (step.undoing.moves or _has_same_pointers(step.undoing, done)):
-            steps.append(replace(step, undoing=replace(step.undoing, moves=tuple(left))))
-    write_record(replace(record, steps=tuple(steps)))
+            steps.append(step._replace(undoing=replace(step.undoing, moves=tuple(left))))
+    write_record(record._replace(steps=tuple(steps)))
 
 
 def _current_fingerprints(done: Moves, target: int) -> dict[str, Fingerprint]:
@@ -298,7 +296,7 @@ def remove_from_record(directory: str, state_dir: StateDir, moves: Moves, stage:
     elif record is not None:
         steps = tuple(step for step in record.steps if step.journal != os.path.basename(stage))
         if steps != record.steps:
-            write_record(replace(record, steps=steps))
+            write_record(record._replace(steps=steps))
 
 
 def _add_unrestored_moves(record: CommandRecord, moves: Moves, stage: str, source: int) -> None:
@@ -312,12 +310,12 @@ def _add_unrestored_moves(record: CommandRecord, moves: Moves, stage: str, sourc
     steps: list[UndoStep] = []
     for step in record.steps:
         noted = tuple(now.pop(move.members, move) for move in step.undoing.moves)
-        steps.append(replace(step, undoing=replace(step.undoing, moves=noted)))
+        steps.append(step._replace(undoing=replace(step.undoing, moves=noted)))
     is_noted = any(_has_same_pointers(step.undoing, moves) for step in steps)
     if now or not (moves.moves or is_noted):
         steps.append(UndoStep(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
     if tuple(steps) != record.steps:
-        write_record(replace(record, steps=tuple(steps)))
+        write_record(record._replace(steps=tuple(steps)))
 
 
 def _has_same_pointers(undoing: Moves, done: Moves) -> bool:
@@ -336,7 +334,7 @@ def drop_step(record: CommandRecord, step: UndoStep) -> None:
     current = read_record(record.directory, record.state_dir, record.identity)
     if current is not None:
         steps = tuple(other for other in current.steps if other.journal != step.journal)
-        write_record(replace(current, steps=steps))
+        write_record(current._replace(steps=steps))
     tidy(record.state_dir, record.identity)
 
 

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.io.atomic import write_in
@@ -44,8 +44,7 @@ Kind = Literal["trash", "restore", "rename"]
 # What is done ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(NamedTuple):
     """One checkpoint that goes.
 
     Attributes:
@@ -66,24 +65,21 @@ class Removal:
         return len(self.members) == len(self.contents.files) == 1 and not self.contents.directories
 
 
-@dataclass(frozen=True, slots=True)
-class PointerText:
+class PointerText(NamedTuple):
     """A pointer file in the directory that is to say something else: its name and its new text."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Removals:
+class Removals(NamedTuple):
     """All that one journal of removals does in one directory."""
 
     removals: tuple[Removal, ...]
     rewrites: tuple[PointerText, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Successor:
+class Successor(NamedTuple):
     """The file that takes the name of one that goes to the trash, and gives way to it when that comes back.
 
     Attributes:
@@ -113,8 +109,7 @@ class Move:
     successor: Successor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(NamedTuple):
     """A small text file that is to say something else: a pointer, a state file, an index.
 
     Attributes:
@@ -128,8 +123,7 @@ class Rewrite:
     after: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Relink:
+class Relink(NamedTuple):
     """A symlink: its path relative to the directory, what it led to, and what it is to lead to."""
 
     name: str
@@ -137,8 +131,7 @@ class Relink:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """Where moves stand among others of one journal, which makes one after the other: all of them, or none.
 
     Attributes:
@@ -191,8 +184,8 @@ class Moves:
 
     def with_each(self, change: Callable[[Move], Move]) -> Moves:
         """Return them with each move changed, and so those that were made before."""
-        chain = self.chain and replace(
-            self.chain, before=tuple(one.with_each(change) for one in self.earlier)
+        chain = self.chain and self.chain._replace(
+            before=tuple(one.with_each(change) for one in self.earlier)
         )
         return replace(self, moves=tuple(map(change, self.moves)), chain=chain)
 

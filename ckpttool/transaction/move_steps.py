@@ -13,9 +13,9 @@ import stat
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import NamedTuple
 
 from ckpttool.io.directories import link_or_rename, retry_while_busy
 from ckpttool.transaction.files import (
@@ -45,8 +45,7 @@ class EntryState(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class MoveDirs:
+class MoveDirs(NamedTuple):
     """Open directories: the one that checkpoints leave, and the one that they come to.
 
     Attributes:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.io.atomic import sync_directory
@@ -63,8 +64,7 @@ from ckpttool.transaction.pointer_files import (
 from ckpttool.transaction.state_dir import StateDir, state_dir_of, state_dir_of_stage
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFailure:
+class MoveFailure(NamedTuple):
     """Why a checkpoint is where it was.
 
     Attributes:
@@ -542,7 +542,7 @@ def failures_by_path(
     if len(culprits) != 1:
         return dict.fromkeys(paths or [transaction.directory], move_failure(error, names_file=True))
     [(culprit, failure)] = culprits.items()
-    others = replace(failure, culprit=os.path.basename(culprit))
+    others = failure._replace(culprit=os.path.basename(culprit))
     return {culprit: failure} | {path: others for path in paths if path != culprit}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.discovery import Walk, discover
@@ -91,8 +91,7 @@ def incomplete_names(directory: str) -> frozenset[str]:
     return frozenset(names)
 
 
-@dataclass(frozen=True, slots=True)
-class UnaffectedUnits:
+class UnaffectedUnits(NamedTuple):
     """What was found: the checkpoints that are whole, as far as journals tell, and the journals that wait."""
 
     whole: tuple[Unit, ...]

@@ -10,7 +10,6 @@ import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import (
@@ -305,8 +304,8 @@ def state_without(directory: str, removed: Collection[str]) -> PointerText | Non
     kept = [(path, at) for at, path in enumerate(paths) if path is not None]
     # Paths and timestamps stay parallel.
     times = tuple(state.timestamps[at] for _, at in kept) if state.timestamps else ()
-    state = replace(
-        state, latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
+    state = state._replace(
+        latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
     )
     return PointerText(NAME, state_text(state))
 
@@ -374,7 +373,7 @@ def merged_state(now: str, ours: Rewrite, restored: Collection[str]) -> str:
             paths.insert(at, path)
     is_ours = state.latest == wrote.latest and base_name(was.latest) in restored
     latest = was.latest if is_ours else changed.get(state.latest, state.latest)
-    return state_text(replace(state, latest=latest, paths=tuple(paths), timestamps=tuple(times)))
+    return state_text(state._replace(latest=latest, paths=tuple(paths), timestamps=tuple(times)))
 
 
 def _parse(text: str | None) -> CheckpointState:

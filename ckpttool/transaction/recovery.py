@@ -63,7 +63,7 @@ def recover_stage(directory: str, path: str) -> Recovery:
                 return recovery
         elif journal is not None:
             removals = [
-                replace(removal, path=_rebased(removal.path, directory)) for removal in journal.removals
+                removal._replace(path=_rebased(removal.path, directory)) for removal in journal.removals
             ]
             recover_removals(directory, path, removals, recovery)
         if not remove_stage(path) and not recovery.failed:

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -532,7 +532,7 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recover
             if removal.is_single and status_of(removal.members[0], place) is None:
                 return  # it wasn't put there yet, or has gone already
             inodes = inodes_of_removal(removal, place, stage.directory)
-            removal = replace(removal, contents=inodes.of(removal.contents))
+            removal = removal._replace(contents=inodes.of(removal.contents))
             try:
                 is_finished = _is_to_finish(stage, place, removal)
                 if is_finished:

@@ -23,9 +23,8 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
 from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, write_in
@@ -52,8 +51,7 @@ class UnsafeArea(Exception):
     """An area is not touched any further; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwapPlan:
+class SwapPlan(NamedTuple):
     """What is moved, in this order; a name is that of a file or directory beside the area.
 
     Attributes:

@@ -16,9 +16,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.formats.interface import SIDECARS
@@ -57,8 +56,7 @@ class Way(Enum):
     COPIES = "copies"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
+class StoredCheckpoint(NamedTuple):
     """A checkpoint that goes: its name, and its objects by their names in its directory, as they go."""
 
     name: str
@@ -75,8 +73,7 @@ class StoredCheckpoint:
         return sum(one.size for one in self.objects.values())
 
 
-@dataclass(frozen=True, slots=True)
-class StoreRecord:
+class StoreRecord(NamedTuple):
     """What one command removes, or has removed, from one directory.
 
     Attributes:
@@ -97,7 +94,7 @@ class StoreRecord:
 
     def without(self, names: Collection[str]) -> StoreRecord:
         """Return the record without some checkpoints."""
-        return replace(self, checkpoints=tuple(one for one in self.checkpoints if one.name not in names))
+        return self._replace(checkpoints=tuple(one for one in self.checkpoints if one.name not in names))
 
     @property
     def journal(self) -> str:
@@ -270,7 +267,7 @@ def _remove_with_journal(place: StoreDirectory, record: StoreRecord, outcome: Re
         if not record.checkpoints:
             return
     else:
-        record = replace(record, state=_state_rewrite(place, record))
+        record = record._replace(state=_state_rewrite(place, record))
         _begin(place, record)
     if record.state is not None and not _rewrite_state(place, record.state):
         outcome.failed |= {
@@ -292,7 +289,7 @@ def _begin(place: StoreDirectory, record: StoreRecord) -> None:
 
 def _copied(place: StoreDirectory, record: StoreRecord, outcome: RemovalOutcome) -> StoreRecord:
     """Copy all to the trash; return what is to be removed now, as its journal says."""
-    _begin(place, replace(record, is_copying=True))
+    _begin(place, record._replace(is_copying=True))
     journal = place.status(record.journal)
     pairs = [(one, name) for one in record.checkpoints for name in one.objects]
     failed = {
@@ -307,7 +304,7 @@ def _copied(place: StoreDirectory, record: StoreRecord, outcome: RemovalOutcome)
     if not record.checkpoints:
         place.remove_now(record.journal)
         return record
-    record = replace(record, state=_state_rewrite(place, record))
+    record = record._replace(state=_state_rewrite(place, record))
     try:
         place.replace(record.journal, _document(record), journal)
     except Replaced as error:
@@ -463,7 +460,7 @@ def _recover(place: StoreDirectory, record: StoreRecord, journal: ObjectStatus, 
         names = {one.name for one in begun}
         restore_state(place, record, [one.name for one in record.checkpoints if one.name not in names])
     # Of what had not begun the copies stay, too: whoever made them may be at work still.
-    _finish(place, record if record.way is Way.COPIES else replace(record, checkpoints=begun))
+    _finish(place, record if record.way is Way.COPIES else record._replace(checkpoints=begun))
 
 
 def restore_state(place: StoreDirectory, record: StoreRecord, names: Collection[str]) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.io import fs
@@ -85,8 +86,7 @@ def _moves_to_trash(directory: str, removals: Sequence[Removal], identity: str) 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class EmptiedTrash:
+class EmptiedTrash(NamedTuple):
     """What was removed from a trash, or would be.
 
     Attributes:
@@ -183,7 +183,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _
         left = () if record is None else tuple(_empty_step(record, step, emptying) for step in listed)
         if not emptying.dry_run:
             if record is not None:
-                write_record(replace(record, steps=tuple(step for step in left if step.undoing.moves)))
+                write_record(record._replace(steps=tuple(step for step in left if step.undoing.moves)))
             with (
                 opened(state_dir.path) as around,
                 open_trash(state_dir, around) as trash,
@@ -204,7 +204,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptying: _
 def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> UndoStep:
     """Remove what a step would put back; return it with what could not be removed."""
     if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
-        return replace(step, undoing=replace(step.undoing, moves=()))
+        return step._replace(undoing=replace(step.undoing, moves=()))
     moves, warning = moves_of_copy(record.directory, step.undoing)
     if warning is not None:
         emptying.warnings.append(f"{shown(record.directory)}: {warning}")
@@ -222,7 +222,7 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> U
             else:
                 emptying.removed.append(path)
                 emptying.freed += freed
-    return replace(step, undoing=replace(moves, moves=tuple(left)))
+    return step._replace(undoing=replace(moves, moves=tuple(left)))
 
 
 def _remove_from_place(place: int, move: Move, *, dry_run: bool) -> int:

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -238,7 +237,7 @@ def test_all_shards_leave_the_state_file_together(old_shards: Path, run: Run) ->
         shutil.copy(path, path.with_name(path.name.replace("ckpt-7", "ckpt-9")))
     new = "model.ckpt-9-?????-of-00003"
     state = read_state(old_shards)
-    write_state(old_shards, replace(state, latest=new, paths=(*state.paths, new)))
+    write_state(old_shards, state._replace(latest=new, paths=(*state.paths, new)))
     assert run("prune", old_shards, "--keep-last", "1", "--series", "model.ckpt-*").status == 0
     assert "ckpt-7" not in (old_shards / "checkpoint").read_text()
     assert read_state(old_shards).paths == (new,)

@@ -42,7 +42,7 @@ def test_nothing_changes_where_nothing_is_meant() -> None:
 def test_a_check_that_only_ignored_findings_failed_passes() -> None:
     ignore = Ignore("infinity", "masks", "*.mask")
     judged = applied(verification(INF), ignore)
-    assert judged.findings == (replace(INF, ignored="masks"),)
+    assert judged.findings == (INF._replace(ignored="masks"),)
     assert judged.checks[1] == Check("values", Status.PASSED, "8 tensors, 1 ignored")
     assert judged.is_fine
     assert is_used(ignore, judged)
@@ -50,7 +50,7 @@ def test_a_check_that_only_ignored_findings_failed_passes() -> None:
 
 def test_what_is_not_meant_still_fails() -> None:
     judged = applied(verification(INF, NAN), Ignore("infinity", "masks"))
-    assert judged.findings == (replace(INF, ignored="masks"), NAN)
+    assert judged.findings == (INF._replace(ignored="masks"), NAN)
     assert judged.checks[1] == Check("values", Status.FAILED, "1 finding in 8 tensors, 1 ignored")
     assert not judged.is_valid
 
@@ -59,7 +59,7 @@ def test_a_warning_that_failed_nothing_is_marked_alone() -> None:
     one = verification(NAN, INF)
     one = replace(one, checks=(one.checks[0], Check("values", Status.FAILED, "1 finding in 8 tensors")))
     judged = apply_ignores(one, [Ignore("infinity", "masks")])
-    assert judged.findings == (NAN, replace(INF, ignored="masks"))
+    assert judged.findings == (NAN, INF._replace(ignored="masks"))
     assert judged.checks == one.checks
 
 
@@ -69,7 +69,7 @@ def test_the_first_that_means_it_gives_the_reason() -> None:
 
 
 def test_a_place_is_needed_where_one_is_named() -> None:
-    whole = replace(INF, where=None)
+    whole = INF._replace(where=None)
     assert not Ignore("infinity", "x", "*").matches(whole)
     assert Ignore("infinity", "x").matches(whole)
 

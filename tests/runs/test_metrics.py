@@ -276,7 +276,7 @@ def test_log_that_is_nowhere(entry: Make) -> None:
 
 def moved(entry: Make, directory: str, name: str = "step_10.pt") -> Entry:
     found = entry(name)
-    return replace(found, unit=replace(found.unit, path=f"{directory}/{name}"))
+    return replace(found, unit=found.unit._replace(path=f"{directory}/{name}"))
 
 
 def test_survey_takes_logs(series: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
@@ -342,4 +341,4 @@ def _add_member(archive: Archive, arrays: _Arrays, member: Member) -> None:
         return
     if end_of_array < end:
         finding = arrays.judge_rest(content, end_of_array, end, member.name)
-        arrays.findings.append(replace(finding, severity=Severity.ERROR))
+        arrays.findings.append(finding._replace(severity=Severity.ERROR))

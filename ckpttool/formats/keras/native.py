@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Tensor
@@ -34,8 +33,7 @@ CONFIGS = ("model_config", "training_config")
 _METADATA_KEYS = ("keras_version", "backend")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """Where a file has what.
 
     Attributes:

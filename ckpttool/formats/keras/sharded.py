@@ -12,9 +12,8 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import CheckpointError
@@ -33,8 +32,7 @@ _MAPPED = re.compile(rb'"weight_map"|\.weights\.h5"')
 Entries = Mapping[str, os.DirEntry[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class KerasIndex:
+class KerasIndex(NamedTuple):
     """What an index says: the shards of each group of variables, and their names without the refused."""
 
     path: str

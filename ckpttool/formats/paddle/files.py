@@ -154,7 +154,7 @@ def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program
             continue
         parts.tensors += pickled.tensors
         parts.files += pickled.files
-        parts.spans += (replace(span, where=f"{entry.name}: {span.where}") for span in pickled.spans())
+        parts.spans += (span._replace(where=f"{entry.name}: {span.where}") for span in pickled.spans())
         parts.findings += (add_part_name(finding, entry.name) for finding in pickled.findings)
         parts.safety += (add_part_name(finding, entry.name) for finding in pickled.safety)
     names = {tensor.name for tensor in parts.tensors}

@@ -208,5 +208,5 @@ def _spans(source: Readable, stored: list[tuple[Path, TensorParts]]) -> Iterator
         if parts.storage is not None and parts.storage not in spans:
             where = ".".join(map(str, path))
             span = Span(parts.storage, where, source.read_into, None, parts.dtype, parts.byteorder)
-            spans[parts.storage] = replace(span, read=reader_from(source, parts.storage.offset))
+            spans[parts.storage] = span._replace(read=reader_from(source, parts.storage.offset))
     yield from sorted(spans.values(), key=lambda span: span.extent.offset)

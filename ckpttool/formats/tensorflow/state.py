@@ -7,7 +7,7 @@ Protocol Buffers documentation, "Text Format".
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpttool.io import fs
 
@@ -27,8 +27,7 @@ _PLAIN = {"n": 10, "r": 13, "t": 9, "a": 7, "b": 8, "f": 12, "v": 11, "\\": 92, 
 _SHORT = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointState:
+class CheckpointState(NamedTuple):
     """What a state file says.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ckpttool.core.readable import Buffer
 from ckpttool.core.report import Finding
@@ -30,8 +31,7 @@ _HAS_DESCRIPTOR, _CHECKSUM_IN_DESCRIPTOR = 0x0008, 4
 _DIRECTORY_BEFORE_END = 6  # where the end record says, in 4 bytes, at which offset the directory begins
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """What an item holds; extents count from the start of the file that it lies in."""
 
     fqn: str
@@ -49,8 +49,8 @@ class Item:
     def spans(self, file: str) -> Iterator[Span]:
         """Iterate over its records; ``file`` is the name for people of the file that it lies in."""
         for span in self.records().spans(self.stored):
-            extent = replace(span.extent, offset=self.base + span.extent.offset)
-            yield replace(span, extent=extent, where=f"{self.fqn}: {file}: {span.where}")
+            extent = span.extent._replace(offset=self.base + span.extent.offset)
+            yield span._replace(extent=extent, where=f"{self.fqn}: {file}: {span.where}")
 
 
 class KnownPickles:
@@ -138,8 +138,7 @@ class Items:
         return item
 
 
-@dataclass(frozen=True, slots=True)
-class _ItemTemplate:
+class _ItemTemplate(NamedTuple):
     """What the bytes of all items of a kind have in common.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.core.dtypes import DType
@@ -91,7 +91,7 @@ class Metadata:
             judged = read_pickles(source, 0, source.size)
             with attach_safety(judged.safety):
                 _MetadataReader(self, path, name).run(judged.pickles[0].root)
-        self.safety += (replace(finding, where=name) for finding in judged.safety)
+        self.safety += (finding._replace(where=name) for finding in judged.safety)
         if judged.trailing or len(judged.pickles) > 1:
             self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
 

@@ -9,8 +9,8 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.report import Finding, error, note
@@ -23,8 +23,7 @@ _STAGE = re.compile(r"ZeroStageEnum\((\d)\)")
 _MAX_INT64 = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(NamedTuple):
     """The states of all ranks.
 
     Attributes:

@@ -310,8 +310,8 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
             ((start, end),) if start < end else () for start, end in zip(starts, ends, strict=True)
         )
         path: Path = () if len(shards) == 1 else (f"{ONE_OF_SEVERAL}{index}>",)
-        tensors.append((path, replace(parts, shard=replace(common, ranges=ranges))))
+        tensors.append((path, replace(parts, shard=common._replace(ranges=ranges))))
     if not tensors:
-        shard = replace(common, ranges=tuple(() for _ in shape))
+        shard = common._replace(ranges=tuple(() for _ in shape))
         tensors.append(((), TensorParts(dtype, (0, *shape[1:]), in_memory(b""), shard=shard)))
     return Leaf(tuple(tensors))

@@ -188,7 +188,7 @@ class _ProgramArchive:
             role = Role.OTHER if directory.endswith("constants") else Role.WEIGHTS
             if entry.get("use_pickle"):
                 item = self._open_file_inside(member)
-                self.safety += (replace(note, where=f"{member.name}: {note.where}") for note in item.safety)
+                self.safety += (note._replace(where=f"{member.name}: {note.where}") for note in item.safety)
                 yield from ((path, replace(parts, role=role)) for path, parts in item.tensors)
             elif meta is not None:
                 yield (), replace(self._view(member, meta), role=role)
@@ -254,7 +254,7 @@ class _ProgramArchive:
             message = f"an archive inside that can't be read: {failure.reason}"
             yield warning("not-scanned", message, member.name)
             return
-        yield from (replace(note, where=f"{member.name}: {note.where}") for note in item.safety)
+        yield from (note._replace(where=f"{member.name}: {note.where}") for note in item.safety)
 
     def _list_other_parts(self) -> None:
         """Note what lies in the archive besides tensors and graphs."""
@@ -292,7 +292,7 @@ class _OldProgramArchive(_ProgramArchive):
             if member is not None and member.size:
                 item = self._open_file_inside(member)
                 self.findings += (
-                    replace(finding, where=f"{member.name}: {finding.where}") for finding in item.findings
+                    finding._replace(where=f"{member.name}: {finding.where}") for finding in item.findings
                 )
                 for path, parts in item.tensors:
                     role = Role.OTHER if prefix else Role.WEIGHTS

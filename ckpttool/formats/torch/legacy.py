@@ -10,8 +10,8 @@ Source: PyTorch ``torch/serialization.py`` (``_legacy_save``, ``_legacy_load``) 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
@@ -133,8 +133,7 @@ class Pickles:
 # The storages -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Legacy:
+class Legacy(NamedTuple):
     """What lies in one such file, which may be part of another; ``end`` is the offset behind it."""
 
     root: object

@@ -9,8 +9,7 @@ Source: PyTorch ``torch/serialization.py`` (``legacy_load``); POSIX.1-1988 for t
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
@@ -80,8 +79,7 @@ class PytorchTar(Format):
 # The tar ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TarMember:
+class TarMember(NamedTuple):
     """Where the content of a member lies, in bytes."""
 
     name: str

@@ -7,7 +7,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
@@ -111,7 +110,7 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     def spans() -> Iterator[Span]:
         for part in parts:
             for span in part.checkpoint.spans():
-                yield replace(span, where=f"{os.path.basename(part.path)}: {span.where}")
+                yield span._replace(where=f"{os.path.basename(part.path)}: {span.where}")
 
     return Checkpoint(
         path=parts[0].path,

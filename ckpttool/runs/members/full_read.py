@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.report import Finding, Severity
@@ -33,8 +33,7 @@ SPECIAL = ("nan", "infinity")
 """Findings that say that a value is no finite number."""
 
 
-@dataclass(frozen=True, slots=True)
-class FullRead:
+class FullRead(NamedTuple):
     """What reading all of a checkpoint came to.
 
     Attributes:
@@ -89,7 +88,7 @@ def read_each_in_full(
     if executor is None:
         yield from (read_in_full(entry, jobs, progress) for entry in entries)
         return
-    absolute = (replace(one, unit=replace(one.unit, path=path_everywhere(one.unit.path))) for one in entries)
+    absolute = (replace(one, unit=one.unit._replace(path=path_everywhere(one.unit.path))) for one in entries)
     with closing(submitted(partial(_read_as_worker, jobs=jobs or 1), absolute, executor)) as futures:
         for entry, future in zip(entries, futures, strict=True):
             with progress(entry.name, entry.nbytes):

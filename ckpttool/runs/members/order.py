@@ -11,9 +11,9 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.formats.interface import natural_path
@@ -53,8 +53,7 @@ AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNO
 Rank = tuple[int, bool, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """A series: checkpoints of one run under one name, the oldest first."""
 
     key: str
@@ -231,8 +230,7 @@ def _named_position(entry: Entry) -> tuple[Any, ...] | None:
     return (*(-1 if number is None else number for number in numbers), saved_at or "")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What orders a series.
 
     Attributes:

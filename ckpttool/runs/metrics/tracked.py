@@ -5,17 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, MissingPackage, Unsupported, UsageError
 from ckpttool.core.extras import install_command
 from ckpttool.runs.metrics.log import Log
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedRun:
+class TrackedRun(NamedTuple):
     """A run of a tracker.
 
     Attributes:
@@ -37,8 +35,7 @@ class TrackedRun:
     project: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedModel:
+class TrackedModel(NamedTuple):
     """A model that a tracker has under a name: prune never takes it.
 
     Attributes:

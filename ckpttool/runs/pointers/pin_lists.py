@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS, PINS
@@ -39,8 +38,7 @@ class _NoText(ValueError):
     """A file that can't be a list of pins, whatever is in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(NamedTuple):
     """An entry of a list of pins: the file, what stands there, the path that it means, what is said of it."""
 
     file: str

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow import state as tf_state
@@ -36,8 +36,7 @@ _TENSORFLOW = re.compile(r"(?P<name>.+)(?:\.tempstate[0-9]+|_temp(?:_[0-9a-f]{32
 _STAGED = re.compile(r"tmp[-_](?P<name>.+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(NamedTuple):
     """A place that names a checkpoint.
 
     Attributes:

@@ -160,8 +160,8 @@ def survey_series(
         return survey
     if len(survey.entries) == 1:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it is in)")
-    return replace(
-        survey, groups=tuple(group for group in survey.groups if group.entries[0].unit.path != root)
+    return survey._replace(
+        groups=tuple(group for group in survey.groups if group.entries[0].unit.path != root)
     )
 
 
@@ -231,9 +231,9 @@ def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> Rete
         for number, kept in enumerate(keep):
             if kept.entry.path not in read:
                 reasons = (NEWEST_UNREAD if code_of(one) is Code.NEWEST else one for one in kept.reasons)
-                keep[number] = replace(kept, reasons=tuple(reasons))
+                keep[number] = kept._replace(reasons=tuple(reasons))
         groups.append(replace(group, keep=tuple(keep)))
-    return replace(retention, groups=tuple(groups))
+    return retention._replace(groups=tuple(groups))
 
 
 # What is doubtful, or must be looked at ------------------------------------------------------------

@@ -263,7 +263,7 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
     problems = [Problem(path, stayed.get(path, why)) for path, why in total.failed.items()]
     return replace(
         _result(planned, freed=freed),
-        plan=replace(planned.plan, groups=tuple(groups)),
+        plan=planned.plan._replace(groups=tuple(groups)),
         failed=total.failed,
         trash=identity,
         trashed_bytes=total.freed - freed,
@@ -296,7 +296,7 @@ def _slim(
     problems = [Problem(path, f"not slimmed: {why}") for path, why in outcome.failed.items()]
     return replace(
         result,
-        plan=replace(result.plan, groups=without_failures(result.plan.groups, outcome.failed)),
+        plan=result.plan._replace(groups=without_failures(result.plan.groups, outcome.failed)),
         freed_bytes=result.freed_bytes + (0 if is_trash else outcome.freed),
         trashed_bytes=result.trashed_bytes + (outcome.freed if is_trash else 0),
         failed={**result.failed, **outcome.failed},

@@ -102,7 +102,7 @@ def _metric_doubts(
 
 def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
     """Return what a template makes of a name that it made: another one would change with every rename."""
-    unit = replace(renaming.entry.unit, path=renaming.to)
+    unit = renaming.entry.unit._replace(path=renaming.to)
     stem = unit_stem(replace(renaming.entry, unit=unit))
     values = {**renaming.values, "name": stem, "run": run_of(stem, renaming.entry.directory)}
     try:

@@ -64,7 +64,7 @@ class NoteRewriter:
             new = self._moved.in_directory(entry.directory)
             path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
             members = tuple(new.get(name, name) for name in entry.unit.members)
-            entries.append(replace(entry, unit=replace(entry.unit, path=path, members=members)))
+            entries.append(replace(entry, unit=entry.unit._replace(path=path, members=members)))
         return Mentions(CheckpointIndex(entries))
 
     def rewrite(self, text: str, directory: str, note: str) -> str:

@@ -107,7 +107,7 @@ def entry_after(step: RenameStep) -> Entry:
     entry = step.entry
     name = step.names[entry.name]
     members = tuple(step.names[member] for member in entry.unit.members)
-    unit = replace(entry.unit, path=os.path.join(os.path.dirname(entry.unit.path), name), members=members)
+    unit = entry.unit._replace(path=os.path.join(os.path.dirname(entry.unit.path), name), members=members)
     path = os.path.join(os.path.dirname(entry.path), name)
     return refresh(replace(entry, path=path, unit=unit))
 

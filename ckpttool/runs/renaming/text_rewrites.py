@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool.formats.tensorflow.state import parse_state, state_text
@@ -58,7 +57,7 @@ def state_file_text(text: str, new: Renamer) -> str:
     latest = new(state.latest) or state.latest
     if (latest, paths) == (state.latest, state.paths):
         return text
-    return state_text(replace(state, latest=latest, paths=paths))
+    return state_text(state._replace(latest=latest, paths=paths))
 
 
 def best_text(text: str, new: Renamer) -> str:

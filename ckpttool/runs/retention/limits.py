@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ckpttool.core.amounts import size
 from ckpttool.runs.members.entry import Entry
@@ -32,8 +33,7 @@ class LimitedSeries:
     undated: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(NamedTuple):
     """More than a limit allows.
 
     Attributes:

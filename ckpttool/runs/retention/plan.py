@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.core.amounts import size
 from ckpttool.core.errors import UsageError
@@ -62,8 +62,7 @@ class Protections:
     root: str = os.curdir
 
 
-@dataclass(frozen=True, slots=True)
-class KeptEntry:
+class KeptEntry(NamedTuple):
     """A checkpoint that stays, and every reason for it."""
 
     entry: Entry
@@ -106,8 +105,7 @@ class GroupPlan:
         return entry.state.nbytes + (entry.state.cast_bytes if has_dtype else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionPlan:
+class RetentionPlan(NamedTuple):
     """What becomes of all series.
 
     Attributes:
@@ -201,8 +199,7 @@ def plan(
     return RetentionPlan(policies, planned, protections.removes_failed, () if over is None else (over,))
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
+class _Draft(NamedTuple):
     """What becomes of a series but for its limits of size.
 
     Attributes:

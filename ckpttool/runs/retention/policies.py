@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.io import fs
@@ -35,8 +35,7 @@ class PathRule:
             raise UsageError("--max-total-size is of all series, and no rule for some of them")
 
 
-@dataclass(frozen=True, slots=True)
-class Policies:
+class Policies(NamedTuple):
     """Which policy each series has: that of the last rule that matches its path, or else the default.
 
     Attributes:

@@ -165,7 +165,7 @@ def _absolute(candidate: Discovered) -> Discovered:
     if isinstance(candidate, str):
         return path_everywhere(candidate)
     unit, holds_others = candidate
-    return replace(unit, path=path_everywhere(unit.path)), holds_others
+    return unit._replace(path=path_everywhere(unit.path)), holds_others
 
 
 def _as_found(
@@ -183,7 +183,7 @@ def _as_found(
         return result
     if result.entry is not None and not fs.is_remote(path) and not _has_same_files(path, result.entry):
         return not_the_same(path, "that looked at it")
-    unit = replace(result.unit, path=path)
+    unit = result.unit._replace(path=path)
     entry = result.entry and replace(result.entry, path=shown(path), unit=unit)
     return LookResult(unit, entry)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotACheckpoint
 from ckpttool.core.report import counted
@@ -25,8 +25,7 @@ _ENOUGH = 100
 """Checkpoints in a directory that are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointPlace:
+class CheckpointPlace(NamedTuple):
     """Where a checkpoint is: the directory that it lies in, its name there, and all its names."""
 
     directory: str
@@ -111,7 +110,7 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
             continue  # a directory in a run's own is none of its parts
         if is_beside or enclosing.format.takes_in or is_whole:
             path = directory if fs.isabs(unit.path) else os.path.relpath(directory)
-            unit = replace(enclosing, path=path)
+            unit = enclosing._replace(path=path)
     return unit
 
 

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,8 +38,7 @@ _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """The checkpoints of a directory, in series.
 
     Attributes:

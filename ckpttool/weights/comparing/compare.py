@@ -251,8 +251,8 @@ def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
     ]
     shape = tuple(1 if axis in axes else length for axis, length in enumerate(a.shape))
     times = math.prod(a.shape[axis] for axis in axes)
-    a = replace(a, shape=shape, values=replace(a.values, shape=shape))
-    b = replace(b, shape=shape, values=replace(b.values, shape=shape))
+    a = replace(a, shape=shape, values=a.values._replace(shape=shape))
+    b = replace(b, shape=shape, values=b.values._replace(shape=shape))
     return a, b, times
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.tensor import Tensor
@@ -11,8 +12,7 @@ from ckpttool.formats.writer import Content
 from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
 
 
-@dataclass(frozen=True, slots=True)
-class ContentView:
+class ContentView(NamedTuple):
     """A content, seen as a checkpoint.
 
     Attributes:

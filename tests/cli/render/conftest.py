@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ DETAILS = {
 
 def of(check: str, finding: Finding, **more: Any) -> Finding:
     """Return a finding as the check that found it leaves it."""
-    return replace(finding, check=check, **more)
+    return finding._replace(check=check, **more)
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_warnings_of_what_passed_stand_aside(several: list[Verification]) -> Non
 
 
 def test_many_findings_are_cut_and_counted(verified: Verified) -> None:
-    found = [replace(error("missing-key", "not there", f"k{at}"), check="load") for at in range(107)]
+    found = [error("missing-key", "not there", f"k{at}")._replace(check="load") for at in range(107)]
     (failure,) = cases(junit([verified("m.pth", *found, load=Status.FAILED)]))["load"]
     assert failure.text is not None
     assert failure.text.split("\n")[-2:] == [
@@ -119,7 +119,7 @@ def test_many_findings_are_cut_and_counted(verified: Verified) -> None:
 
 
 def test_hostile_names(verified: Verified, hostile: str, schema: xmlschema.XMLSchema) -> None:
-    found = replace(error("nan", hostile, hostile), check="values")
+    found = error("nan", hostile, hostile)._replace(check="values")
     text = junit([verified(hostile, found, values=Status.FAILED)], [AccessDenied(hostile, hostile)])
     schema.validate(text)
     assert all(line.isprintable() for line in text.split("\n"))
@@ -129,7 +129,7 @@ def test_hostile_names(verified: Verified, hostile: str, schema: xmlschema.XMLSc
 
 
 def test_endless_names_are_cut(verified: Verified, endless: str, schema: xmlschema.XMLSchema) -> None:
-    found = replace(error("nan", endless, endless), check="values")
+    found = error("nan", endless, endless)._replace(check="values")
     text = junit([verified(endless, found, values=Status.FAILED)], [AccessDenied(endless, endless)])
     schema.validate(text)
     assert len(text) < 200_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 RUN = [row(f"m_epoch_{at}-val_loss=0.{9 - at}.pt", step=100 * at, loss=0.5 / at) for at in (1, 2, 10)]
-PLAN = [replace(one, kept=kept) for one, kept in zip(RUN, ((), ("best 1",), ("newest",)), strict=True)]
+PLAN = [one._replace(kept=kept) for one, kept in zip(RUN, ((), ("best 1",), ("newest",)), strict=True)]
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def texts(picture: bytes) -> set[str]:
 
 
 def test_a_panel_says_what_it_shows() -> None:
-    rows = [replace(PLAN[0]), replace(PLAN[1], is_best=True), PLAN[2]]
+    rows = [PLAN[0], PLAN[1]._replace(is_best=True), PLAN[2]]
     rows.append(row("m_epoch_11.pt", step=1100, fault=damaged("no"), kept=("damaged",)))
     said = texts(picture_of(listing(rows, best="val_loss"), title="the run"))
     assert {"the run: 4 checkpoints in 1 run, 4.0 kB to free", "run/0", "step", "val_loss"} <= said

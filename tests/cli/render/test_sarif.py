@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
@@ -219,7 +218,7 @@ def test_a_relative_path_is_named_from_the_root(
 
 def test_fingerprints_outlive_counts_and_tell_alike_findings_apart(verified: Verified) -> None:
     first = [error("nan", "3 NaN", "w"), error("nan", "4 NaN", "w"), error("nan", "5 NaN", "v")]
-    again = [replace(one, message="7 NaN") for one in first]
+    again = [one._replace(message="7 NaN") for one in first]
     marks = [
         [one["partialFingerprints"]["primaryLocationLineHash"] for one in run_of(sarif([v]))["results"]]
         for v in (verified("m.pth", *first), verified("m.pth", *again))
@@ -233,7 +232,7 @@ def test_too_many_results_lose_the_least(
     verified: Verified, schema: jsonschema.Draft7Validator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_results(monkeypatch, 2)
-    found = [note("old", "old"), replace(error("nan", "1 NaN"), ignored="known"), error("nan", "2 NaN")]
+    found = [note("old", "old"), error("nan", "1 NaN")._replace(ignored="known"), error("nan", "2 NaN")]
     text = sarif([verified("m.pth", *found)])
     schema.validate(json.loads(text))
     run = run_of(text)
@@ -247,7 +246,7 @@ def test_too_many_results_lose_the_least(
 
 
 def test_hostile_names(verified: Verified, hostile: str, schema: jsonschema.Draft7Validator) -> None:
-    found = replace(error("nan", hostile, hostile), check="values", ignored=hostile)
+    found = error("nan", hostile, hostile)._replace(check="values", ignored=hostile)
     text = sarif([verified(hostile, found)], [AccessDenied(hostile, hostile)])
     schema.validate(json.loads(text))
     assert text.rstrip("\n").isprintable()
@@ -257,7 +256,7 @@ def test_hostile_names(verified: Verified, hostile: str, schema: jsonschema.Draf
 
 
 def test_endless_names_are_cut(verified: Verified, endless: str, schema: jsonschema.Draft7Validator) -> None:
-    found = replace(error("nan", endless, endless), check="values")
+    found = error("nan", endless, endless)._replace(check="values")
     text = sarif([verified(endless, found)], [AccessDenied(endless, endless)])
     schema.validate(json.loads(text))
     assert len(text) < 200_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from html import unescape
 
@@ -84,7 +83,7 @@ def test_unknown_safety_is_not_plainly_valid(verified: Verified) -> None:
 
 
 def test_many_findings_are_cut_and_counted(verified: Verified) -> None:
-    found = [replace(error("nan", "1 NaN", f"k{at}"), check="values") for at in range(27)]
+    found = [error("nan", "1 NaN", f"k{at}")._replace(check="values") for at in range(27)]
     lines = summary([verified("m.pth", *found, values=Status.FAILED)]).split("\n")
     assert lines[-5:] == [
         "- error `nan` <code>k19</code>: 1 NaN",
@@ -96,7 +95,7 @@ def test_many_findings_are_cut_and_counted(verified: Verified) -> None:
 
 
 def test_hostile_names_are_nothing_but_text(verified: Verified, hostile: str) -> None:
-    found = replace(error("nan", hostile, hostile), check="values")
+    found = error("nan", hostile, hostile)._replace(check="values")
     text = summary([verified(hostile, found, values=Status.FAILED)], [AccessDenied(hostile, hostile)])
     text.encode("utf-8")
     assert all(line.isprintable() for line in text.split("\n"))
@@ -115,13 +114,13 @@ def test_hostile_names_are_nothing_but_text(verified: Verified, hostile: str) ->
 
 
 def test_endless_names_are_cut(verified: Verified, endless: str) -> None:
-    found = replace(error("nan", endless, endless), check="values")
+    found = error("nan", endless, endless)._replace(check="values")
     text = summary([verified(endless, found, values=Status.FAILED)], [AccessDenied(endless, endless)])
     assert len(text) < 50_000
 
 
 def test_what_github_would_refuse_is_cut_and_counted(verified: Verified) -> None:
-    found = [replace(error("nan", "1 NaN " * 40, f"key.{at}"), check="values") for at in range(20)]
+    found = [error("nan", "1 NaN " * 40, f"key.{at}")._replace(check="values") for at in range(20)]
     many = [verified(f"run/ckpt-{at:05}.pth", *found, values=Status.FAILED) for at in range(10_000)]
     unread = [AccessDenied(f"gone/ckpt-{at:05}.pth", "permission denied") for at in range(10_000)]
     text = summary(many, unread)
