@@ -117,9 +117,9 @@ class Probe:
         try:
             if not are_losses_allowed():
                 return Archive(self.source)
-            from ckpttool.io.zip_rescue import whole_records
+            from ckpttool.io.zip_rescue import rescued_records
 
-            return Archive(self.source, whole_records)
+            return Archive(self.source, rescued_records)
         except CheckpointError as error:
             return error
 

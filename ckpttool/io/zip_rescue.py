@@ -1,6 +1,7 @@
-"""The whole records of a zip that was cut off before its directory: found by their local headers alone.
+"""The records of a zip that was cut off before its directory: found by their local headers alone.
 
-A record counts if its own header, or its data descriptor, states a checksum that its bytes have.
+A record counts if its own header, or its data descriptor, states a checksum that its bytes have; and the one
+that is cut off does, if its header states its size and it isn't compressed: what lies in it may be whole.
 
 Source: PKWARE APPNOTE 6.3; pytorch ``caffe2/serialize/inline_container.cc``: local headers without sizes.
 """
@@ -41,10 +42,10 @@ class _End(NamedTuple):
     crc32: int
 
 
-def whole_records(source: Source) -> Iterator[Member]:
-    """Yield the records of a zip whose bytes are all there and have their checksums, from the first on.
+def rescued_records(source: Source) -> Iterator[Member]:
+    """Yield the records of a zip that have their checksums, from the first on, and the one that is cut off.
 
-    The first that is cut off, or compressed or named in a way that nobody could follow, ends the search.
+    One that is compressed or named in a way that nobody could follow ends the search.
     """
     at, buffer = 0, bytearray(min(_WINDOW, source.size))  # used again and again: new memory takes longer
     for _ in range(MAX_MEMBERS):
@@ -62,13 +63,17 @@ def whole_records(source: Source) -> Iterator[Member]:
         else:
             stored = _wide_size(extra, stored)
             end = _End(payload + stored, payload + stored, crc)
-        if end is None or end.payload > source.size or method not in (STORED, DEFLATED):
+        if end is None or method not in (STORED, DEFLATED):
+            return
+        is_cut = end.payload > source.size
+        if is_cut and method == DEFLATED:
             return
         name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437", "backslashreplace")
         stored = end.payload - payload
         size = stored if method == STORED else size
         is_summed = bool(flags & _HAS_DESCRIPTOR)  # nothing else shows where it ends
-        if method == DEFLATED or is_summed or _crc32(source, payload, end.payload, buffer) == end.crc32:
+        is_unsummed = is_cut or method == DEFLATED
+        if is_unsummed or is_summed or _crc32(source, payload, end.payload, buffer) == end.crc32:
             yield Member(
                 name, raw_name, version, flags, method, (time, date), end.crc32, stored, size, at, payload
             )

@@ -17,7 +17,7 @@ from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.losses import losses_allowed
-from ckpttool.core.report import Finding, Severity
+from ckpttool.core.report import Finding, Severity, counted
 from ckpttool.core.result import Result
 from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.core.values import storages_of
@@ -53,6 +53,7 @@ class Salvaged(Result):
         proven: How many tensors have the checksums that the format states for them.
         unproven: How many are whole, and covered by no checksum.
         nbytes: Bytes of what was salvaged.
+        names_all: Whether the source still tells of all tensors that it had; else more than ``lost`` may be.
     """
 
     source: str
@@ -62,12 +63,25 @@ class Salvaged(Result):
     unproven: int
     nbytes: int
     damage: tuple[Finding, ...] = ()
+    names_all: bool = True
+
+    @property
+    def kept(self) -> int:
+        """Return how many tensors were salvaged."""
+        return self.proven + self.unproven
+
+    @property
+    def amount(self) -> str:
+        """Return how many tensors were salvaged, of how many."""
+        if not self.lost:
+            return f"{'all ' if self.names_all else ''}{counted(self.kept, 'tensor')}"
+        least = "" if self.names_all else "at least "
+        return f"{self.kept:,} of {least}{counted(self.kept + len(self.lost), 'tensor')}"
 
     @property
     def summary(self) -> str:
         """Return it in a few words."""
-        kept = self.proven + self.unproven
-        return f"{kept:,} of {kept + len(self.lost):,} tensors salvaged"
+        return f"{self.amount} salvaged"
 
 
 @shows_keywords(ConvertOptions)
@@ -121,7 +135,16 @@ def salvage(
         converted = carry_out(plan_conversion(left, os.fspath(target), options), advance=advance)
         nbytes = sum(tensor.nbytes for tensor in good)
         damage = tuple(one for one in checkpoint.findings if one.severity is Severity.ERROR)
-        return Salvaged(checkpoint.path, converted, tuple(lost), proven, len(good) - proven, nbytes, damage)
+        return Salvaged(
+            checkpoint.path,
+            converted,
+            tuple(lost),
+            proven,
+            len(good) - proven,
+            nbytes,
+            damage,
+            checkpoint.complete,
+        )
 
 
 class _Sizes:
@@ -146,7 +169,7 @@ class _Sizes:
     def lack_of(self, tensor: Tensor) -> str | None:
         """Return why a tensor's bytes are not there; None if they are."""
         if tensor.values is None:
-            return "the file holds no values of it"
+            return "its values can't be read from the file"
         for extent in storages_of(tensor):
             size = self._size(extent.file)
             if size is None:

@@ -204,6 +204,52 @@ def test_arrays_of_numpy_s(tmp_path: Path) -> None:
     assert done.proven == len(got.files)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["keras/adam.h5", "keras/adam.weights.h5", "keras/adam.keras", "keras/keras2.h5", "hdf5/checksummed.h5"],
+)
+def test_a_cut_file_of_hdf5_s(name: str, tmp_path: Path) -> None:
+    """Wherever it ends, what is kept is what the framework had, and more may be lost than has a name."""
+    document = json.loads((FILES / f"{name}.expected.json").read_text())
+    truth = {".".join(one["path"]): one["sha256"] for one in document["tensors"]}
+    whole, cut = (FILES / name).read_bytes(), tmp_path / Path(name).name
+    kept = set()
+    for nbytes in range(0, len(whole), len(whole) // 12):
+        cut.write_bytes(whole[:nbytes])
+        target = tmp_path / f"{nbytes}.safetensors"
+        try:
+            done = salvage(cut, target)
+        except CheckpointError:
+            assert not target.exists()
+            continue
+        written = digests(target)
+        assert written.items() <= truth.items()
+        assert {one.name for one in done.lost} <= truth.keys() - written.keys()
+        is_told = not done.names_all and "truncated" in {one.code for one in done.damage}
+        assert is_told or len(written) == len(truth)
+        kept.add(len(written))
+    assert kept
+
+
+def test_command_on_a_cut_file_of_keras_s(tmp_path: Path, run: Run) -> None:
+    cut, target = tmp_path / "cut.keras", tmp_path / "out.weights.h5"
+    cut.write_bytes((FILES / "keras" / "adam.keras").read_bytes()[:39_000])
+    answer = run("salvage", cut, target)
+    assert (answer.status, answer.err) == (1, "")
+    assert answer.out.splitlines()[0].startswith("salvaged 11 tensors (284 B)")
+    assert "  lost: maybe others, whose names are gone, too" in answer.out
+    assert "  error truncated [model.weights.h5]: " in answer.out and " bytes, expected 34,128" in answer.out
+    assert run("verify", cut).status == 1
+
+
+def test_an_array_that_is_cut_has_its_name(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(50), "b": np.arange(900)}
+    np.savez(tmp_path / "whole.npz", **arrays)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:2000])
+    done = salvage(tmp_path / "cut.npz", tmp_path / "out.npz")
+    assert [one.name for one in done.lost] == ["b"]
+
+
 def test_a_damaged_pickle_names_nothing(tmp_path: Path) -> None:
     whole = bytearray(EPOCH.read_bytes())
     whole[whole.index(b"optimizer_state_dict")] ^= 1  # in its pickle

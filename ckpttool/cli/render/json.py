@@ -316,6 +316,7 @@ def salvage_document(done: Salvaged) -> dict[str, Any]:
         "source": done.source,
         "proven": done.proven,
         "unproven": done.unproven,
+        "names_all": done.names_all,
         "damage": [finding_document(one) for one in done.damage],
         "lost": [{"name": one.name, "why": one.why, "bytes": one.nbytes} for one in done.lost],
     }

@@ -525,20 +525,19 @@ _MOST_DROPPED = 40
 
 def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
     """Return a line for what was salvaged, then what proves it, what was left out, and what is lost."""
-    kept = done.proven + done.unproven
-    total = kept + len(done.lost)
     size = file_size(done.nbytes)
     verb = "would salvage" if done.converted.dry_run else "salvaged"
-    amount = f"all {counted(kept, 'tensor')}" if not done.lost else f"{kept:,} of {counted(total, 'tensor')}"
     way = f"{printable(done.source)} → {printable(done.converted.target)}"
-    head = f"{verb} {amount} ({size}): {way}{'' if done.converted.dry_run else ', verified'}"
+    head = f"{verb} {done.amount} ({size}): {way}{'' if done.converted.dry_run else ', verified'}"
     lines = [styled(head, Style.BOLD, colour)]
     if done.unproven:
         proven = f"{done.proven:,} have their checksums; " if done.proven else ""
         lines.append(f"  {proven}no checksum covers the values of {counted(done.unproven, 'tensor')}")
     lines += [f"  {printable(note)}" for note in done.converted.notes]
-    if done.lost:
-        lines.append(f"  {styled(f'lost: {len(done.lost):,}', Style.YELLOW, colour)}")
+    if done.lost or not done.names_all:
+        amounts = [f"{len(done.lost):,}"] * bool(done.lost)
+        amounts += ["maybe others, whose names are gone, too"] * (not done.names_all)
+        lines.append(f"  {styled('lost: ' + ', and '.join(amounts), Style.YELLOW, colour)}")
         lines += [f"    {printable(one.name)}: {printable(one.why)}" for one in done.lost[:_MOST_DROPPED]]
         if len(done.lost) > _MOST_DROPPED:
             lines.append(f"    … {len(done.lost) - _MOST_DROPPED:,} more (--json lists all)")

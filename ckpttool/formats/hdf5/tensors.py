@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.core.dtypes import BY_NAME, DType
+from ckpttool.core.errors import CheckpointError
+from ckpttool.core.losses import are_losses_allowed
 from ckpttool.core.readable import Readable, reader_from, swap_width
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor, Values
@@ -98,7 +100,7 @@ class OpenedHdf5:
     @property
     def complete(self) -> bool:
         """Tell whether all of the file could be read."""
-        return not self.tree.faults
+        return not self.tree.faults and not self.is_cut
 
     def spans(self) -> Iterator[Span]:
         """Iterate over the ranges worth scanning, in file order."""
@@ -131,6 +133,20 @@ class OpenedHdf5:
             dataset = self.tree.datasets.get(path)
             if dataset is not None and tensor.values is not None and self.in_place:
                 yield tensor, dataset
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether bytes are missing at its end, which only ``losses_allowed`` lets pass."""
+        return self.base + self.location.size > self.source.size
+
+    def holds(self, dataset: Dataset) -> bool:
+        """Tell whether all chunks of a dataset are in the file, wherever it was cut off."""
+        try:
+            return not self.is_cut or all(
+                self.base + chunk.offset + chunk.nbytes <= self.source.size for chunk in self.chunks(dataset)
+            )
+        except CheckpointError:  # what says where they are is gone
+            return False
 
     def chunks(self, dataset: Dataset) -> tuple[Chunk, ...]:
         """Return the stored chunks of a dataset."""
@@ -174,6 +190,9 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
         source: What its bytes are read from; ``base`` is where it begins there.
         in_place: Whether offsets in ``source`` are offsets in a file on disk.
     """
+    stated = _stated_size(source, base, location.size)
+    if are_losses_allowed() and location.inline is None and stated is not None:
+        location.size = max(location.size, stated)  # libhdf5 refuses one that is shorter than it states
     tree = walk(location)
     opened = OpenedHdf5(location, source, base, tree, in_place)
     for path, dataset in tree.datasets.items():
@@ -184,6 +203,9 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
             _describe(opened, dataset)
         else:
             opened.tensors[path] = _tensor(opened, dataset, dtype)
+    if opened.is_cut:
+        message = f"{source.size - base:,} bytes, expected {location.size:,}"
+        opened.findings.append(error("truncated", message))
     _judge_links(opened)
     for fault in tree.faults:
         opened.findings.append(error(fault.code, fault.message, fault.where))
@@ -217,10 +239,11 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
     if _is_readable(opened, dataset):
         if dataset.layout == "contiguous" and (dataset.offset is not None or not dataset.nbytes):
             offset = opened.base + (dataset.offset or 0)
-            opened.source.check(offset, dataset.nbytes, dataset.name)
+            if not opened.is_cut:
+                opened.source.check(offset, dataset.nbytes, dataset.name)
             values = Contiguous(opened.source, offset, dataset.nbytes, swap)
             extent = Extent(opened.location.path, offset, dataset.nbytes) if dataset.nbytes else None
-        else:
+        elif opened.holds(dataset):
             values = LibraryValues(opened.location, dataset, swap)
     extent = extent if opened.in_place else None
     order = dataset.kind.order if dtype.word_bytes > 1 else "little"
@@ -306,13 +329,18 @@ def _judge_extents(opened: OpenedHdf5) -> None:
             message = f"its bytes are also those of {name!r}"
             opened.findings.append(error("hdf5-overlap", message, other))
     size = opened.location.size
+    stated = _stated_size(opened.source, opened.base, size)
+    if stated is not None and size > stated:
+        message = f"bytes behind the end that the file states: {size - stated:,}"
+        opened.findings.append(warning("trailing-bytes", message))
+
+
+def _stated_size(source: Readable, base: int, size: int) -> int | None:
+    """Return the bytes that a file says it has, if it can be told."""
     for start in USER_BLOCKS:
-        if start + 8 <= size and opened.source.read(opened.base + start, 8) == SIGNATURE:
-            stated = stated_end(opened.source.read(opened.base + start, 64)) if start + 64 <= size else None
-            if stated is not None and size > stated:
-                message = f"bytes behind the end that the file states: {size - stated:,}"
-                opened.findings.append(warning("trailing-bytes", message, opened.location.where))
-            break
+        if start + 64 <= min(size, source.size - base) and source.read(base + start, 8) == SIGNATURE:
+            return stated_end(source.read(base + start, 64))
+    return None
 
 
 def dtype_of(kind: Kind, attributes: Attributes) -> DType | None:

@@ -55,4 +55,7 @@ def text(raw: bytes) -> str:
 
 def reason(failure: BaseException) -> str:
     """Return what went wrong, in a line; some errors have no text."""
-    return str(failure)[:300] or type(failure).__name__
+    text = (
+        failure.args[0] if isinstance(failure, KeyError) and failure.args else failure
+    )  # it quotes its text
+    return str(text)[:300] or type(failure).__name__

@@ -32,11 +32,14 @@ class FileRange(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         self._stream.seek(self._offset + self._at)
-        count: int = self._stream.readinto(view[: max(0, min(len(view), self._size - self._at))])
+        inside = max(0, min(len(view), self._size - self._at))
+        count: int = self._stream.readinto(view[:inside])
         # h5py doesn't tell libhdf5 of a short read. Behind the end libhdf5's own driver reads zeros, too.
-        view[count:] = bytes(len(view) - count)
-        self._at += count
-        return count
+        view[inside:] = bytes(len(view) - inside)
+        # What was cut off is something that libhdf5 takes for nothing: of zeros, it reads some for ever.
+        view[count:inside] = b"\xff" * (inside - count)
+        self._at += inside
+        return inside
 
     def close(self) -> None:
         self._stream.close()
