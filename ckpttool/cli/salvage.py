@@ -48,4 +48,4 @@ def salvage(
         from ckpttool.cli.render.text_changes import salvage_text
 
         print(salvage_text(done, colour=has_colour(sys.stdout)))
-    return int(bool(done.lost or done.damage or done.converted.mismatches))
+    return int(bool(done.lost or done.damage or done.converted.mismatches or not done.names_all))

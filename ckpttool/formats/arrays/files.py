@@ -300,7 +300,8 @@ class Npz(Format):
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
-        return apply_sidecar_record(checkpoint, archive, entry)
+        # Of a zip without its directory nobody knows which records it had.
+        return apply_sidecar_record(checkpoint.but(complete=not archive.is_cut), archive, entry)
 
 
 def safety_of(archive: Archive) -> list[Finding]:

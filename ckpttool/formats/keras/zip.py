@@ -54,7 +54,7 @@ class KerasZip(Format):
             producer=Producer("keras", model.version),
             findings=tuple(dict.fromkeys(model.findings)),
             safety=tuple(dict.fromkeys(model.safety)),
-            complete=model.complete,
+            complete=model.complete and not model.archive.is_cut,
             close=probe.close if model.weights is None else model.weights.close_then(probe.close),
         )
         sidecar = model.sidecar()

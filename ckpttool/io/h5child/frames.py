@@ -55,7 +55,5 @@ def text(raw: bytes) -> str:
 
 def reason(failure: BaseException) -> str:
     """Return what went wrong, in a line; some errors have no text."""
-    text = (
-        failure.args[0] if isinstance(failure, KeyError) and failure.args else failure
-    )  # it quotes its text
-    return str(text)[:300] or type(failure).__name__
+    said = failure.args[0] if isinstance(failure, KeyError) and failure.args else failure  # it adds quotes
+    return str(said)[:300] or type(failure).__name__
