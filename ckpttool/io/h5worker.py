@@ -77,7 +77,12 @@ class Worker:
                     return
                 if kind == b"R" and source is not None:
                     alarm.reset(FETCH_SECONDS)
-                    process.stdin.write(source.read(*_RANGE.unpack(payload)))
+                    at, nbytes = _RANGE.unpack(payload)
+                    at = min(at, source.size)
+                    held = source.read(at, min(nbytes, source.size - at))
+                    process.stdin.write(
+                        held.ljust(nbytes, b"\xff")
+                    )  # as the child does behind the end of a file
                     process.stdin.flush()
                     alarm.reset()
                 else:

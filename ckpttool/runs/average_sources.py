@@ -10,7 +10,7 @@ from ckpttool.core.report import counted
 from ckpttool.formats.globs import last_name
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_all
-from ckpttool.runs.members.order import AVERAGED, Group
+from ckpttool.runs.members.order import AVERAGED, Group, group
 from ckpttool.runs.retention.missing_metrics import require_metrics
 from ckpttool.runs.retention.rules import History, Policy, rank_by_metric
 from ckpttool.runs.scope import WHOLE_TREE, Scope
@@ -33,8 +33,8 @@ def newest_checkpoints(
         UsageError: There are several series, or fewer checkpoints.
         CheckpointError: The directory can't be looked at.
     """
-    group = _only_series(directory, scope)
-    return _first_intact(group.entries[::-1], count, group, jobs, progress)
+    series = _only_series(directory, scope)
+    return _first_intact(series.entries[::-1], count, series, jobs, progress)
 
 
 def best_checkpoints(
@@ -52,10 +52,10 @@ def best_checkpoints(
     Raises what ``newest_checkpoints`` does.
     """
     policy = Policy(keep_best=count, metric=metric, mode=mode)  # type: ignore[arg-type]
-    group = _only_series(directory, scope)
-    require_metrics([(group, policy)])
-    ranked = rank_by_metric(policy, History(_sound(group)[::-1]))
-    return _first_intact(ranked, count, group, jobs, progress)
+    series = _only_series(directory, scope)
+    require_metrics([(series, policy)])
+    ranked = rank_by_metric(policy, History(_sound(series)[::-1]))
+    return _first_intact(ranked, count, series, jobs, progress)
 
 
 def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
@@ -63,27 +63,29 @@ def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
     are globs; else it isn't one of averages, unless all are.
     """
     survey = survey_directory(directory, scope, enters_root=True)
-    several = [group for group in survey.groups if len(_sound(group)) > 1]
+    # Weights alone count: one that was slimmed is as good as one with its optimizer.
+    joined = group(survey.entries, scope.group_by, survey.root, joins_slim=True)
+    several = [series for series in joined if len(_sound(series)) > 1]
     if scope.series:
         globs = set(map(last_name, scope.series))
-        candidates = [group for group in several if os.path.basename(group.key) in globs]
+        candidates = [series for series in several if os.path.basename(series.key) in globs]
     else:
-        trained = [group for group in several if not AVERAGED.search(os.path.basename(group.key))]
+        trained = [series for series in several if not AVERAGED.search(os.path.basename(series.key))]
         candidates = trained or several
     if not candidates:
         raise UsageError(f"{survey.root}: no series of several checkpoints with weights")
     if len(candidates) > 1:
-        names = ", ".join(group.key for group in candidates)
+        names = ", ".join(series.key for series in candidates)
         raise UsageError(f"{survey.root}: {len(candidates):,} series: {names} (--series GLOB chooses one)")
     return candidates[0]
 
 
-def _sound(group: Group) -> list[Entry]:
-    return [entry for entry in group.entries if entry.is_sound and entry.has_weights]
+def _sound(series: Group) -> list[Entry]:
+    return [entry for entry in series.entries if entry.is_sound and entry.has_weights]
 
 
 def _first_intact(
-    candidates: Sequence[Entry], count: int, group: Group, jobs: int | None, progress: Progress
+    candidates: Sequence[Entry], count: int, series: Group, jobs: int | None, progress: Progress
 ) -> list[str]:
     """Return the first so many that are intact, in the order of training."""
     chosen: list[str] = []
@@ -94,5 +96,5 @@ def _first_intact(
         if is_candidate and read_all(entry, jobs, progress).damage is None:
             chosen.append(entry.path)
     if len(chosen) < count:
-        raise UsageError(f"{group.key}: {counted(len(chosen), 'intact checkpoint')} of {count:,} to average")
-    return [entry.path for entry in group.entries if entry.path in chosen]
+        raise UsageError(f"{series.key}: {counted(len(chosen), 'intact checkpoint')} of {count:,} to average")
+    return [entry.path for entry in series.entries if entry.path in chosen]

@@ -20,6 +20,7 @@ from ckpttool import (
     latest,
     list_checkpoints,
     open_checkpoint,
+    salvage,
     verify,
 )
 from ckpttool.io import remote, stores
@@ -50,6 +51,19 @@ def verdict_on(path: str) -> str:
         return json.dumps(verify(path).to_dict())
     except CheckpointError as failure:
         return str(failure)
+
+
+@pytest.mark.parametrize("name", ["keras/adam.weights.h5", "keras/adam.keras", "series/model_epoch_10.pth"])
+def test_what_is_cut_is_salvaged(s3: Bucket, name: str, tmp_path: Path) -> None:
+    cut = tmp_path / Path(name).name
+    whole = (FILES / name).read_bytes()
+    cut.write_bytes(whole[: len(whole) * 5 // 6])
+    s3.upload(cut, cut.name)
+    here = salvage(cut, tmp_path / "here.safetensors")
+    there = salvage(s3.url(cut.name), tmp_path / "there.safetensors")
+    assert (there.amount, [one.name for one in there.lost]) == (here.amount, [one.name for one in here.lost])
+    contents = [(tmp_path / f"{place}.safetensors").read_bytes() for place in ("here", "there")]
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

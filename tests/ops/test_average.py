@@ -296,6 +296,22 @@ def test_the_newest_and_the_best_of_a_directory(tmp_path: Path) -> None:
     assert {Path(path).name for path in json.loads(answer.out)["source"]} == set(best)
 
 
+def test_slimmed_ones_are_of_the_same_series(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(1, 5):
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(
+            {key: state[key] for key in state if epoch > 2 or key != "optimizer"}, tmp_path / f"m_{epoch}.pth"
+        )
+    answer = run_redirected("average", "--last", 3, tmp_path, tmp_path / "out.pth", "--json")
+    assert answer.status == 0, answer.err
+    names = [Path(one).name for one in json.loads(answer.out)["source"]]
+    assert names == ["m_2.pth", "m_3.pth", "m_4.pth"]
+
+
 def test_several_series_need_a_choice(tmp_path: Path) -> None:
     shutil.copytree(FILES / "series", tmp_path / "run")
     for epoch in (1, 2):
