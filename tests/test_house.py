@@ -119,9 +119,10 @@ NAMED_FORMATS = {
     ("core/checkpoint.py", "tensorflow"): "the framework of a state dict",
     ("core/state_dict.py", "numpy"): "the framework",
     ("core/state_dict.py", "tensorflow"): "the framework",
+    ("io/numpy_types.py", "numpy"): "the Python module",
     ("io/pickle_nodes.py", "numpy"): "the Python module",
     ("io/pickler.py", "numpy"): "the Python module",
-    ("io/states.py", "numpy"): "the Python module",
+    ("io/constructors.py", "numpy"): "the Python module",
 }
 """The names of formats elsewhere, by their files, and what they are there."""
 

@@ -14,12 +14,23 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import Readable
-from ckpttool.io.calls import dotted_name, judge, takes_items, takes_pairs
+from ckpttool.io.constructors import (
+    EXACT_ONLY,
+    OPAQUE,
+    class_to_create,
+    dotted_name,
+    evaluate,
+    has_plain_attributes,
+    takes_items,
+    takes_pairs,
+    takes_state,
+)
+from ckpttool.io.numpy_types import fields_of
 from ckpttool.io.opcodes import OPERATIONS
 from ckpttool.io.pickle_nodes import (
     ENTRY,
@@ -30,10 +41,10 @@ from ckpttool.io.pickle_nodes import (
     Payload,
     Persistent,
     Pickle,
+    children,
     views_memory,
 )
-from ckpttool.io.states import fields_of, fits, has_plain_attributes
-from ckpttool.io.trust import CALLED_ONLY, Trust, kind_of, modern
+from ckpttool.io.trust import Trust, modern, value_kind
 
 MAX_STREAM = 1 << 28
 """The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
@@ -56,17 +67,17 @@ _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 _MOST_MISUSE = 100
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
+_COST_OF_ATTRIBUTE = 80
 _HASH_MODULUS = (1 << 61) - 1
 
-_COLLECTIONS: dict[tuple[str, str], Callable[[Any], object]] = {
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "list"): list,
+_COLLECTIONS: dict[str, Callable[[Any], object]] = {
+    "set": set,
+    "frozenset": frozenset,
+    "list": list,
 }
-_MAKE_PLAIN = frozenset(
-    {"encode", "getattr"} | {mapping.name for mapping in MAPPINGS} | {name for _, name in _COLLECTIONS}
-)
-"""The names of the constructors whose calls become data, or a name."""
+_PLAIN_KINDS = _COLLECTIONS.keys() | {OPAQUE, "bytes", "dict", "ordered-dict", "default-dict", "counter"}
+"""The kinds of calls that the machine makes data of, or a name."""
+_OBJECT = Global("builtins", "object")
 
 
 class PickleStream:
@@ -243,8 +254,12 @@ class Interpreter(PickleStream):
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self._globals: dict[tuple[str, str], Global] = {}
-        self.callers: dict[Global, str] = {}
-        """The names that are only to be called, with their kinds."""
+        self.functions: set[int] = set()
+        """The names, by their addresses, that are no data where they are stored."""
+        self.pushed_functions = 0
+        """How often one of these was pushed, less how often one was called."""
+        self._objects: list[object] = []
+        """What is made by calls of which nobody knows what runs."""
         self._dtype_fields: dict[int, object] = {}
         """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
         self._hashes: dict[int, tuple[object, int]] = {}
@@ -321,22 +336,16 @@ class Interpreter(PickleStream):
             node = self.memo[index]
         except KeyError:
             raise self.damage(f"the memo has no entry {index}") from None
+        if type(node) is Global:
+            self.pushed_functions += id(node) in self.functions
         self.stack.append(node)
 
-    def pop_to_mark(self, kept: Collection[str] = CALLED_ONLY) -> list[Any]:
-        """Return what was pushed since the last mark; ``kept`` is as for ``check_kept``."""
+    def pop_to_mark(self) -> list[Any]:
+        """Return what was pushed since the last mark."""
         if not self.marks:
             raise self.damage("an opcode needs a mark, and there is none")
         items, self.stack = self.stack, self.marks.pop()
-        if self.callers:
-            self.check_kept(items, kept)
         return items
-
-    def check_kept(self, values: Iterable[object], kinds: Collection[str] = CALLED_ONLY) -> None:
-        """Note names that only calls have a place for, where something else takes and may call them."""
-        for value in values:
-            if type(value) is Global and value in self.callers and self.callers[value] in kinds:
-                self.note_misuse(f"{value} is kept instead of called")
 
     def hashable(self, key: object) -> object:
         """Return a key that can be hashed safely and fast.
@@ -409,16 +418,17 @@ class Interpreter(PickleStream):
     # Names and calls ------------------------------------------------------------------------------
 
     def import_name(self, module: str, name: str) -> None:
-        self.push(self._global(*modern(module, name)))
+        found = self._global(*modern(module, name))
+        self.pushed_functions += id(found) in self.functions
+        self.push(found)
 
     def _global(self, module: str, name: str) -> Global:
         found = self._globals.get((module, name))
         if found is None:
             found = self._globals[module, name] = Global(module, name)
             self.pickle.names[found] = self.position
-            kind = kind_of(module, name)
-            if kind in CALLED_ONLY:
-                self.callers[found] = kind
+            if value_kind(module, name) is None:
+                self.functions.add(id(found))
         return found
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
@@ -426,18 +436,30 @@ class Interpreter(PickleStream):
         if not isinstance(args, tuple):
             self.note_computed(args, "arguments")
             raise self.damage(f"a call with {_kind(args)} in place of arguments")
+        self.pushed_functions -= id(function) in self.functions
+        if not isinstance(function, Global):
+            self.note_misuse(f"{_kind(function)} is called")
+        elif function.name == "_reconstructor" and len(args) == 3 and isinstance(args[0], Global):
+            # Protocols below 2: `object.__new__(class)`, or `base.__new__(class, state)`.
+            is_new = args[1] == _OBJECT and args[2] is None
+            function, args = args[0], () if is_new else args[2:]
         call = Call(function, args, kwargs)
         call.is_new = is_new
         self.pickle.calls += 1
-        if not isinstance(function, Global):
-            self.note_misuse(f"{_kind(function)} is called")
-        elif (meaning := judge(call, self.charge)) is Trust.DANGEROUS:
+        if isinstance(function, Global):
+            self._judge(call, function)
+        self.push(self._plain(call) if call.kind in _PLAIN_KINDS else call)
+
+    def _judge(self, call: Call, function: Global) -> None:
+        meaning = evaluate(call, self.charge)
+        if meaning is Trust.DANGEROUS:
             self.pickle.unsafe.append((self.position, call))
         elif meaning is Trust.UNKNOWN:
-            self.pickle.unknown[function] = self.position
+            made = class_to_create(call)
+            self.pickle.unknown[made or function] = "calls" if made is None else "creates"
+            self._objects.append(call)
         elif function.name == "_load_from_bytes":
             self.pickle.stored.append(call)
-        self.push(self._plain(call))
 
     def set_state(self, target: object, state: object) -> None:
         """Note what BUILD sets, and judge it: an object that was made takes one state."""
@@ -449,53 +471,45 @@ class Interpreter(PickleStream):
         if target.state is not None:
             self.note_misuse("a state is set twice on one object")
             return
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.charge(_COST_OF_ATTRIBUTE * len(part))
         target.state = state
-        function = target.kind if isinstance(target, Mapped) else target.function
         if isinstance(target, Mapped):
-            is_plain = has_plain_attributes(state, self.charge)
+            made: object = target.kind
+            is_plain = has_plain_attributes(state)
         else:
+            made, is_plain = target.function, takes_state(target, state)
             if (fields := fields_of(target)) is not None:
                 self._dtype_fields[id(fields)] = fields
-            is_plain = fits(target, state, self.charge)
         if not is_plain:
-            self.note_misuse(f"what {function} makes is given a state that it should not have")
+            self.note_misuse(f"what {_maker(made)} makes is given a state that it should not have")
 
     def _plain(self, call: Call) -> object:
-        """Return the data that a harmless constructor makes, or the call itself."""
-        function, args = call.function, call.args
-        if not isinstance(function, Global) or function.name not in _MAKE_PLAIN or call.kwargs:
+        """Return the data that a constructor makes, or the call itself."""
+        function, args, kind = call.function, call.args, call.kind
+        if not isinstance(function, Global):
             return call
-        if (dotted := dotted_name(call)) is not None:
-            return self._global(*dotted)
-        constructor = (function.module, function.name)
-        if function in MAPPINGS:
-            mapped = self._mapping(function, args)
-            return call if mapped is None else mapped
-        if constructor == ("_codecs", "encode") and len(args) == 2 and args[1] == "latin1":
-            return self._latin1_bytes(args[0], call)
-        if constructor in _COLLECTIONS and len(args) <= 1:
+        if kind == OPAQUE:
+            dotted = dotted_name(call)
+            return call if dotted is None else self._global(*dotted)
+        if kind in _COLLECTIONS and function.module == "builtins":
             items = args[0] if args else ()
-            if isinstance(items, list | tuple):
-                self.charge(64 * len(items))
-                make = _COLLECTIONS[constructor]
-                return make(items if make is list else map(self.hashable, items))
-        return call
+            return _COLLECTIONS[kind](map(self.hashable, items) if kind in ("set", "frozenset") else items)
+        if function in MAPPINGS:
+            mapped = Mapped(function)
+            if kind == "default-dict":
+                mapped.factory, args = (args[0] if args else None), ()
+            return self._filled(mapped, args)
+        if kind == "dict":
+            return self._filled({}, args)
+        return self._latin1_bytes(args[0], call) if function.name == "encode" else call
 
-    def _mapping(self, kind: Global, args: tuple[Any, ...]) -> Mapped | None:
-        mapped = Mapped(kind)
-        if not args:
-            return mapped
-        if kind.name == "defaultdict":
-            mapped.factory = args[0]
-        source = args[-1] if kind.name != "defaultdict" else ()
-        if not isinstance(source, dict if kind.name == "Counter" else list | tuple | dict):
-            return None  # a Counter counts what is no dictionary
-        self.charge(64 * len(source))
-        for pair in source.items() if isinstance(source, dict) else source:
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                return None
-            mapped[self.hashable(pair[0])] = pair[1]
-        return mapped
+    def _filled(self, made: dict[Any, Any], args: tuple[Any, ...]) -> dict[Any, Any]:
+        for source in args:
+            for key, value in source.items() if isinstance(source, dict) else source:
+                made[self.hashable(key)] = value
+        return made
 
     def _latin1_bytes(self, text: object, call: Call) -> object:
         """Return the bytes that protocol 2 spells as text."""
@@ -534,9 +548,39 @@ class Interpreter(PickleStream):
         if self.is_in_frame or not self.leave_frame():
             self.note_misuse("a frame ends elsewhere than its pickle")
         self.pickle.root = self.stack.pop()
-        self.check_kept((self.pickle.root,))
+        if self.pushed_functions:
+            self._note_stored()
         self.pickle.end = self.position
         return self.pickle
+
+    def _note_stored(self) -> None:
+        """Note the functions and classes that are stored in the object, or in objects of unknown classes.
+
+        The arguments of a constructor are no places of storage: its row has said what they may be.
+        """
+        pending, seen = [self.pickle.root, *self._objects], set[int]()
+        while pending:
+            node = pending.pop()
+            if isinstance(node, Global):
+                if id(node) in self.functions and node not in self.pickle.unknown:
+                    if node in EXACT_ONLY:
+                        self.note_misuse(f"{node} is stored instead of called")
+                    self.pickle.unknown[node] = "stores"
+                continue
+            parts = children(node)
+            if parts is None or id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, Call):
+                args = node.args if node.kind == OPAQUE else [a for a in node.args if type(a) is not Global]
+                parts = [
+                    *args,
+                    node.kwargs,
+                    node.state,
+                    *node.items,
+                    *(part for pair in node.pairs for part in pair),
+                ]
+            pending.extend(parts)
 
 
 def _maker(function: object) -> str:

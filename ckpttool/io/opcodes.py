@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.io.pickle_nodes import ENTRY, Call, Global, Payload, Persistent
-from ckpttool.io.trust import NEVER_AN_ARGUMENT
 
 if TYPE_CHECKING:
     from ckpttool.io.interpreter import Interpreter
@@ -170,7 +169,9 @@ _bytes8 = _string_opcode(0x96, U8, "bytes")
 @_opcode(0x96)
 def _bytearray8(vm: Interpreter) -> None:
     _bytes8(vm)
-    vm.push(Call(_BYTEARRAY, (vm.stack.pop(),)))
+    made = Call(_BYTEARRAY, (vm.stack.pop(),))
+    made.kind = "bytearray"
+    vm.push(made)
 
 
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)
@@ -228,8 +229,6 @@ def _tuple_of(code: int, length: int) -> None:
             raise vm.damage(f"a tuple of {length} from a stack of {len(stack)}")
         items = tuple(stack[-length:])
         del stack[-length:]
-        if vm.callers:
-            vm.check_kept(items, NEVER_AN_ARGUMENT)
         vm.push(items)
 
     TABLE[code] = push
@@ -249,7 +248,7 @@ def _mark(vm: Interpreter) -> None:
 
 @_opcode(0x74)  # t
 def _tuple(vm: Interpreter) -> None:
-    vm.push(tuple(vm.pop_to_mark(NEVER_AN_ARGUMENT)))
+    vm.push(tuple(vm.pop_to_mark()))
 
 
 @_opcode(0x6C)  # l
@@ -272,7 +271,6 @@ def _frozenset(vm: Interpreter) -> None:
 @_opcode(0x61)  # a
 def _append(vm: Interpreter) -> None:
     item = vm.stack.pop()
-    vm.check_kept((item,))
     vm.extend(vm.stack[-1], [item])
 
 
@@ -288,7 +286,6 @@ TABLE[0x90] = _appends  # ADDITEMS, for sets
 @_opcode(0x73)  # s
 def _setitem(vm: Interpreter) -> None:
     value, key = vm.stack.pop(), vm.stack.pop()
-    vm.check_kept((value, key))
     vm.set_items(vm.stack[-1], ((key, value),))
 
 
@@ -328,6 +325,7 @@ def _pop_mark(vm: Interpreter) -> None:
 
 @_opcode(0x32)  # 2
 def _dup(vm: Interpreter) -> None:
+    vm.pushed_functions += id(vm.stack[-1]) in vm.functions
     vm.stack.append(vm.stack[-1])
 
 
@@ -362,9 +360,9 @@ def _memoize(vm: Interpreter) -> None:
 
 @_opcode(0x68)  # h
 def _binget(vm: Interpreter) -> None:
-    # `recall`, written out for what is not None: every tenth opcode is this one.
+    # `recall`, written out for most: every tenth opcode is this one.
     node = vm.memo.get(vm.data[vm.at])
-    if node is None:
+    if node is None or type(node) is Global:
         vm.recall(vm.byte())
     else:
         vm.at += 1
@@ -442,14 +440,12 @@ def _newobj_ex(vm: Interpreter) -> None:
 @_opcode(0x62)  # b
 def _build(vm: Interpreter) -> None:
     state = vm.stack.pop()
-    vm.check_kept((state,))
     vm.set_state(vm.stack[-1], state)
 
 
 @_opcode(0x51)  # Q
 def _binpersid(vm: Interpreter) -> None:
     persistent_id = vm.stack.pop()
-    vm.check_kept((persistent_id,))
     vm.push(Persistent(persistent_id))
 
 

@@ -40,9 +40,10 @@ class Call:
         items: What would be appended to the result, or added.
         pairs: What would be set by key.
         is_new: Whether the class's ``__new__`` would be called, and not the class, which runs ``__init__``.
+        kind: The kind of data that it makes, as ``constructors.evaluate`` found it; empty before.
     """
 
-    __slots__ = ("args", "function", "is_new", "items", "kwargs", "pairs", "state")
+    __slots__ = ("args", "function", "is_new", "items", "kind", "kwargs", "pairs", "state")
 
     def __init__(self, function: object, args: tuple[Any, ...], kwargs: object = None) -> None:
         self.function = function
@@ -52,6 +53,7 @@ class Call:
         self.items: list[Any] = []
         self.pairs: list[tuple[Any, Any]] = []
         self.is_new = False
+        self.kind = ""
 
     def is_of(self, module: str, name: str) -> bool:
         """Tell whether the called function has this name."""
@@ -155,8 +157,8 @@ class Pickle:
         root: The object.
         end: Offset behind STOP, in the pickle's source.
         names: Every name that would be imported, with the offset where it first was.
-        unsafe: Calls of what is not on the list, or with arguments that it should not have, with offsets.
-        unknown: Every name with whose calls nobody knows what would run, with the offset where it last was.
+        unsafe: Calls of dangerous functions, or of constructors that are given one, with offsets.
+        unknown: Names that are called or stored, and whose own code would then run: the verb that says how.
         stored: Calls that load a storage out of the bytes that they are given.
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
@@ -167,7 +169,7 @@ class Pickle:
     end: int = 0
     names: dict[Global, int] = field(default_factory=dict)
     unsafe: list[tuple[int, Call]] = field(default_factory=list)
-    unknown: dict[Global, int] = field(default_factory=dict)
+    unknown: dict[Global, str] = field(default_factory=dict)
     stored: list[Call] = field(default_factory=list)
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
@@ -203,7 +205,9 @@ def rebuild(node: Any, parts: Sequence[Any]) -> Any:
         function, args, kwargs, state, *rest = parts
         items, keys_and_values = rest[: len(node.items)], rest[len(node.items) :]
         pairs = zip(keys_and_values[::2], keys_and_values[1::2], strict=True)
-        return make_call(function, args, kwargs, state, items, pairs, is_new=node.is_new)
+        made = make_call(function, args, kwargs, state, items, pairs, is_new=node.is_new)
+        made.kind = node.kind
+        return made
     if isinstance(node, dict):
         count = len(node)
         pairs = zip(parts[:count], parts[count : 2 * count], strict=True)

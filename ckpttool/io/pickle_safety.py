@@ -12,9 +12,10 @@ from typing import NamedTuple
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, error, warning
+from ckpttool.io.constructors import is_constructor
 from ckpttool.io.interpreter import Interpreter, PickleBudget
 from ckpttool.io.pickle_nodes import Call, Global, Payload, Pickle
-from ckpttool.io.trust import UNVETTED, Trust, kind_of, modern, stranger
+from ckpttool.io.trust import Trust, is_object, modern, stranger, value_kind
 
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
@@ -93,34 +94,48 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
         # Without a name or a protocol it could be anything, and names in it chance.
         is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
         behind = _names_after_break(interpreter.source, interpreter.position, end) if is_pickle else ()
-        dangerous = (name for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
-        found = (_judge_name(name, where) for name in islice(dangerous, _MAX_NAMES))
-        failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
+        names = (Global(*modern(*name)) for name in behind)
+        dangerous = (name for name in names if _import_trust(name) is Trust.DANGEROUS)
+        found = (_dangerous_import(name, where) for name in islice(dangerous, _MAX_NAMES))
+        failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *found)))
         raise
 
 
 def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
-    """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
-    functions = (call.function for _, call in pickle.unsafe)
-    called = dict.fromkeys(name for name in functions if _import_trust(name) is not Trust.DANGEROUS)
-    findings = [
-        found
-        for name in pickle.names
-        if name not in called and (found := _judge_name((name.module, name.name), where))
-    ]
-    for name in called:
-        how = "" if _import_trust(name) is Trust.KNOWN else " with arguments that it should not have"
-        findings.append(error("unsafe-call", f"loading it would call {name}{how}", where))
-    for name in pickle.unknown:
-        if name not in called and _import_trust(name) is Trust.PLAIN:
-            message = f"loading it would call {name} with what is not known to be harmless"
-            findings.append(warning("unknown-class", message, where))
+    """Return an error for all that is known to be dangerous, a warning for all code of which nobody knows."""
+    findings: dict[Finding, None] = {}
+    misfits: dict[Finding, None] = {}
+    called = {call.function for _, call in pickle.unsafe if isinstance(call.function, Global)}
+    for name in pickle.names:
+        meaning = _import_trust(name)
+        if meaning is Trust.DANGEROUS:
+            findings[_dangerous_import(name, where)] = None
+        elif name in called:
+            how = "" if meaning is Trust.KNOWN else " with arguments that it should not have"
+            findings[error("unsafe-call", f"loading it would call {name}{how}", where)] = None
+        elif pickle.unknown.get(name, "stores") != "stores" and is_constructor(name):
+            message = f"loading it calls {name} with arguments that are not known to be harmless"
+            misfits[warning("unknown-class", message, where)] = None
+        elif name in pickle.unknown or meaning is not Trust.PLAIN:
+            verb = pickle.unknown.get(name, "imports")
+            message = f"loading it {verb} {name}: {_CODE[verb]}"
+            findings[warning("unknown-class", message, where)] = None
     if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
-        findings.append(error("unsafe-call", "loading it would load bytes that hold no mere storage", where))
+        found = error("unsafe-call", "loading it would load bytes that hold no mere storage", where)
+        findings[found] = None
     for position, sentence in pickle.misuse:
         place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
-        findings.append(error("unsafe-pickle", f"{sentence}, which no honest pickle does", place))
-    return tuple(dict.fromkeys(findings))
+        findings[error("unsafe-pickle", f"{sentence}, which no honest pickle does", place)] = None
+    # The arguments are what is unknown, where something else is.
+    return tuple(findings or misfits)
+
+
+_CODE = {
+    "creates": "code of the class runs",
+    "calls": "its code runs",
+    "stores": "it is a function or class, whose code may run",
+    "imports": "code of its module runs",
+}
 
 
 @contextmanager
@@ -133,23 +148,16 @@ def attach_safety(safety: Iterable[Finding]) -> Iterator[None]:
         raise
 
 
-def _judge_name(name: tuple[str, str], where: str | None) -> Finding | None:
-    module, attribute = modern(*name)
-    meaning = _import_trust(Global(module, attribute))
-    if meaning is Trust.PLAIN:
-        return None
-    message = f"loading it would import {module}.{attribute}"
-    if meaning is Trust.DANGEROUS:
-        return error("unsafe-import", message, where)
-    return warning("unknown-class", f"{message}, which is not known to be harmless", where)
+def _dangerous_import(name: Global, where: str | None) -> Finding:
+    return error("unsafe-import", f"loading it would import {name}", where)
 
 
-def _import_trust(name: object) -> Trust:
+def _import_trust(name: Global) -> Trust:
     """Return what it means that loading imports a name, whatever is done with it then."""
-    if not isinstance(name, Global):
-        return Trust.DANGEROUS
-    is_stranger = kind_of(name.module, name.name) in (None, UNVETTED)
-    return stranger(name.module, name.name) if is_stranger else Trust.PLAIN
+    is_listed = (
+        is_constructor(name) or value_kind(name.module, name.name) or is_object(name.module, name.name)
+    )
+    return Trust.PLAIN if is_listed else stranger(name.module, name.name)
 
 
 # Storages within pickles --------------------------------------------------------------------------------

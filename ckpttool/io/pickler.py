@@ -20,7 +20,7 @@ from typing import Any
 
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
-from ckpttool.io.calls import is_plain
+from ckpttool.io.constructors import is_plain
 from ckpttool.io.pickle_nodes import (
     FROM_TYPE,
     MAPPINGS,

@@ -1,7 +1,7 @@
-"""What a pickle's global means: plain data, code that a pickle has no business with, or nobody knows.
+"""What a global of a pickle means: a value, an object of known classes, or what nobody should load.
 
-The lists lie beside this module in ``names/``, ``#`` starting a comment. ``allowed.txt`` is the only one that
-makes anything safe; the others tell what is known to be dangerous from what nobody knows.
+The lists lie beside this module in ``names/``, ``#`` starting a comment. Only ``values.txt`` and
+``constructors.txt`` make anything safe; the others tell what is known to be dangerous from what is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Trust(enum.Enum):
     """What a name, or a call, of a pickle means to whoever loads it."""
 
     PLAIN = "plain"
-    """It is on the list: data, whatever the pickle does with it."""
+    """Data, whatever the pickle does with it."""
 
     UNKNOWN = "unknown"
     """Nobody knows it: ``__main__``, or the user's own."""
@@ -32,17 +32,7 @@ class Trust(enum.Enum):
     """Another name of the standard library, or one that is shaped to reach behind what it names."""
 
 
-CALLED_ONLY = frozenset(
-    {"eval", "attribute", "instance", "latin1", "none_type", "partial", "reconstructor", "storage_bytes"}
-)
-"""The kinds of names that honest pickles call, with the very arguments of these calls, and never keep."""
-UNVETTED = "unvetted"
-"""The kind of names of packages that honest pickles call with data, and at whose code nobody looked."""
-NEVER_AN_ARGUMENT = CALLED_ONLY - {"instance"}
-"""Those that no tuple of arguments holds, as that of ``_reconstructor`` holds a class."""
-
 _NAMES = Path(__file__).with_name("names")
-_EVERY_NAME, _AND_BELOW = "*", ".*"
 _SCRIPTS = frozenset({"__main__", "__mp_main__"})
 _OWN_ROOTS = _SCRIPTS | {"__torch__"}
 """Modules of the user's whose names have underscores: scripts, and what TorchScript makes of classes."""
@@ -66,40 +56,30 @@ def modern(module: str, name: str) -> Global:
 
 
 def trust(module: str, name: str) -> Trust:
-    """Return what the global `name` of `module` means where it is kept as data; any text will do.
+    """Return what the global `name` of `module` means where it is stored as data; any text will do.
 
-    What it means to call it depends on the arguments: see ``calls.judge``.
+    What it means to call it depends on the arguments: see ``constructors.evaluate``.
     """
     module, name = modern(module, name)
-    kind = kind_of(module, name)
-    if kind in CALLED_ONLY:
-        return Trust.DANGEROUS
-    return stranger(module, name) if kind in (None, UNVETTED) else Trust.PLAIN
-
-
-def is_made(module: str, name: str) -> bool:
-    """Tell whether an object that `name` makes may be carried elsewhere, its arguments permitting."""
-    kind = kind_of(module, name)
-    return kind not in (None, UNVETTED) and kind not in NEVER_AN_ARGUMENT
+    return Trust.PLAIN if value_kind(module, name) is not None else stranger(module, name)
 
 
 @lru_cache(1 << 12)
-def kind_of(module: str, name: str) -> str | None:
-    """Return the kind under which a global, in Python 3's spelling, stands on the list, or None."""
-    exact, families = _allowed()
-    kind = exact.get((module, name))
-    if kind is not None or not _is_plain(name):
-        return kind
-    for family, found in families:
-        if module == family or (family.endswith(_AND_BELOW) and _lies_below(module, family)):
-            is_class = name.lstrip("_")[:1].isupper()
-            return found if is_class or found == "name" else None
-    return None
+def value_kind(module: str, name: str) -> str | None:
+    """Return the kind of data that a global is wherever it is stored, or None."""
+    return _values().get((module, name))
+
+
+def is_object(module: str, name: str) -> bool:
+    """Tell whether honest pickles are known to call a global whose own code then runs."""
+    return (module, name) in _objects()
 
 
 @lru_cache(1 << 12)
 def stranger(module: str, name: str) -> Trust:
-    """Return what a global that is not on the list means."""
+    """Return what a global that is neither a value nor a constructor means."""
+    if (module, name) in _objects():
+        return Trust.KNOWN
     package = module.partition(".")[0]
     reaches = "." in name and (
         module in _SCRIPTS or any(part in _standard_library() for part in name.split("."))
@@ -123,61 +103,39 @@ def is_dunder(name: str) -> bool:
     return len(name) > 4 and name.startswith("__") and name.endswith("__")
 
 
-def _is_plain(name: str) -> bool:
-    """Tell whether a name may stand for itself in a whole family of names."""
-    return (
-        name.isidentifier()
-        and name.isascii()
-        and not _has_dunder("", name)
-        and name not in _standard_library()
-    )
-
-
-def _lies_below(module: str, family: str) -> bool:
-    above = family.removesuffix(_AND_BELOW)
-    return module == above or (
-        module.startswith(f"{above}.") and all(map(_is_plain_part, module[len(above) + 1 :].split(".")))
-    )
-
-
-def _is_plain_part(part: str) -> bool:
-    """Tell whether a part of a module's path is one: packages spell them in lower case."""
-    return part.isidentifier() and part.isascii() and part.islower() and not _has_dunder("", part)
+@cache
+def _values() -> dict[Global, str]:
+    rows = (line.split() for line in lines("values.txt"))
+    return {(module, name): kind for kind, module, *names in rows for name in names}
 
 
 @cache
-def _allowed() -> tuple[dict[Global, str], list[tuple[str, str]]]:
-    """Return the kinds of names, and those of families of modules."""
-    exact: dict[Global, str] = {}
-    families: list[tuple[str, str]] = []
-    for row in _lines("allowed.txt"):
-        kind, module, *names = row.split()
-        if names == [_EVERY_NAME]:
-            families.append((module, kind))
-        else:
-            for name in names:
-                exact.setdefault((module, name), kind)
-    return exact, families
+def _objects() -> frozenset[Global]:
+    return _globals_in("objects.txt")
 
 
 @cache
 def admitted_by_weights_only() -> frozenset[Global]:
     """Return the globals that ``torch.load(weights_only=True)`` admits unless it is told of more."""
-    rows = (row.split() for row in _lines("weights_only.txt"))
+    return _globals_in("weights_only.txt")
+
+
+def _globals_in(file: str) -> frozenset[Global]:
+    rows = (line.split() for line in lines(file))
     return frozenset((module, name) for module, *names in rows for name in names)
 
 
 @cache
 def _standard_library() -> frozenset[str]:
-    return frozenset(_lines("stdlib.txt"))
+    return frozenset(lines("stdlib.txt"))
 
 
 @cache
 def _packages() -> frozenset[str]:
-    return frozenset(_lines("packages.txt"))
+    return frozenset(lines("packages.txt"))
 
 
-def _lines(file: str) -> list[str]:
+def lines(file: str) -> list[str]:
     """Return a list's entries, without comments and empty lines."""
     text = (_NAMES / file).read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line and not line.startswith("#")]

@@ -33,8 +33,10 @@ class Prediction(AbstractContextManager["Prediction"]):
         self.refusal: str | None = None
         if has_errors(checkpoint.findings):
             self.refusal = "its structure is damaged"
-        elif has_errors(checkpoint.safety) and not request.trust:
-            self.refusal = "loading it could run code that came with it (--trust loads it all the same)"
+        elif checkpoint.safety and not request.trust:
+            self.refusal = (
+                "it isn't known to be safe: loading it could run code (--trust loads it all the same)"
+            )
         else:
             try:
                 self._job = job_for(checkpoint, request)

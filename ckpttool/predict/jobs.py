@@ -247,7 +247,7 @@ def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRe
         with open_checkpoint(beside) as state:
             if has_errors(state.findings):
                 raise NotPredictable(f"{name} is damaged")
-            if has_errors(state.safety) and not request.trust:
+            if state.safety and not request.trust:
                 raise NotPredictable(f"loading {name} could run code: --trust allows it")
     except CheckpointError as failure:
         raise NotPredictable(f"{name} can't be read: {failure.reason}") from failure

@@ -56,10 +56,13 @@ def test_a_ranks_file_has_its_part_and_says_where_it_lies() -> None:
 @pytest.mark.parametrize(
     "path", sorted(RANKS.glob("*/*.pt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_a_ranks_file_is_read_whole_and_safe(path: Path) -> None:
+def test_a_ranks_file_is_read_whole_and_raises_no_alarm(path: Path) -> None:
     verification = verify(path, jobs=1)
-    assert verification.safety is Safety.SAFE, verification.findings
-    assert {finding.code for finding in verification.findings} <= {"rank-alone", "dtensor-partial"}
+    # Distributed tensors are objects of classes, whose code runs on loading.
+    has_tensors = not path.name.startswith("extra_state")
+    assert verification.safety is (Safety.UNKNOWN if has_tensors else Safety.SAFE), verification.findings
+    codes = {finding.code for finding in verification.findings}
+    assert codes <= {"rank-alone", "dtensor-partial", "unknown-class"}
     assert {check.status.value for check in verification.checks if check.name == "values"} == {"passed"} or (
         path.parent.name == "partial-2"
     )
@@ -99,7 +102,8 @@ def test_inspect_shows_the_part_and_the_whole(run: Run) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_nothing_is_found_in_what_the_ranks_wrote(name: str) -> None:
     verification = verify(RANKS / name, jobs=1)
-    assert (verification.is_valid, verification.safety, verification.findings) == (True, Safety.SAFE, ())
+    assert (verification.is_valid, verification.safety) == (True, Safety.UNKNOWN)
+    assert {finding.code for finding in verification.findings} == {"unknown-class"}
     assert paths_in(RANKS / name) == [RANKS / name]
 
 
@@ -179,7 +183,7 @@ def test_what_is_converted_is_equal(tmp_path: Path, target: str, run: Run) -> No
 def test_a_nan_in_any_rank_is_found(tmp_path: Path) -> None:
     ranks = copied("verl-2", tmp_path)
     poisoned(ranks / MODEL, "0.weight")
-    found = verify(ranks, jobs=1).findings
+    found = [one for one in verify(ranks, jobs=1).findings if one.code != "unknown-class"]
     assert [(one.code, one.where, one.message) for one in found] == [
         ("nan", "model.0.weight", "1 of 30 values are NaN")
     ]
@@ -190,6 +194,7 @@ def test_a_nan_in_a_copy_is_found(tmp_path: Path) -> None:
     ranks = copied("meshes-4", tmp_path)
     poisoned(ranks / "model_world_size_4_rank_2.pt", "copies")
     found = {one.code: one.where for one in verify(ranks, jobs=1).findings}
+    del found["unknown-class"]
     assert found == {"replica-differs": "model_world_size_4_rank_2.pt", "nan": "rank_2.copies"}
 
 

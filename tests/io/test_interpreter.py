@@ -273,7 +273,7 @@ def test_the_result_of_a_call_is_told_without_its_address() -> None:
 
 
 def test_misuse_is_told_a_few_times() -> None:
-    assert len(misuse(b"\x80\2cbuiltins\neval\nq\0]" + b"h\0a" * 1000 + b".")) == 100
+    assert len(misuse(b"\x80\2N" + b"}b" * 1000 + b".")) == 100
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,9 @@ def test_misuse_is_told_a_few_times() -> None:
     [
         b"cargparse\nNamespace\nq\0}(" + b"".join(b"J%bN" % struct.pack("<i", key) for key in range(50_000))
         + b"uq\1](" + b"h\0)\x81h\1b" * 2000 + b"e.",
-        b"ctorch\nSize\nq\0](" + b"]" * 50_000 + b"eq\1" + b"h\0h\1\x85R0" * 2000 + b".",
         b"ccollections\ndeque\nq\0](" + b"]" * 50_000 + b"eq\1" + b"h\0h\1\x85R0" * 2000 + b".",
     ],
-    ids=["states", "arguments", "items"],
+    ids=["states", "items"],
 )  # fmt: skip
 def test_what_is_shared_is_not_searched_at_will(opcodes: bytes) -> None:
     with pytest.raises(LimitExceeded, match="bytes of memory for what a pickle makes"):

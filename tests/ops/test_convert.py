@@ -515,7 +515,7 @@ NEEDS_TRUST = {
     "default": (defaultdict(list, a=[1]), {"builtins.list", "collections.defaultdict"}),
     "frozen": (frozenset({1}), {"builtins.frozenset"}),
     "path": (Path("a"), {"pathlib.PosixPath"}),
-    "module": ([torch.nn.functional.relu], {"torch.nn.functional.relu"}),
+    "type": ([dict], {"builtins.dict"}),
 }
 
 

@@ -1,4 +1,4 @@
-"""Honest files are called safe, each of them: a false alarm teaches people not to look."""
+"""Honest files raise no alarm: plain data is safe, and objects of classes are unknown."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from tests.security.honest import partial_values, write
 from tests.security.test_hostile_corpus import lines
 from tests.support.commands import run_redirected
 
+OBJECTS = {"module", "modules", "optimizers", "schedulers", "scaler", "attributes", "initialisers"} | {
+    "rng", "generators", "masked", "records",
+}  # fmt: skip
+"""The honest files that hold objects of classes, or functions: code of PyTorch or NumPy runs on loading."""
+
 
 @pytest.mark.framework
 def test_no_honest_file_raises_an_alarm(tmp_path: Path) -> None:
@@ -19,7 +24,8 @@ def test_no_honest_file_raises_an_alarm(tmp_path: Path) -> None:
     for path in write(tmp_path / "honest"):
         _, out, err = run_redirected("verify", "--json", path)
         found = json.loads(out)["checkpoints"] if out else [err]
-        if [one["safety"] for one in found if isinstance(one, dict)] != ["safe"]:
+        expected = "unknown" if path.name.partition("-")[0] in OBJECTS else "safe"
+        if [one["safety"] for one in found if isinstance(one, dict)] != [expected]:
             wrong.append(f"{path.name}: {found}"[:300])
     assert not wrong, lines(wrong)
 

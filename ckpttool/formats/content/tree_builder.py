@@ -15,7 +15,7 @@ from ckpttool.core.values import Contiguous, Strided
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import NodeParts, fold, members
-from ckpttool.io.calls import is_plain
+from ckpttool.io.constructors import is_plain
 from ckpttool.io.pickle_nodes import (
     ATOMS,
     FROM_TYPE,

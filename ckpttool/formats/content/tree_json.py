@@ -19,7 +19,7 @@ from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold
-from ckpttool.io.calls import is_plain
+from ckpttool.io.constructors import EXACT_ONLY, is_constructor, is_plain
 from ckpttool.io.pickle_nodes import (
     MAPPINGS,
     NDARRAY,
@@ -35,7 +35,7 @@ from ckpttool.io.pickle_nodes import (
     views_memory,
 )
 from ckpttool.io.pickler import is_rewritten
-from ckpttool.io.trust import Trust, is_made, trust
+from ckpttool.io.trust import Trust, trust
 
 MAX_NESTED = 40
 """How deep JSON gets before a part of it becomes an entry of its own."""
@@ -286,7 +286,7 @@ class _Decoding:
         function = Global(*_name_parts(name))
         if function == NOTHING and len(form) == 1:
             return NodeParts([], lambda done: Call(NOTHING, ()))
-        if function not in _OWN and not is_made(function.module, function.name):
+        if function not in _OWN and (function in EXACT_ONLY or not is_constructor(function)):
             raise ValueError(f"a call of {function}, which is not known to be harmless")
         pairs = _flat(form.get("pairs", []))
         parts = [_require_type(list, form.get(key, [])) for key in ("args", "items")]

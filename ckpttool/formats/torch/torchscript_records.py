@@ -113,7 +113,7 @@ class _ArchivePickles:
         if name not in self._roots:
             pickle = self._interpret(name).pickles[0]
             self._roots[name] = pickle.root
-            self._defined |= _own_names(pickle).names.keys()
+            self._defined |= set(filter(_is_own, pickle.names))
         return self._roots[name]
 
     def judge_others(self, is_storage: Callable[[str], bool]) -> None:
@@ -141,9 +141,8 @@ class _ArchivePickles:
         self._read.add(name)
         judged = self._records.judged_pickle(name)
         member = self._records.by_name[name]
-        # A class that the archive's own code defines is looked up there, and runs nothing of Python's.
-        inert = {finding for pickle in judged.pickles for finding in judge(_own_names(pickle), member.name)}
-        self.safety |= dict.fromkeys(finding for finding in judged.safety if finding not in inert)
+        for pickle in judged.pickles:
+            self.safety |= dict.fromkeys(judge(_without_own_names(pickle), member.name))
         names = (f"{name.module}.{name.name}" for pickle in judged.pickles for name in pickle.names)
         classes = [name.removeprefix(CLASSES) for name in names if name.startswith(CLASSES)]
         self.safety |= dict.fromkeys(judge_classes(classes, member.name))
@@ -154,10 +153,15 @@ class _ArchivePickles:
         return judged
 
 
-def _own_names(pickle: Pickle) -> Pickle:
-    """Return the names of a pickle alone that the archive's own code defines."""
-    names = {name: at for name, at in pickle.names.items() if name.module.partition(".")[0] == _OWN_PREFIX}
-    return Pickle(names=names)
+def _is_own(name: Global) -> bool:
+    """Tell whether a name is that of a class which the archive's own code defines."""
+    return name.module.partition(".")[0] == _OWN_PREFIX
+
+
+def _without_own_names(pickle: Pickle) -> Pickle:
+    """Return a pickle without the archive's own classes, which the loader finds in the archive's code."""
+    names = {name: at for name, at in pickle.names.items() if not _is_own(name)}
+    return replace(pickle, names=names)
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -166,9 +170,7 @@ def _own_names(pickle: Pickle) -> Pickle:
 def _own_class(node: object) -> Global | None:
     """Return the class of an object that the archive's own code defines, or None of any other node."""
     function = node.function if isinstance(node, Call) else None
-    if isinstance(function, Global) and function.module.partition(".")[0] == _OWN_PREFIX:
-        return function
-    return None
+    return function if isinstance(function, Global) and _is_own(function) else None
 
 
 def _unwrap(node: object) -> object:

@@ -1,97 +1,23 @@
-"""Which states of objects are plain data: what BUILD sets, and what it may be set on.
+"""Checks the states of NumPy's types, which say where in memory elements lie and which of them are pointers.
 
-A state is attributes, or what ``__setstate__`` takes. Attributes with two underscores on each side steer what
-Python, NumPy and PyTorch do with an object. The state of a NumPy dtype says where in memory its elements lie
-and which of them are pointers, and NumPy believes it.
+NumPy believes such a state. It is plain only if it says of the type what the type's name says.
 
-Source: CPython ``Lib/pickle.py`` (``load_build``); NumPy ``numpy/_core/src/multiarray/descriptor.c``
-(``arraydescr_reduce``, ``arraydescr_setstate``).
+Source: NumPy ``numpy/_core/src/multiarray/descriptor.c`` (``arraydescr_reduce``, ``arraydescr_setstate``).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent
-from ckpttool.io.trust import is_dunder, kind_of
+from ckpttool.io.pickle_nodes import Call, Global
 
-Charge = Callable[[int], None]
-"""Told what a search costs, in bytes of the budget for what is made: what is shared is searched again."""
-_COST_OF_AN_ATTRIBUTE, _FIELD_IN_ATTRIBUTES = 80, 5
-
-_STATELESS = frozenset(
-    {"attribute", "constant", "elements", "eval", "from_array", "latin1", "none_type", "storage_bytes"}
-    | {"name", "same", "subclass", "tensor", "value", "with_state"}
-)
-"""The kinds of calls that give something shared, or something that honest pickles set no state on."""
-
-_ATTRIBUTES = frozenset(
-    {"__deprecated_keys__", "__immutable__", "__new_allowed__", "__renamed_keys__"}  # yacs
-    | {"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"}
-)
-"""The attributes with two underscores on each side that honest objects have, and nobody calls."""
+KINDS = ("dtype", "object-dtype", "open-dtype")
+"""The kinds of types: of plain elements, with pointers to objects, and with a state still to come."""
 
 _DTYPE = Global("numpy", "dtype")
-
-
-def free(nbytes: int) -> None:
-    """Charge nothing."""
-
-
-def called_kind(call: Call) -> str | None:
-    """Return the kind under which what a call calls stands on the list, or None."""
-    function = call.function
-    return kind_of(function.module, function.name) if isinstance(function, Global) else None
-
-
-def fits(call: Call, state: object, charge: Charge = free) -> bool:
-    """Tell whether a state may be set on what a call of a listed function makes."""
-    kind = called_kind(call)
-    if kind is None:
-        return True  # nobody knows it, or the call itself is a finding
-    if kind in _STATELESS:
-        return False
-    if isinstance(state, Call | Persistent | Global):
-        return False  # its attributes are another object's
-    if call.function == _DTYPE:
-        charge(_FIELD_IN_ATTRIBUTES * _cost(state))
-        return _matches_type(call, state)
-    if isinstance(state, tuple) and any(map(is_open_dtype, state)):
-        return False
-    return has_plain_attributes(state, charge)
-
-
-def has_plain_attributes(state: object, charge: Charge = free) -> bool:
-    """Tell whether the attributes in a state steer nothing."""
-    charge(_cost(state))
-    return all(map(_is_plain_attribute, _attributes(state)))
-
-
-def _cost(state: object) -> int:
-    parts = state if isinstance(state, tuple) else (state,)
-    return _COST_OF_AN_ATTRIBUTE * sum(len(part) for part in parts if isinstance(part, dict))
-
-
-def _attributes(state: object) -> Iterator[object]:
-    """Yield the names of attributes: those in ``__dict__`` and, of a pair, those in slots."""
-    for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
-        if isinstance(part, dict):
-            yield from part
-        elif isinstance(part, Persistent) or (isinstance(part, Call) and called_kind(part) != "random"):
-            yield part  # what it gives may be a dictionary
-
-
-def _is_plain_attribute(name: object) -> bool:
-    if isinstance(name, Call | Persistent | Payload):
-        return False  # it may spell any name
-    return not isinstance(name, str) or not is_dunder(name) or name in _ATTRIBUTES
-
-
-# NumPy's types ------------------------------------------------------------------------------------------
-
+_TYPECODE = re.compile(r"[<>=|]?[?biufcSVUOmM]\d{0,9}")
 _NAMED_TYPE = re.compile(r"([biufcSVUOmM])(\d{1,9})")
 _USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
 """The sizes of the types of ml_dtypes, in bytes; the others take one."""
@@ -104,18 +30,28 @@ _POINTER_BYTES = 8
 _MAX_AXES = 64
 
 
-def is_open_dtype(node: object) -> bool:
-    """Tell whether a node is a NumPy type whose state, which says what its bytes mean, is still to come."""
-    return (
-        isinstance(node, Call)
-        and node.function == _DTYPE
-        and node.state is None
-        and _named_type(node) is None
-    )
+def is_typecode(node: object) -> bool:
+    """Tell whether a node is the text of one type, such as ``<f4``; others describe structures."""
+    return isinstance(node, str) and _TYPECODE.fullmatch(node) is not None
+
+
+def kind_without_state(call: Call) -> str:
+    """Return the kind of a type that no state was set on."""
+    if call.function != _DTYPE:
+        return "dtype"
+    named = _named_type(call)
+    return "open-dtype" if named is None else "object-dtype" if named[0] == "O" else "dtype"
+
+
+def kind_of_state(call: Call, state: object) -> str:
+    """Return the kind of a type with a state that matches it."""
+    known, numbers = _type_of(call), _size_alignment_flags(state)
+    has_pointers = (known is not None and known[0] == "O") or (numbers is not None and numbers[2] & _POINTERS)
+    return "object-dtype" if has_pointers else "dtype"
 
 
 def fields_of(call: Call) -> object:
-    """Return the dictionary that a NumPy type takes for its fields as it is, or None."""
+    """Return the dictionary that a type takes for its fields as it is, or None."""
     is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
     return call.state[4] if is_described else None
 
@@ -144,7 +80,7 @@ def _type_of(dtype: Call) -> tuple[str, int] | None:
     return None
 
 
-def _matches_type(dtype: Call, state: object) -> bool:
+def matches_state(dtype: Call, state: object) -> bool:
     """Tell whether the state of a NumPy type says what its name says: sizes, and where pointers lie."""
     known, numbers = _type_of(dtype), _size_alignment_flags(state)
     if known is None or numbers is None:
@@ -208,7 +144,7 @@ def _subarray(base: object) -> Part | None:
 
 def _part(dtype: object, offset: int = 0) -> Part | None:
     """Return a type as a part of another; its own state was judged before."""
-    if not isinstance(dtype, Call) or dtype.function != _DTYPE or is_open_dtype(dtype):
+    if not isinstance(dtype, Call) or dtype.kind not in KINDS[:2]:
         return None
     known, numbers = _type_of(dtype), _size_alignment_flags(dtype.state)
     if known is None or (numbers is None and dtype.state is not None):

@@ -1,0 +1,553 @@
+"""Evaluates the calls of a pickle in a closed type system: which of them make plain data.
+
+Each constructor that a safe pickle may call is a row of ``names/constructors.txt``, with the kinds of its
+arguments and the kind of its result. There is no kind for a function, a class instance or a stored name, so
+that no row can be made to call anything. A pickle that makes one of these is not safe, whatever it does with
+it; hence a row looks at its own arguments alone, and never into what they hold.
+
+Source: CPython ``Lib/pickle.py``, ``Lib/copyreg.py``; NumPy ``numpy/_core/_internal.py``; PyTorch
+``torch/_utils.py``, ``torch/_tensor.py``, ``torch/_weights_only_unpickler.py``; Paddle
+``python/paddle/framework/io.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from ckpttool.core.tensor import Tensor
+from ckpttool.io import numpy_types
+from ckpttool.io.pickle_nodes import Call, Global, Mapped, Payload, Persistent
+from ckpttool.io.trust import Trust, is_dunder, is_object, lines, stranger, value_kind
+
+OPAQUE = "opaque"
+"""The kind of everything that is not plain data: instances of classes, functions, stored names."""
+
+_KIND_OF_TYPE: dict[type, str] = {
+    type(None): "none",
+    **{kind: kind.__name__ for kind in (bool, int, float, complex, bytes, bytearray)},
+    **{kind: kind.__name__ for kind in (list, tuple, dict, set, frozenset)},
+    str: "text",
+    Tensor: "tensor",
+}
+_KIND_OF_MAPPED = {"OrderedDict": "ordered-dict", "defaultdict": "default-dict", "Counter": "counter"}
+_GROUPS = {
+    "real": ("bool", "int", "float"),
+    "scalar": ("none", "bool", "int", "float", "text"),
+    "sequence": ("list", "tuple", "set", "frozenset"),
+    "any-tensor": ("tensor", "view", "meta-tensor", "parameter"),
+    "fixed-dtype": ("dtype",),
+}
+_MADE_BY_INIT = frozenset(
+    {"list", "set", "dict", "ordered-dict", "counter", "default-dict", "deque", "bytearray", "attribute-dict"}
+)
+"""Kinds whose ``__new__`` ignores its arguments."""
+_MAX_AXES, _MAX_INT64 = 64, (1 << 63) - 1
+_INT = frozenset({int})
+_MOST_PACKED = 4  # quint2x4 has four elements in one of its storage
+
+# Conditions on arguments ------------------------------------------------------------------------------
+
+_DECIMAL = re.compile(
+    r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})(E[+-]?\d{1,4})?|[+-]?(Infinity|s?NaN)", re.I
+)
+_FRACTION = re.compile(r"[+-]?\d{1,4000}(/\d{1,4000})?")
+_ATTRIBUTES = frozenset({"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"})
+"""Attributes with two underscores on each side that honest objects have, and that steer nothing."""
+_FILLERS = frozenset({"append", "extend", "add"})
+"""Methods that an unpickler looks up on an object to fill it."""
+
+
+def kind_of(node: object) -> str:
+    """Return the kind of a node, ``OPAQUE`` if it is no plain data."""
+    kind = _KIND_OF_TYPE.get(type(node))
+    if kind is not None:
+        return kind
+    if isinstance(node, Call):
+        return node.kind or OPAQUE
+    if isinstance(node, Global):
+        return value_kind(node.module, node.name) or OPAQUE
+    if isinstance(node, Mapped):
+        return _KIND_OF_MAPPED[node.kind.name] if node.state is None else OPAQUE
+    if isinstance(node, Payload):
+        return "text" if node.kind in ("text", "8-bit") else "bytes"
+    return "storage" if _is_storage(node) else OPAQUE
+
+
+def _is_storage(node: object) -> bool:
+    """Tell whether a node is a persistent id for which each of PyTorch's loaders returns a storage."""
+    if not isinstance(node, Persistent):
+        return isinstance(node, Call) and node.kind == "storage"
+    parts = node.id
+    return (
+        isinstance(parts, tuple)
+        and 5 <= len(parts) <= 6
+        and parts[0] == "storage"
+        and isinstance(parts[1], Global)
+        and value_kind(parts[1].module, parts[1].name) == "storage-type"
+    )
+
+
+def _is_no_hooks(node: object) -> bool:
+    if isinstance(node, Mapped):
+        return not node and node.state is None
+    return node is None or node == {}
+
+
+def _is_pairs(node: object) -> bool:
+    if isinstance(node, dict):
+        return not isinstance(node, Mapped) or node.state is None
+    return isinstance(node, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in node
+    )
+
+
+def _is_shape(node: object) -> bool:
+    if type(node) is not tuple:
+        node = node.args[0] if isinstance(node, Call) and node.kind == "size" and node.args else node
+        if not isinstance(node, tuple | list):
+            return False
+    if len(node) > _MAX_AXES or not _INT.issuperset(map(type, node)):
+        return False
+    return not node or (max(node) <= _MAX_INT64 and min(node) >= -_MAX_INT64)
+
+
+def _is_metadata(node: object) -> bool:
+    if node is None:
+        return True
+    return (
+        type(node) is dict
+        and len(node) <= _MAX_AXES
+        and {*map(type, node)} <= {str}
+        and {*map(type, node.values())} <= {bool}
+    )
+
+
+def _is_quantizer(node: object) -> bool:
+    kinds = ("int", "float", "tensor", "list")
+    return (
+        isinstance(node, tuple)
+        and 2 < len(node) < 5
+        and kind_of(node[0]) == "flag"
+        and all(kind_of(part) in kinds for part in node[1:])
+    )
+
+
+def _is_sparse(node: object) -> bool:
+    return (
+        isinstance(node, tuple)
+        and len(node) < 6
+        and all(kind_of(part) in ("tensor", "bool", "none") or _is_shape(part) for part in node)
+    )
+
+
+def has_plain_attributes(state: object) -> bool:
+    """Tell whether a state is attributes of which none steers what Python does with an object."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return all(part is None or (isinstance(part, dict) and all(map(is_attribute, part))) for part in parts)
+
+
+def is_attribute(name: object) -> bool:
+    """Tell whether a name is that of a plain attribute."""
+    return type(name) is str and (not is_dunder(name) or name in _ATTRIBUTES)
+
+
+_CONDITIONS: dict[str, Callable[[Any], bool]] = {
+    "anything": lambda node: True,
+    "array-class": lambda node: node == Global("array", "array"),
+    "arrays": lambda node: type(node) is dict and {*node} == {"data"} and kind_of(node["data"]) == "ndarray",
+    "attributes": has_plain_attributes,
+    "class": lambda node: isinstance(node, Global),
+    "data": lambda node: node == "data",
+    "decimal": lambda node: isinstance(node, str) and _DECIMAL.fullmatch(node) is not None,
+    "factory": lambda node: node is None or (isinstance(node, Global) and kind_of(node) == "type"),
+    "fraction": lambda node: isinstance(node, str) and _FRACTION.fullmatch(node) is not None,
+    "latin-1": lambda node: node in ("latin1", "latin-1"),
+    "metadata": _is_metadata,
+    "ndarray-class": lambda node: node == Global("numpy", "ndarray"),
+    "no-hooks": lambda node: (
+        node is None or (not node and isinstance(node, dict) and kind_of(node) != OPAQUE)
+    ),
+    "pairs": _is_pairs,
+    "quantizer": _is_quantizer,
+    "rebuild": lambda node: isinstance(node, Global) and node.module == "torch._utils",
+    "shape": _is_shape,
+    "sparse": _is_sparse,
+    "storage": _is_storage,
+    "typecode": numpy_types.is_typecode,
+    "zero-shape": lambda node: node in ((0,), [0]),
+}
+"""Conditions that parameters may name in place of a kind."""
+
+# The table --------------------------------------------------------------------------------------------
+
+
+class Parameter(NamedTuple):
+    """What an argument may be: of some types, or what meets a condition; most arguments have such a type."""
+
+    types: frozenset[type]
+    meets: Callable[[Any], bool]
+
+    def accepts(self, argument: object) -> bool:
+        """Tell whether an argument is one of these."""
+        return type(argument) in self.types or self.meets(argument)
+
+
+class Row(NamedTuple):
+    """One way to call a constructor; ``most`` exceeds the number of parameters if the last repeats."""
+
+    result: str
+    parameters: tuple[Parameter, ...]
+    least: int
+    most: int
+    walks: bool
+    """Whether the constructor, and its row, go through all that an argument holds."""
+
+    def accepts(self, arguments: Sequence[object]) -> bool:
+        """Tell whether the constructor may be called with these."""
+        count = len(arguments)
+        if not self.least <= count <= self.most:
+            return False
+        parameters = self.parameters
+        if count > len(parameters):
+            parameters += parameters[-1:] * (count - len(parameters))
+        for parameter, argument in zip(parameters, arguments, strict=False):
+            if type(argument) not in parameter.types and not parameter.meets(argument):
+                return False
+        return True
+
+
+_WALKED = frozenset({"list", "dict", "sequence", "pairs", "attributes"})
+
+
+def _row(result: str, words: Sequence[str]) -> Row:
+    parameters = tuple(_parameter(word.rstrip("?*")) for word in words)
+    least = sum(word[-1] not in "?*" for word in words)
+    walks = any(not _WALKED.isdisjoint(word.rstrip("?*").split("|")) for word in words)
+    return Row(result, parameters, least, 1000 if words and words[-1].endswith("*") else len(words), walks)
+
+
+def _parameter(word: str) -> Parameter:
+    names = word.split("|")
+    kinds = frozenset(
+        kind for name in names for kind in _GROUPS.get(name, (name,)) if name not in _CONDITIONS
+    )
+    types = frozenset(found for found, kind in _KIND_OF_TYPE.items() if kind in kinds)
+    conditions = [_CONDITIONS[name] for name in names if name in _CONDITIONS]
+    if len(conditions) == 1 and not kinds:
+        return Parameter(types, conditions[0])
+    return Parameter(
+        types, lambda argument: kind_of(argument) in kinds or any(c(argument) for c in conditions)
+    )
+
+
+@cache
+def constructors() -> dict[tuple[str, str], tuple[Row, ...]]:
+    """Return the rows of each constructor, by module and name."""
+    table: dict[tuple[str, str], tuple[Row, ...]] = {}
+    for line in lines("constructors.txt"):
+        head, _, parameters = line.partition(":")
+        result, module, *names = head.split()
+        row = _row(result, parameters.split())
+        for name in names:
+            table[module, name] = (*table.get((module, name), ()), row)
+    return table
+
+
+@lru_cache(1 << 12)
+def rows_of(module: str, name: str) -> tuple[Row, ...]:
+    """Return the rows of one constructor; none, if the table has none."""
+    return constructors().get((module, name), ())
+
+
+EXACT_ONLY = frozenset(
+    Global(module, name)
+    for module, name in (
+        ("builtins", "eval"),
+        ("builtins", "getattr"),
+        ("builtins", "type"),
+        ("_codecs", "encode"),
+        ("copyreg", "_reconstructor"),
+        ("torch.storage", "_load_from_bytes"),
+    )
+)
+"""Functions that would do anything: honest pickles call them as their rows say, and never store them."""
+_BUILT_IN = frozenset({"builtins", "collections", "array", "_io", "io"})
+_NEVER_HANDED = frozenset({OPAQUE, "namespace", "attribute-dict", "record", "int", "range"})
+
+
+def is_constructor(name: Global) -> bool:
+    """Tell whether a name is one that a safe pickle may call."""
+    return bool(rows_of(name.module, name.name))
+
+
+# Evaluation -------------------------------------------------------------------------------------------
+
+
+def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
+    """Return what it means to make a call, and note the kind of its result in it.
+
+    ``charge`` is told the bytes of memory that the result may take besides the call itself.
+    """
+    function = call.function
+    call.kind = OPAQUE
+    if not isinstance(function, Global):
+        return Trust.DANGEROUS
+    rows = rows_of(function.module, function.name)
+    if not rows:
+        return _judge_unlisted(call, function)
+    if charge is not None and rows[0].walks:
+        charge(_COST_OF_ITEM * sum(len(arg) for arg in call.args if type(arg) in _SIZED))
+    if not call.kwargs:
+        for row in rows:
+            if row.accepts(call.args):
+                return _judge_result(call, row.result)
+    return _judge_misfit(call, rows)
+
+
+_COST_OF_ITEM = 64
+_SIZED = frozenset({list, tuple, dict, set, frozenset, Mapped})
+_REFINED = frozenset({"view", "quantized", "retyped", "dtype"})
+
+
+def _judge_result(call: Call, result: str) -> Trust:
+    """Note the kind that a call's result has, which may depend on its arguments."""
+    args = call.args
+    if call.is_new and args and result in _MADE_BY_INIT:
+        return Trust.UNKNOWN
+    if result not in _REFINED:
+        pass
+    elif result == "view":
+        result = "tensor" if _is_paid(args[0], args[2]) else "view"
+    elif result == "quantized":  # made with memory of its own
+        if not _is_paid(args[0], args[2]):
+            return Trust.UNKNOWN
+        result = "tensor"
+    elif result == "retyped":
+        inner = Call(args[0], args[2])
+        if (meaning := evaluate(inner)) is not Trust.PLAIN:
+            return meaning
+        is_bare = call.is_of("torch._tensor", "_rebuild_from_type_v2") and not any(args[3:])
+        result = inner.kind if is_bare else "attributed"
+    elif result == "dtype":
+        result = numpy_types.kind_without_state(call)
+    call.kind = result
+    return Trust.PLAIN
+
+
+def _is_paid(storage: object, shape: Any) -> bool:
+    """Tell whether a tensor has no more elements than the storage that it is a view of."""
+    if isinstance(storage, Persistent) and type(storage.id[4]) is int:
+        lengths = shape.args[0] if isinstance(shape, Call) else shape
+        return bool(math.prod(lengths) <= _MOST_PACKED * storage.id[4])
+    return False
+
+
+def _judge_misfit(call: Call, rows: Iterable[Row]) -> Trust:
+    """Judge a call of a constructor with arguments that no row has: some are no accident.
+
+    Python's own pickler hands its built-in containers neither objects nor numbers, nor functions to anything.
+    """
+    if call.kwargs or call.function in EXACT_ONLY:
+        return Trust.DANGEROUS
+    function = call.function
+    is_built_in = (
+        isinstance(function, Global) and function.module in _BUILT_IN and function.name != "defaultdict"
+    )
+    for at, argument in enumerate(call.args):
+        places = [row.parameters[at] for row in rows if at < len(row.parameters)]
+        if any(place.accepts(argument) for place in places):
+            continue
+        takes_function = any(place.meets is _CONDITIONS["rebuild"] for place in places)
+        if _holds_function(argument) or (takes_function and not _is_of_class(argument)):
+            return Trust.DANGEROUS
+        if is_built_in and kind_of(argument) in _NEVER_HANDED:
+            return Trust.DANGEROUS
+    return Trust.UNKNOWN
+
+
+def _is_of_class(argument: object) -> bool:
+    """Tell whether an argument names a function of classes whose own code runs anyway."""
+    return isinstance(argument, Global) and (
+        is_object(argument.module, argument.name)
+        or (kind_of(argument) == OPAQUE and stranger(argument.module, argument.name) is Trust.UNKNOWN)
+    )
+
+
+def _holds_function(argument: object) -> bool:
+    """Tell whether an argument is a function or class that is never stored, or a short row of such."""
+    if isinstance(argument, list | tuple):
+        return any(isinstance(part, Global) and _holds_function(part) for part in argument[:_MAX_AXES])
+    if not isinstance(argument, Global):
+        return False
+    module, name = argument.module, argument.name
+    if argument in EXACT_ONLY:
+        return True
+    if value_kind(module, name) is not None or is_object(module, name):
+        return False
+    return (module, name) in constructors() or stranger(module, name) is Trust.DANGEROUS
+
+
+def _judge_unlisted(call: Call, function: Global) -> Trust:
+    module, name = function.module, function.name
+    if (module, name) == ("builtins", "getattr"):
+        return _judge_attribute(call)
+    if is_object(module, name):
+        return Trust.DANGEROUS if any(map(_holds_function, call.args)) else Trust.UNKNOWN
+    meaning = stranger(module, name)
+    if any(isinstance(argument, Global) and argument in EXACT_ONLY for argument in call.args):
+        return Trust.DANGEROUS
+    # `__new__` alone makes an empty object: code of the class runs, but not what the pickle chooses.
+    is_empty = call.is_new and not call.args and not call.kwargs
+    return meaning if meaning is not Trust.KNOWN else Trust.UNKNOWN if is_empty else Trust.DANGEROUS
+
+
+_TENSOR_FUNCTIONS = frozenset(
+    {Global("torch._C", "_VariableFunctionsClass"), Global("torch._C", "_VariableFunctions")}
+)
+_READS_MEMORY = frozenset({"from_file", "frombuffer"})
+
+
+def _judge_attribute(call: Call) -> Trust:
+    """Judge ``getattr(target, name)``: tensor functions, and methods of modules and of the user's own."""
+    if dotted_name(call) is not None:
+        return Trust.UNKNOWN
+    target, name = call.args if len(call.args) == 2 else (None, None)
+    if not isinstance(name, str) or not name.isidentifier() or is_dunder(name):
+        return Trust.DANGEROUS
+    if isinstance(target, Global) and target in _TENSOR_FUNCTIONS:
+        return Trust.DANGEROUS if name in _READS_MEMORY or name.startswith("_") else Trust.UNKNOWN
+    owner = target.function if isinstance(target, Call) else target
+    if not isinstance(owner, Global) or (owner.module, owner.name) in constructors():
+        return Trust.DANGEROUS
+    known = (Trust.UNKNOWN, Trust.KNOWN) if isinstance(target, Call) and target.is_new else (Trust.UNKNOWN,)
+    return Trust.UNKNOWN if stranger(owner.module, owner.name) in known else Trust.DANGEROUS
+
+
+def class_to_create(call: Call) -> Global | None:
+    """Return the class of which a call makes an object, if that is known."""
+    function = call.function
+    if not isinstance(function, Global) or call.is_new:
+        return function if isinstance(function, Global) else None
+    names = (
+        argument for argument in call.args if isinstance(argument, Global) and not is_constructor(argument)
+    )
+    return next((name for name in names if kind_of(name) == OPAQUE), None)
+
+
+def dotted_name(call: Call) -> tuple[str, str] | None:
+    """Return the listed name that ``getattr(class, "name")`` is; protocols below 4 spell it so."""
+    if not call.is_of("builtins", "getattr") or len(call.args) != 2:
+        return None
+    owner, name = call.args
+    if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():
+        return None
+    dotted = f"{owner.name}.{name}"
+    return (owner.module, dotted) if is_object(owner.module, dotted) else None
+
+
+# What a result is filled with -------------------------------------------------------------------------
+
+
+def takes_items(call: Call) -> bool:
+    """Tell whether APPENDS may fill what a call makes; of an object of a class nobody knows."""
+    return call.kind in ("deque", OPAQUE)
+
+
+def takes_pairs(call: Call, pairs: Iterable[tuple[Any, Any]]) -> bool:
+    """Tell whether SETITEMS may fill what a call makes.
+
+    A dictionary that gives its values for attributes must hide no method that the unpickler looks up.
+    """
+    if call.kind == "attribute-dict":
+        return all(is_attribute(key) and key not in _FILLERS for key, _ in pairs)
+    return call.kind == OPAQUE and all(_is_plain_key(key) for key, _ in pairs)
+
+
+def _is_plain_key(key: object) -> bool:
+    return kind_of(key) != OPAQUE and key != "__setstate__" and not isinstance(key, Payload)
+
+
+_NAMED = ("namespace", "version", "record")
+
+
+def takes_state(call: Call, state: object) -> bool:
+    """Tell whether BUILD may set a state on what a call makes, and note the kind that it then has.
+
+    Attributes of an object of a class nobody knows are as unknown as the object, but for those that steer
+    Python itself.
+    """
+    kind = call.kind
+    if kind == OPAQUE:
+        return _is_unknown_state(state)
+    if kind in _NAMED:
+        is_plain = has_plain_attributes(state) or (kind == "record" and isinstance(state, tuple))
+    elif kind in numpy_types.KINDS:
+        is_plain = numpy_types.matches_state(call, state)
+        call.kind = numpy_types.kind_of_state(call, state) if is_plain else OPAQUE
+        return is_plain
+    else:
+        is_plain = kind in _STATES and _STATES[kind](state)
+        call.kind = "ndarray" if kind == "new-ndarray" else kind
+    return is_plain
+
+
+def _is_unknown_state(state: object) -> bool:
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    names = (name for part in parts if isinstance(part, dict) for name in part)
+    return all(not isinstance(name, str) or not is_dunder(name) or name in _ATTRIBUTES for name in names)
+
+
+def _is_array_state(state: object) -> bool:
+    """Tell whether a state is ``(version, shape, dtype, is_fortran, elements)``; objects fill the shape."""
+    if not isinstance(state, tuple) or len(state) != 5 or not _is_shape(state[1]):
+        return False
+    _, shape, dtype, _, elements = state
+    if isinstance(elements, list):
+        return kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
+    return kind_of(dtype) == "dtype" and kind_of(elements) in ("bytes", "text")
+
+
+def _is_storage_state(state: object) -> bool:
+    kinds = ("storage", "torch-dtype", "bool", "none")
+    return (
+        type(state) is dict
+        and all(map(is_attribute, state))
+        and all(kind_of(part) in kinds for part in state.values())
+    )
+
+
+def _is_uuid_state(state: object) -> bool:
+    return (
+        type(state) is dict
+        and all(type(number) is int for number in state.values())
+        and {*state} <= {"int", "is_safe"}
+    )
+
+
+def _is_bytes_io_state(state: object) -> bool:
+    return (
+        isinstance(state, tuple)
+        and len(state) == 3
+        and [kind_of(part) for part in state] == ["bytes", "int", "none"]
+    )
+
+
+_STATES: dict[str, Callable[[object], bool]] = {
+    "new-ndarray": _is_array_state,
+    "storage": _is_storage_state,
+    "uuid": _is_uuid_state,
+    "bytes-io": _is_bytes_io_state,
+}
+
+
+def is_plain(call: Call) -> bool:
+    """Tell whether what a call makes, and is filled with, is data that may be carried elsewhere."""
+    if evaluate(call) is not Trust.PLAIN:
+        return False
+    if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):
+        return False
+    return call.state is None or takes_state(call, call.state)
