@@ -28,8 +28,10 @@ def taking(*inputs: str) -> bytes:
     return b"".join(part(3, name) for name in inputs)
 
 
-def function(name: str, *nodes: bytes) -> bytes:
-    return part(1, part(1, name)) + b"".join(part(3, node) for node in nodes)
+def function(name: str, *nodes: bytes, takes: tuple[str, ...] = ()) -> bytes:
+    """Return a function of some nodes, with the names of its arguments."""
+    signature = part(1, name) + b"".join(part(2, part(1, argument)) for argument in takes)
+    return part(1, signature) + b"".join(part(3, node) for node in nodes)
 
 
 def graph(*nodes: bytes, functions: tuple[bytes, ...] = ()) -> bytes:

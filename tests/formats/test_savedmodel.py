@@ -337,16 +337,22 @@ def test_ops_are_judged_by_their_attributes(
 
 
 @pytest.mark.parametrize(
-    ("name", "safety"), [("name", Safety.SAFE), ("name:output:0", Safety.UNSAFE), ("", Safety.UNSAFE)]
+    ("name", "takes", "safety"),
+    [
+        ("name", ("table", "name"), Safety.SAFE),
+        ("name", ("table",), Safety.UNSAFE),
+        ("name:output:0", ("table", "name"), Safety.UNSAFE),
+        ("", ("table", "name"), Safety.UNSAFE),
+    ],
 )
-def test_table_reads_an_asset_and_nothing_else(tmp_path: Path, name: str, safety: Safety) -> None:
+def test_table_of_a_function_that_nothing_calls(
+    tmp_path: Path, name: str, takes: tuple[str, ...], safety: Safety
+) -> None:
     """An asset is an argument of the function; what a node gives is a constant, or computed."""
     init = pb.node("i", "InitializeTableFromTextFileV2") + pb.taking("table", *([name] if name else []))
-    for nodes in ([], [pb.text_constant("name", "/etc/passwd")], [pb.node("name", "StringJoin")]):
-        body = pb.graph(functions=(pb.function("f", init, *nodes),))
-        content = pb.model(pb.meta_graph(body, pb.asset("words.txt")))
-        expected = Safety.UNSAFE if len(nodes) and b"/etc" in nodes[0] else safety
-        assert verify(pb.written(tmp_path / "m", content)).safety is expected
+    body = pb.graph(functions=(pb.function("f", init, takes=takes),))
+    content = pb.model(pb.meta_graph(body, pb.asset("words.txt")))
+    assert verify(pb.written(tmp_path / "m", content)).safety is safety
 
 
 TABLES = """

@@ -35,10 +35,18 @@ SAVING = (
     pb.node("saver_filename", "Placeholder"),
     call("call_1", "__inference__traced_restore_13", "saver_filename"),
 )
+
+
+def touching(op: str) -> bytes:
+    """Return a node that opens the file that the first argument of its function names."""
+    return bytes(pb.node("files", op) + pb.taking(*["prefix"] * (2 if op == "MergeV2Checkpoints" else 1)))
+
+
+PREFIX = ("prefix",)
 FUNCTIONS = (
-    pb.function(SAVE, pb.node("s", "SaveV2"), call("inner", "merge")),
-    pb.function("__inference__traced_restore_13", pb.node("r", "RestoreV2")),
-    pb.function("merge", pb.node("m", "MergeV2Checkpoints")),
+    pb.function(SAVE, touching("SaveV2"), call("inner", "merge", *PREFIX), takes=PREFIX),
+    pb.function("__inference__traced_restore_13", touching("RestoreV2"), takes=PREFIX),
+    pb.function("merge", touching("MergeV2Checkpoints"), takes=PREFIX),
 )
 
 
@@ -132,25 +140,29 @@ def test_functions_that_are_called_are_there(tmp_path: Path, name: str, is_broke
 
 
 def test_restoring_that_writes_is_unsafe(tmp_path: Path) -> None:
-    functions = (pb.function(SAVE, pb.node("s", "SaveV2")),)
+    functions = (pb.function(SAVE, touching("SaveV2"), takes=PREFIX),)
+    fed = pb.part(1, "saver_filename:0")
     for names, expected in [
         (pb.part(2, "call:0"), Safety.SAFE),
         (pb.part(3, "call"), Safety.UNSAFE),
         (pb.part(2, "call:0") + pb.part(3, "call"), Safety.UNSAFE),
     ]:
         body = pb.graph(*SAVING[:2], functions=functions)
-        path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, pb.part(3, names))))
+        path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, pb.part(3, fed + names))))
         assert verify(path).safety is expected
 
 
 # Nodes of TensorFlow 1 ------------------------------------------------------------------------------
 
-OLD_SAVER = pb.part(3, pb.part(2, "outer/s/done:0") + pb.part(3, "outer/s/restore_all"))
+OLD_SAVER = pb.part(
+    3, pb.part(1, "outer/s/Const:0") + pb.part(2, "outer/s/done:0") + pb.part(3, "outer/s/restore_all")
+)
 OLD_NODES = (
     pb.node("w", "VariableV2"),
-    pb.node("outer/s/SaveV2", "SaveV2") + pb.taking("w"),
+    pb.node("outer/s/Const", "PlaceholderWithDefault"),
+    pb.node("outer/s/SaveV2", "SaveV2") + pb.taking("outer/s/Const", "w"),
     pb.node("outer/s/done", "Identity") + pb.taking("^outer/s/SaveV2"),
-    pb.node("outer/s/RestoreV2", "RestoreV2"),
+    pb.node("outer/s/RestoreV2", "RestoreV2") + pb.taking("outer/s/Const"),
     pb.node("outer/s/Assign", "Assign") + pb.taking("w", "outer/s/RestoreV2:0"),
     pb.node("outer/s/restore_all", "NoOp") + pb.taking("^outer/s/Assign"),
 )
@@ -187,10 +199,13 @@ def test_text_form_tells_the_saver_too(tmp_path: Path, asked: str, expected: Saf
     text = f"""meta_graphs {{
       graph_def {{
         node {{ name: "x" op: "Placeholder" }}
-        node {{ name: "call" op: "PartitionedCall" attr {{ key: "f" value {{ func {{ name: "f" }} }} }} }}
-        library {{ function {{ signature {{ name: "f" }} node_def {{ name: "s" op: "SaveV2" }} }} }}
+        node {{ name: "call" op: "PartitionedCall" input: "p"
+          attr {{ key: "f" value {{ func {{ name: "f" }} }} }} }}
+        node {{ name: "p" op: "Placeholder" }}
+        library {{ function {{ signature {{ name: "f" input_arg {{ name: "a" }} }}
+          node_def {{ name: "s" op: "SaveV2" input: "a" }} }} }}
       }}
-      saver_def {{ save_tensor_name: "call:0" restore_op_name: "" }}
+      saver_def {{ filename_tensor_name: "p:0" save_tensor_name: "call:0" restore_op_name: "" }}
       signature_def {{ key: "y" value {{ outputs {{ key: "y" value {{ name: "{asked}" }} }} }} }}
     }}"""
     directory = pb.written(tmp_path / "m", text.encode(), "saved_model.pbtxt")

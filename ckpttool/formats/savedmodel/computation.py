@@ -80,10 +80,12 @@ class BodyWires:
     nodes: dict[int, GraphNode] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    arguments: int = 0
 
     def argument(self, name: str) -> None:
         """Add an argument of a function."""
-        self.nodes[hash(name)] = GraphNode("", (str(len(self.nodes)),))
+        self.nodes[hash(name)] = GraphNode("", (str(self.arguments),))
+        self.arguments += 1
 
     def calls(self) -> list[str]:
         """Return the functions that are called, in the order of the nodes."""
@@ -165,8 +167,8 @@ class Attribute(NamedTuple):
 def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConstants) -> Attribute:
     """Return an attribute, an entry of a map."""
     parts = [(number, part) for number, _, part in message.fields()]
-    key = next((part.data(MAX_NAME) for number, part in parts if number == 1), b"")
     last = dict(parts)
+    key = last[1].data(MAX_NAME) if 1 in last else b""
     is_value = 1 in last and last[1].nbytes == len(_VALUE) and last[1].data(MAX_NAME) == _VALUE
     value_bytes = last[2].nbytes if is_value and 2 in last else 0
     is_about_running = key in _ABOUT_RUNNING or key.startswith(b"_")

@@ -20,7 +20,22 @@ from ckpttool.formats.savedmodel.computation import (
     UnreadConstants,
     attribute_of,
 )
-from ckpttool.formats.savedmodel.objects import SavedObject, read_objects, read_shape, type_name
+from ckpttool.formats.savedmodel.file_names import (
+    FILE_INPUTS,
+    Call,
+    FileNames,
+    Origin,
+    bound_origins,
+    fed_tensors,
+)
+from ckpttool.formats.savedmodel.objects import (
+    BoundFunctions,
+    SavedObject,
+    read_bound_functions,
+    read_objects,
+    read_shape,
+    type_name,
+)
 from ckpttool.formats.savedmodel.ops import (
     HARMLESS_IF,
     BodyLinks,
@@ -31,27 +46,27 @@ from ckpttool.formats.savedmodel.ops import (
 )
 from ckpttool.formats.savedmodel.saver import (
     SAVER_OPS,
+    FileOp,
     Saver,
-    SaverOp,
     functions_in,
-    functions_of_objects,
     nodes_of,
     tensors_of,
 )
-from ckpttool.formats.savedmodel.walk import Message
+from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
 
 MAX_GRAPHS = 1000
 """The most meta graphs; two bytes make one, and savers write one for each set of tags."""
 MAX_OPS = 20_000
 MAX_BROKEN = 20  # that are told
 INIT_SIGNATURE = "__saved_model_init_op"
-FROM_ASSETS = "InitializeTableFromTextFile"
 _ASSETS = "saved_model_assets"
 """The collection that has the assets where TensorFlow 1 wrote the model."""
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
 _REPEATED, _REPEATED_BYTES = 1 << 14, 256
 """How many attributes are remembered, and of how many bytes, so that their likes need not be taken apart."""
 _UNNAMED = "without a name"
+_EXCHANGED = b"api_implements"
+"""The attribute of functions of which Grappler calls one in place of another."""
 
 
 @dataclass(slots=True)
@@ -71,8 +86,12 @@ class MetaGraph:
         initial: Nodes that initialise the model.
         fed: Nodes that assets are given to, with these.
         listed: The assets in the collection of TensorFlow 1, which count where no others are told.
-        tables: Nodes of the graph that fill a table from a file: op, name, and the node that names the file.
-        filling: Functions that fill a table from the file that their caller names.
+        served: Tensors that signatures take and return; assets are not fed when these are asked for.
+        files: The ops that are judged by the origins of the files that they open.
+        calls: The nodes that refer to each function.
+        bound: Functions that objects call, with what is bound to their arguments.
+        opaque: Functions that may stand in for others: gradients, those of a name that two have, and those
+            that Grappler exchanges.
         unread: How many bytes of constants were not looked at.
         attributes: Short attributes of nodes that were met, by their bytes.
     """
@@ -98,8 +117,11 @@ class MetaGraph:
     initial: list[str] = field(default_factory=list)
     fed: dict[str, str] = field(default_factory=dict)
     listed: list[Message] = field(default_factory=list)
-    tables: list[tuple[str, str, str]] = field(default_factory=list)
-    filling: set[str] = field(default_factory=set)
+    served: list[str] = field(default_factory=list)
+    files: list[FileOp] = field(default_factory=list)
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    bound: BoundFunctions = field(default_factory=BoundFunctions)
+    opaque: set[str] = field(default_factory=set)
     unread: UnreadConstants = field(default_factory=UnreadConstants)
     attributes: dict[bytes, Attribute] = field(default_factory=dict)
 
@@ -153,12 +175,32 @@ def _meta_graph(message: Message) -> MetaGraph:
     graph.attributes.clear()
     for part in () if graph.assets else graph.listed:
         _add_asset(graph, part)
-    assets = {name.partition(":")[0] for name in graph.fed}
-    for filling, name, file in graph.tables:
-        _note_place(graph, filling, name, "", file in assets)
-    for op, is_own in graph.saver.judge_ops():
-        _note_place(graph, op.op, op.name, op.function, is_own)
+    if graph.files:
+        _judge_files(graph)
     return graph
+
+
+def _judge_files(graph: MetaGraph) -> None:
+    """Note for each op that opens files whether these are the model's own."""
+    names = _file_names(graph)
+    standings = graph.saver.standings(graph.files)
+    for op in graph.files:
+        is_harmless = names.are_own(op.op, op.name, op.function)
+        if op.op in SAVER_OPS:
+            standing = standings[op]
+            is_harmless = standing.is_own and (is_harmless or not standing.is_run)
+        _note_place(graph, op.op, op.name, op.function, is_harmless)
+
+
+def _file_names(graph: MetaGraph) -> FileNames:
+    served = graph.saver.reachable_from(graph.served) if graph.fed else set()
+    fed = {
+        tensor: origin
+        for tensor, origin in fed_tensors(graph.fed, graph.saver.prefix)
+        if origin is not Origin.ASSET or hash(tensor[0]) not in served
+    }
+    bound = bound_origins(graph.bound.functions, graph.bound.offered, graph.bound.assets)
+    return FileNames({**graph.bodies, "": graph.wires}, graph.calls, bound, graph.opaque, fed)
 
 
 def _add_saver(graph: MetaGraph, message: Message) -> None:
@@ -195,10 +237,9 @@ def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
 def _add_asset(graph: MetaGraph, message: Message) -> None:
     parts = {number: part for number, _, part in message.fields()}
     graph.assets.append(parts[2].stable_text() if 2 in parts else "")
-    if 1 in parts:
-        graph.fed |= {
-            part.stable_text(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1
-        }
+    names = [part.stable_text() for number, _, part in parts[1].fields() if number == 1] if 1 in parts else []
+    if names:
+        graph.fed[names[-1]] = graph.assets[-1]
 
 
 # Ops ------------------------------------------------------------------------------------------------
@@ -222,36 +263,50 @@ def _add_library(graph: MetaGraph, message: Message) -> None:
             _add_function(graph, part)
         elif number in (2, 3):  # gradients, which name the function of one
             gradient = {2: 2, 3: 1}[number]
-            graph.saver.offered.update(text.text() for at, _, text in part.fields() if at == gradient)
+            called = {text.stable_text() for at, _, text in part.fields() if at == gradient}
+            graph.saver.offered |= called
+            graph.opaque |= called
 
 
 def _add_function(graph: MetaGraph, message: Message) -> None:
     """Add a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
-    name, nodes = "", []
+    name, nodes, is_exchanged = "", [], False
     body, links, wires = function_body(message), BodyLinks(message, 3), BodyWires()
     for number, _, part in message.fields():
         if number == 1:
             name = _function_name(graph, part, name)
-            for at, _, argument in part.fields():
-                for inner, _, text in argument.fields() if at in (2, 3) else ():
-                    if inner == 1 and at == 2:
-                        links.node(text.text(), "")
-                        wires.argument(text.text())
-                    elif inner == 1:
-                        wires.order.append(text.text())
+            _add_arguments(part, links, wires)
         elif number == 4:
             texts = {at: text.text() for at, _, text in part.fields() if at in (1, 2)}
             result, reference = texts.get(1, ""), texts.get(2, "")
             links.take(reference)
             wires.results[result] = reference
+        elif number == 5 and _EXCHANGED in (
+            entry.data(MAX_NAME) for at, _, entry in part.fields() if at == 1
+        ):
+            is_exchanged = True
         elif number == 3 and name:
             _add_node(graph, part, name, body, links, wires)
         elif number == 3:
             nodes.append(part)
     for part in nodes:
         _add_node(graph, part, name or _UNNAMED, body, links, wires)
+    if is_exchanged or name in graph.bodies:
+        graph.saver.offered.add(name)
+        graph.opaque.add(name)
     graph.bodies[name or _UNNAMED] = wires
     _note_broken_link(graph, name or _UNNAMED, links)
+
+
+def _add_arguments(signature: Message, links: BodyLinks, wires: BodyWires) -> None:
+    """Add what a function takes, and the order of what it gives."""
+    for number, _, argument in signature.fields():
+        for inner, _, text in argument.fields() if number in (2, 3) else ():
+            if inner == 1 and number == 2:
+                links.node(text.text(), "")
+                wires.argument(text.text())
+            elif inner == 1:
+                wires.order.append(text.text())
 
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
@@ -260,6 +315,7 @@ def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     name = names[-1] if names else before
     if name in graph.functions or (before or name) != name or len(names) > 1:
         graph.saver.offered.update((before, *names))
+        graph.opaque.update((before, *names))
     graph.functions.add(name)
     graph.saver.functions[name]  # it may call none
     return name
@@ -288,14 +344,10 @@ def _add_node(
         graph.saver.node(name, inputs)
     wires.nodes[hash(name)] = GraphNode(op or _UNNAMED, inputs, attributes)
     _add_calls(graph, message, name, op, function, attributes)
-    if op in SAVER_OPS:
+    if op in FILE_INPUTS:
         message.window.keep(len(name))
-        graph.saver.touch(SaverOp(op, name, function))
-    elif op.startswith(FROM_ASSETS) and not function:
-        message.window.keep(len(name))
-        graph.tables.append((op, name, inputs[1].partition(":")[0] if len(inputs) > 1 else ""))
+        graph.files.append(FileOp(op, name, function))
     elif op in HARMLESS_IF or (op, False) not in graph.places:
-        graph.filling |= {function} if op.startswith(FROM_ASSETS) else set()
         _note_place(graph, op, name, function, op in HARMLESS_IF and HARMLESS_IF[op](message, body))
 
 
@@ -345,6 +397,7 @@ def _add_calls(
         graph.called[called] = function
     for called in names if op in known_ops() else names | {op}:
         graph.saver.call(name, function, called)
+        graph.calls.setdefault(called, []).append(Call(function, hash(name)))
 
 
 def _note_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
@@ -364,6 +417,7 @@ def _add_signature(graph: MetaGraph, entry: Message) -> None:
         graph.initial += tensors_of(entry)
     else:
         graph.signatures[name] = signature_of(signature) if signature else {}
+        graph.served += tensors_of(entry)
 
 
 def signature_entry(message: Message) -> tuple[str, Message | None]:
@@ -405,7 +459,9 @@ def _read_tensor_info(message: Message) -> dict[str, object]:
 
 
 def _add_objects(graph: MetaGraph, message: Message) -> None:
-    graph.saver.offered.update(functions_of_objects(message))
+    bound = read_bound_functions(message, len(graph.objects or ()))
+    graph.saver.offered |= bound.offered
+    graph.bound.add(bound)
     graph.objects = [*(graph.objects or ()), *read_objects(message)]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.savedmodel.walk import Message, signed
+from ckpttool.io.protobuf import varint
 
 MAX_OBJECTS = 1_000_000
 MAX_METADATA = 1 << 24
@@ -93,6 +94,86 @@ def _read_variable(message: Message) -> SavedVariable:
         elif number == 8:
             is_composed = True
     return SavedVariable(type_name(dtype), shape, name, is_composed)
+
+
+# Functions that objects call -------------------------------------------------------------------------
+
+_ASSET = 5
+_KINDS = frozenset({4, _ASSET, 6, 7, 8, 9, 10, 12})
+"""The fields of which an object has one; of several, the last counts."""
+
+
+@dataclass(slots=True)
+class BoundFunctions:
+    """The functions that objects call.
+
+    Attributes:
+        functions: Name, and the objects that are bound to the last arguments.
+        offered: All that objects name, whether something is bound to them or not.
+        assets: The objects that are assets.
+    """
+
+    functions: list[tuple[str, list[int]]] = field(default_factory=list)
+    offered: set[str] = field(default_factory=set)
+    assets: set[int] = field(default_factory=set)
+
+    def add(self, other: BoundFunctions) -> None:
+        """Add those of another part of the graph."""
+        self.functions += other.functions
+        self.offered |= other.offered
+        self.assets |= other.assets
+
+
+def read_bound_functions(message: Message, first: int) -> BoundFunctions:
+    """Return the functions of an object graph.
+
+    Args:
+        message: The object graph.
+        first: The number of its first object.
+    """
+    found = BoundFunctions()
+    at = first
+    for number, _, part in message.fields():
+        if number == 1:
+            kind = 0
+            for inner, _, value in part.fields():
+                kind = inner if inner in _KINDS else kind
+                if inner in (6, 8):  # function, bare_concrete_function
+                    found.offered |= {name.stable_text() for one, _, name in value.fields() if one == 1}
+            if kind == _ASSET:
+                found.assets.add(at)
+            at += 1
+        elif number == 2:
+            name, bound = _read_bound_function(part)
+            found.functions.append((name, bound))
+            found.offered.add(name)
+    return found
+
+
+def _read_bound_function(entry: Message) -> tuple[str, list[int]]:
+    name, bound = "", []
+    for number, _, part in entry.fields():
+        if number == 1:
+            name = part.stable_text()
+        for at, value, packed in part.fields() if number == 2 else ():
+            if at == 2:
+                bound += _read_packed(packed) if packed.nbytes else [value]
+    return name, bound
+
+
+def _read_packed(message: Message) -> list[int]:
+    data, at, numbers = message.data(MAX_METADATA), 0, []
+    while at < len(data):
+        try:
+            number, at = varint(data, at)
+        except ValueError as failure:
+            path = message.window.source.path
+            raise DamagedCheckpoint(
+                path, f"no list of numbers: {failure}", code="protobuf-damaged"
+            ) from failure
+        numbers.append(number)
+    message.window.count(len(numbers))
+    return numbers
 
 
 # Element types and shapes, as graphs spell them -----------------------------------------------------

@@ -215,13 +215,6 @@ def _is_to_terminal(node: Message, body: NodeBody) -> bool:
     return _string_attribute(node, "output_stream") in _TERMINALS
 
 
-def _is_from_argument(node: Message, body: NodeBody) -> bool:
-    """Return whether the second input may be an asset: in a function an argument, never ``NODE:OUTPUT:0``."""
-    inputs = [part for number, _, part in node.fields() if number == 3]
-    is_argument = len(inputs) > 1 and ":" not in (name := inputs[1].text()) and body.text(name) is None
-    return body.kind == _IN_FUNCTION and is_argument
-
-
 HARMLESS_IF: Mapping[str, Callable[[Message, NodeBody], bool]] = {
     "CacheDataset": _is_cached_in_memory,
     "CacheDatasetV2": _is_cached_in_memory,
@@ -229,7 +222,5 @@ HARMLESS_IF: Mapping[str, Callable[[Message, NodeBody], bool]] = {
     "DecodeProtoV2": _is_described_in_memory,
     "EncodeProto": _is_described_in_memory,
     "PrintV2": _is_to_terminal,
-    "InitializeTableFromTextFile": _is_from_argument,
-    "InitializeTableFromTextFileV2": _is_from_argument,
 }
 """For each op that is judged by what it is given: whether a node, in its body, touches no file."""

@@ -12,7 +12,8 @@ from itertools import islice
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.keras.config import judge
-from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph, SavedModel
+from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
+from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph, SavedModel
 from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, require_inside
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.ops import known_ops, severity_of
@@ -23,7 +24,6 @@ from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 
 _PRINT = "PrintV2"
-_OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
 _SHOWN = 8
 _LONGEST = 200
 
@@ -53,10 +53,6 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         finding = _judge_op(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
-    bodies = graph.bodies.values() if graph.filling else ()
-    for name in sorted(graph.filling & {name for body in bodies for name in body.calls()}):
-        message = "it fills a table from a file that another function names, which may be any"
-        yield warning("not-scanned", message, _body_name(name))
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
@@ -68,17 +64,14 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
 def _judge_op(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
     if is_harmless and op == _PRINT:
         return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
-    if op.startswith(FROM_ASSETS) and not graph.assets:
-        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
-    if op.startswith(FROM_ASSETS):
-        message = f"{op} reads a file that is none of its assets"
-        return None if is_harmless else error("unsafe-op", message, where)
     severity = None if is_harmless else severity_of(op)
     if severity is None:
         return None
     message = f"{op} does more than compute: it touches files, processes or other machines"
-    if op in SAVER_OPS - _OLD_SAVER:
-        message = f"{op}, which touches files, stands outside the saver"
+    if op in SAVER_OPS:
+        message = f"{op} touches files, and isn't the saver's, or not those that the loader names"
+    elif op in FILE_INPUTS:
+        message = f"{op} reads a file that is none of the model's assets"
     return Finding("unsafe-op", severity, message, where)
 
 

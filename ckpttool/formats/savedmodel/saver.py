@@ -25,19 +25,26 @@ SAVER_OPS = frozenset(
 )
 _WRITING = frozenset({"SaveV2", "MergeV2Checkpoints", "Save", "SaveSlices"})
 _SCOPE = re.compile(r"(^|/)save(_\d+)?/")
-_SAVE_TENSOR, _RESTORE_OP = 2, 3  # fields of SaverDef
+_FILE_NAME, _SAVE_TENSOR, _RESTORE_OP = 1, 2, 3  # fields of SaverDef
 _LIST, _FUNCTION = 1, 10  # fields of AttrValue
 _LISTED_FUNCTION = 9  # a field of AttrValue.ListValue
 
 _Item = TypeVar("_Item", bound=Hashable)
 
 
-class SaverOp(NamedTuple):
-    """An op that touches files, and where it stands: in a function, or (``""``) in the graph."""
+class FileOp(NamedTuple):
+    """An op that opens files, and where it stands: in a function, or (``""``) in the graph."""
 
     op: str
     name: str
     function: str
+
+
+class Standing(NamedTuple):
+    """Whether an op serves the saver alone, and whether the saver runs it; an older one's isn't run."""
+
+    is_own: bool
+    is_run: bool
 
 
 @dataclass(slots=True)
@@ -47,12 +54,12 @@ class Saver:
     Nodes of the graph are kept as the hashes of their names.
 
     Attributes:
-        ops: The ops that touch files.
+        prefix: The tensor that is fed the prefix of the variables.
         functions: For each function of the library, those that it refers to.
         offered: Functions that can be called from outside of the graph and the library.
     """
 
-    ops: dict[tuple[str, str, int], SaverOp] = field(default_factory=dict)
+    prefix: str = ""
     functions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     offered: set[str] = field(default_factory=set)
     _ends: dict[int, int] = field(default_factory=dict)
@@ -65,7 +72,9 @@ class Saver:
     def define(self, message: Message) -> None:
         """Add which nodes a SaverDef names."""
         for number, _, part in message.fields():
-            if number in (_SAVE_TENSOR, _RESTORE_OP):
+            if number == _FILE_NAME:
+                self.prefix = part.stable_text()
+            elif number in (_SAVE_TENSOR, _RESTORE_OP):
                 self._ends[number] = _node_of(part.text())
 
     def ask(self, reference: str) -> None:
@@ -85,29 +94,30 @@ class Saver:
         """Add that a node, in a function or (``""``) in the graph, refers to a function."""
         (self.functions[function] if function else self._calls[hash(name)]).add(called)
 
-    def touch(self, op: SaverOp) -> None:
-        """Add an op that touches files; of those in one function, the first."""
-        self.ops.setdefault((op.op, op.function, 0 if op.function else hash(op.name)), op)
+    def reachable_from(self, references: Iterable[str]) -> set[int]:
+        """Return all nodes that lead to tensors, as the hashes of their names."""
+        return _reachable(map(_node_of, references), self._takes())
 
     def nodes_and_functions(self) -> tuple[set[int], set[str]]:
         """Return the nodes, as the hashes of their names, and the functions that serve the saver alone."""
         saving, left = self._own_nodes(self._takes())
         return saving | left, self._own_functions(saving)
 
-    def judge_ops(self) -> Iterator[tuple[SaverOp, bool]]:
-        """Yield each op that touches files, and whether it serves the saver alone."""
-        if not self.ops:
-            return
+    def standings(self, ops: Iterable[FileOp]) -> dict[FileOp, Standing]:
+        """Return whether each of some ops serves the saver alone."""
         takes = self._takes()
         saving, left = self._own_nodes(takes)
         functions, nodes = self._own_functions(saving), saving | left
         loading = _reachable([end for number, end in self._ends.items() if number == _RESTORE_OP], takes)
         loaded = _reachable(self._called_by(loading), self.functions)
-        for op in self.ops.values():
+        found = {}
+        for op in ops:
             node = hash(op.name)
             is_own = op.function in functions if op.function else node in nodes
             is_loaded = op.function in loaded if op.function else node in loading
-            yield op, is_own and not (is_loaded and op.op in _WRITING)
+            is_run = bool(op.function) or node not in left
+            found[op] = Standing(is_own and not (is_loaded and op.op in _WRITING), is_run)
+        return found
 
     def _takes(self) -> dict[int, list[int]]:
         takes: dict[int, list[int]] = defaultdict(list)
@@ -169,12 +179,6 @@ def functions_in(attribute: Message) -> Iterator[str]:
                         yield text.text()
                     elif inner == 2:
                         yield from functions_in(text)
-
-
-def functions_of_objects(message: Message) -> Iterator[str]:
-    """Yield the functions that a graph of objects offers."""
-    of_objects = _inner(_inner(_inner([message], 1), 6, 8), 1)  # function, bare_concrete_function
-    return (name.text() for name in (*of_objects, *_inner(_inner([message], 2), 1)))
 
 
 # What a model is asked for --------------------------------------------------------------------------

@@ -1,0 +1,320 @@
+"""Origins of the file names that ops open: an asset, the loader's name of the variables, or anything else.
+
+A name is followed backwards through the nodes that pass it on, and through the arguments of a function to
+all that call it. The loader feeds assets while it initialises a model, and the prefix of the variables while
+it restores them; an object graph binds assets to arguments. Any other source is ``ELSEWHERE``.
+
+Source: tensorflow/tensorflow ``cc/saved_model/loader_util.cc``, ``python/saved_model/load.py``,
+``python/training/saver.py``, ``python/checkpoint/functional_saver.py``, ``core/framework/function.cc``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ckpttool.core.errors import DamagedCheckpoint
+from ckpttool.formats.savedmodel.computation import BodyWires, GraphNode
+from ckpttool.formats.savedmodel.ops import known_ops
+from ckpttool.io.protobuf import Field, fields
+
+MAX_DEPTH = 100
+"""How many nodes a name may pass through; TensorFlow's savers have ten."""
+
+
+class Origin(Enum):
+    """Source of a string that names a file."""
+
+    ASSET = auto()
+    PREFIX = auto()
+    """The prefix of the variables, which a saver is fed."""
+    BESIDE = auto()
+    """A file whose name begins with the prefix, in the same directory or in one that the saver makes."""
+    SUFFIX = auto()
+    """A constant that TensorFlow's savers append to the prefix."""
+    ELSEWHERE = auto()
+
+
+Origins = frozenset[Origin]
+_ASSET, _PREFIX = frozenset({Origin.ASSET}), frozenset({Origin.PREFIX})
+_WRITTEN, _ELSEWHERE = frozenset({Origin.PREFIX, Origin.BESIDE}), frozenset({Origin.ELSEWHERE})
+
+
+class FileInput(NamedTuple):
+    """An input of an op that names a file, and the origins that make it harmless."""
+
+    position: int
+    origins: Origins
+
+
+FILE_INPUTS: Mapping[str, tuple[FileInput, ...]] = {
+    "InitializeTableFromTextFile": (FileInput(1, _ASSET),),
+    "InitializeTableFromTextFileV2": (FileInput(1, _ASSET),),
+    "ReadFile": (FileInput(0, _ASSET),),
+    "RestoreV2": (FileInput(0, _PREFIX),),
+    "Restore": (FileInput(0, _PREFIX),),
+    "RestoreSlice": (FileInput(0, _PREFIX),),
+    "SaveV2": (FileInput(0, _WRITTEN),),
+    "Save": (FileInput(0, _WRITTEN),),
+    "SaveSlices": (FileInput(0, _WRITTEN),),
+    "MergeV2Checkpoints": (FileInput(0, _WRITTEN), FileInput(1, _PREFIX)),
+}
+"""The ops that are harmless if the files that they open are the model's own."""
+
+
+class Passing(NamedTuple):
+    """The inputs that an op passes on, and what becomes of names on the way."""
+
+    inputs: slice
+    becomes: Mapping[Origin, Origin]
+
+
+_SAME = {one: one for one in Origin}
+_NUMBERED = {Origin.PREFIX: Origin.BESIDE, Origin.BESIDE: Origin.BESIDE}
+_PASSING: Mapping[str, Passing] = {
+    "Identity": Passing(slice(0, 1), _SAME),
+    "Pack": Passing(slice(None), _SAME),
+    "Select": Passing(slice(1, 3), _SAME),
+    "SelectV2": Passing(slice(1, 3), _SAME),
+    "ShardedFilename": Passing(slice(0, 1), _NUMBERED),
+}
+_FIRST_ARGUMENT: Mapping[tuple[str, bytes], int] = {
+    ("PartitionedCall", b"f"): 0,
+    ("StatefulPartitionedCall", b"f"): 0,
+    ("If", b"then_branch"): 1,
+    ("If", b"else_branch"): 1,
+    ("StatelessIf", b"then_branch"): 1,
+    ("StatelessIf", b"else_branch"): 1,
+}
+"""For each op and attribute that call a function: the input that its first argument is."""
+_SUFFIX = re.compile(rb"\.part|_temp(_[0-9a-f]{1,64})?/part")
+_HANDLE, _READ, _ASSIGN = "VarHandleOp", "ReadVariableOp", "AssignVariableOp"
+_OF_VARIABLES = frozenset({_READ, _ASSIGN, "VarIsInitializedOp"})
+
+
+class Call(NamedTuple):
+    """A node that refers to a function, in a function or (``""``) in the graph."""
+
+    body: str
+    node: int
+
+
+@dataclass(slots=True)
+class FileNames:
+    """Follows the names of files through one meta graph.
+
+    Attributes:
+        bodies: The nodes of each function, and under ``""`` those of the graph.
+        calls: The nodes that refer to each function.
+        bound: Origins of what objects bind to the last arguments of each function, once for each object.
+        opaque: Functions that may be called in ways that are not seen here.
+        fed: Origins of the tensors that the loader feeds, by node and output.
+    """
+
+    bodies: Mapping[str, BodyWires]
+    calls: Mapping[str, Collection[Call]]
+    bound: Mapping[str, Collection[Sequence[Origin]]]
+    opaque: Collection[str]
+    fed: Mapping[tuple[str, str], Origin]
+    _known: dict[tuple[str, str], Origins] = field(default_factory=dict)
+    _handles: dict[str, list[GraphNode]] | None = None
+
+    def are_own(self, op: str, name: str, function: str) -> bool:
+        """Return whether all files that a node opens are the model's own."""
+        node = self.bodies[function].nodes.get(hash(name)) if function in self.bodies else None
+        if node is None or node.op != op or op in self.bodies:
+            return False
+        return all(
+            self._origins_of_inputs(function, node, slice(one.position, one.position + 1), 0) <= one.origins
+            for one in FILE_INPUTS[op]
+        )
+
+    def _origins_of_inputs(self, body: str, node: GraphNode, taken: slice, depth: int) -> Origins:
+        references = _data_inputs(node)[taken]
+        if not references:
+            return _ELSEWHERE
+        return frozenset().union(*(self._origins(body, one, depth + 1) for one in references))
+
+    def _origins(self, body: str, reference: str, depth: int) -> Origins:
+        """Return the origins of a tensor; those of one that depends on itself are elsewhere."""
+        key = body, reference
+        if key not in self._known:
+            self._known[key] = _ELSEWHERE
+            if depth < MAX_DEPTH:
+                self._known[key] = self._find_origins(body, reference, depth)
+        return self._known[key]
+
+    def _find_origins(self, body: str, reference: str, depth: int) -> Origins:
+        name, _, output = reference.partition(":")
+        if not body and (name, output or "0") in self.fed:
+            return frozenset({self.fed[name, output or "0"]})
+        node = self.bodies[body].nodes.get(hash(name))
+        if node is not None and not node.op:
+            return _ELSEWHERE if output else self._origins_of_argument(body, int(node.inputs[0]), depth)
+        if node is None or node.op in self.bodies:  # a function is called in place of an op of its name
+            return _ELSEWHERE
+        if node.op == "Const":
+            text = _constant_text(node)
+            return frozenset({Origin.SUFFIX}) if text and _SUFFIX.fullmatch(text) else _ELSEWHERE
+        if node.op == "StringJoin":
+            return self._origins_of_joined(body, node, depth)
+        if node.op == _READ and not body:
+            return self._origins_of_variable(node, depth)
+        if node.op not in _PASSING:
+            return _ELSEWHERE
+        passing = _PASSING[node.op]
+        found = self._origins_of_inputs(body, node, passing.inputs, depth)
+        return frozenset(passing.becomes.get(one, Origin.ELSEWHERE) for one in found)
+
+    def _origins_of_joined(self, body: str, node: GraphNode, depth: int) -> Origins:
+        """Return the prefix with suffixes as a name beside it."""
+        first = self._origins_of_inputs(body, node, slice(0, 1), depth)
+        rest = self._origins_of_inputs(body, node, slice(1, None), depth)
+        is_beside = first <= _PREFIX and rest <= {Origin.SUFFIX} and not _attribute_text(node, b"separator")
+        return frozenset({Origin.BESIDE}) if is_beside else _ELSEWHERE
+
+    # Functions --------------------------------------------------------------------------------------
+
+    def _origins_of_argument(self, function: str, position: int, depth: int) -> Origins:
+        """Return the origins of an argument over all calls; none where there is no call."""
+        if function in self.opaque or function in known_ops():
+            return _ELSEWHERE
+        found: set[Origin] = set()
+        for call in self.calls.get(function, ()):
+            node = self.bodies[call.body].nodes.get(call.node)
+            first = None if node is None else _first_argument(node, function)
+            if node is None or first is None or (node.op != function and node.op in self.bodies):
+                return _ELSEWHERE
+            at = first + position
+            found |= self._origins_of_inputs(call.body, node, slice(at, at + 1), depth)
+        for bound in self.bound.get(function, ()):
+            at = position - (self.bodies[function].arguments - len(bound))
+            found.add(bound[at] if 0 <= at < len(bound) else Origin.ELSEWHERE)
+        return frozenset(found)
+
+    # Variables: TensorFlow 2 keeps the path of an asset in one, for those who load the graph ----------
+
+    def _origins_of_variable(self, node: GraphNode, depth: int) -> Origins:
+        """Return the origins of all that is assigned to a variable that only this graph can assign to."""
+        names = [one.partition(":")[0] for one in _data_inputs(node)]
+        handle = self.bodies[""].nodes.get(hash(names[0])) if names else None
+        if handle is None or handle.op != _HANDLE or not self._is_alone(handle):
+            return _ELSEWHERE
+        if self._handles is None:
+            self._handles = self._users_of_handles()
+        users = self._handles.get(names[0], [])
+        if any(user.op not in _OF_VARIABLES or user.op in self.bodies for user in users):
+            return _ELSEWHERE
+        values = [
+            self._origins_of_inputs("", user, slice(1, 2), depth) for user in users if user.op == _ASSIGN
+        ]
+        return frozenset().union(*values) if values else _ELSEWHERE
+
+    def _users_of_handles(self) -> dict[str, list[GraphNode]]:
+        """Return the nodes of the graph that take variables, by the names of these."""
+        handles = {at for at, node in self.bodies[""].nodes.items() if node.op == _HANDLE}
+        users: dict[str, list[GraphNode]] = {}
+        for node in self.bodies[""].nodes.values():
+            for name in (reference.partition(":")[0] for reference in _data_inputs(node)):
+                if hash(name) in handles:
+                    users.setdefault(name, []).append(node)
+        return users
+
+    def _is_alone(self, handle: GraphNode) -> bool:
+        """Return whether no other node refers to the resource of a handle."""
+        own = _attribute_text(handle, b"shared_name")
+        nodes = (node for body in self.bodies.values() for node in body.nodes.values() if node.op == _HANDLE)
+        same = [node for node in nodes if _attribute_text(node, b"shared_name") in (own, None)]
+        return bool(own) and len(same) == 1
+
+
+def _first_argument(node: GraphNode, function: str) -> int | None:
+    """Return the input of a call that is the first argument of a function; None if it isn't known."""
+    naming = [one for one in node.attributes if function in one.functions]
+    if node.op == function:
+        return None if naming else 0
+    # An attribute with several functions hands some of them on to the function that it calls.
+    firsts = {
+        _FIRST_ARGUMENT.get((node.op, one.key)) if one.functions == (function,) else None for one in naming
+    }
+    return firsts.pop() if len(firsts) == 1 else None
+
+
+def _data_inputs(node: GraphNode) -> list[str]:
+    return [reference for reference in node.inputs if not reference.startswith("^")]
+
+
+# Attributes -----------------------------------------------------------------------------------------
+
+_TEXT, _TENSOR = 2, 8  # fields of AttrValue
+_STRING = 7  # the number of the type of strings
+
+
+def _attribute_text(node: GraphNode, key: bytes) -> bytes | None:
+    """Return an attribute that is a string, ``b""`` where there is none; None if it isn't told here."""
+    entries = [one for one in node.attributes if one.key == key]
+    if not entries:
+        return b""
+    value = _only_field(_value_of(entries[0].content)) if len(entries) == 1 else None
+    return bytes(value.data) if value is not None and value.number == _TEXT else None
+
+
+def _constant_text(node: GraphNode) -> bytes | None:
+    """Return the string that a constant is; None if it is something else, or several."""
+    entries = [one for one in node.attributes if one.key == b"value"]
+    value = _only_field(_value_of(entries[0].content)) if len(entries) == 1 else None
+    parts = _fields(value.data) if value is not None and value.number == _TENSOR else []
+    texts = [bytes(one.data) for one in parts if one.number == 8]
+    is_text = [one.integer for one in parts if one.number == 1] == [_STRING]
+    is_plain = all(one.number in (1, 2, 8) for one in parts)
+    return texts[0] if is_text and is_plain and len(texts) == 1 else None
+
+
+def _value_of(entry: bytes) -> list[Field]:
+    """Return the fields of the value of an entry of a map; none where it has several, or is no entry."""
+    values = [one for one in _fields(entry) if one.number == 2]
+    return _fields(values[0].data) if len(values) == 1 else []
+
+
+def _only_field(parts: list[Field]) -> Field | None:
+    return parts[0] if len(parts) == 1 else None
+
+
+def _fields(message: bytes | memoryview) -> list[Field]:
+    try:
+        return [*fields(message, "")]
+    except DamagedCheckpoint:  # a summary of a long attribute
+        return []
+
+
+# What objects bind ----------------------------------------------------------------------------------
+
+
+def bound_origins(
+    functions: Iterable[tuple[str, Sequence[int]]], offered: Iterable[str], assets: Collection[int]
+) -> dict[str, list[Sequence[Origin]]]:
+    """Return the origins of what objects bind to functions.
+
+    Args:
+        functions: The functions of an object graph, and the objects that are bound to their last arguments.
+        offered: All functions that objects call; to one that isn't among the others, nothing is bound.
+        assets: The objects that are assets.
+    """
+    bound: dict[str, list[Sequence[Origin]]] = {}
+    for name, objects in functions:
+        origins = [Origin.ASSET if one in assets else Origin.ELSEWHERE for one in objects]
+        bound.setdefault(name, []).append(origins)
+    for name in offered:
+        bound.setdefault(name, [()])
+    return bound
+
+
+def fed_tensors(assets: Iterable[str], prefix: str) -> Iterator[tuple[tuple[str, str], Origin]]:
+    """Yield the tensors that the loader feeds, by node and output, and what it feeds."""
+    for reference, origin in (*((one, Origin.ASSET) for one in assets), (prefix, Origin.PREFIX)):
+        name, _, output = reference.partition(":")
+        if name:
+            yield (name, output or "0"), origin
