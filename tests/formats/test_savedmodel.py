@@ -167,6 +167,7 @@ def test_without_an_asset(models: Path, tmp_path: Path) -> None:
 def test_assets_that_lie_elsewhere_are_never_looked_at(tmp_path: Path, name: str) -> None:
     path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"", pb.asset(name))))
     assert codes(path) == {"asset-path"}
+    assert verify(path).safety is Safety.UNSAFE
 
 
 def test_links_out_of_it_are_not_followed(copy: Path, models: Path, tmp_path: Path) -> None:
@@ -176,6 +177,7 @@ def test_links_out_of_it_are_not_followed(copy: Path, models: Path, tmp_path: Pa
     (copy / "fingerprint.pb").unlink()
     (copy / "fingerprint.pb").symlink_to(models / "module" / "fingerprint.pb")
     assert codes(copy) >= {"variables-damaged", "fingerprint-damaged"}
+    assert verify(copy).safety is Safety.UNSAFE
 
 
 def test_chunked_model_is_only_reported(tmp_path: Path) -> None:

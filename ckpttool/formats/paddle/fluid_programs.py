@@ -34,7 +34,8 @@ def add_inference(parts: FluidParts, entries: Entries) -> Producer:
     """Read a program and the variables that it names."""
     source = parts.source(entries[MODEL])
     program = read_program(source, MODEL)
-    parts.safety += (add_part_name(finding, MODEL) for finding in program.safety)
+    found = (*program.safety, *program.paths_outside())
+    parts.safety += (add_part_name(finding, MODEL) for finding in found)
     stored = [variable.name for variable in program.stored]
     combined = _combined_file(entries, frozenset(stored))
     if combined is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Readable
-from ckpttool.core.report import Finding
+from ckpttool.core.report import Finding, error
 from ckpttool.formats.content.operator_lists import OperatorLists
 from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
@@ -25,6 +25,7 @@ MAX_FIELDS = 2_000_000
 """The most fields of all messages that are looked at; a program of 50,000 operators has about as many."""
 MAX_VARIABLES = 1_000_000
 MAX_NAME = 1 << 16
+_SHOWN, _LONGEST = 20, 200
 
 # The first block is number 0, and its parent is -1.
 _START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
@@ -72,6 +73,13 @@ class Program(NamedTuple):
             (variable for variable in self.variables.values() if variable.is_stored),
             key=lambda variable: variable.name,
         )
+
+    def paths_outside(self) -> tuple[Finding, ...]:
+        """Return an error for each variable that names a file outside of the directory."""
+        names = [one.name for one in self.variables.values() if one.is_persistable]
+        outside = [one for one in names if one.startswith("/") or ".." in one.split("/")]
+        message = "loading it reads the variable's file outside of the directory"
+        return tuple(error("path-outside", message, name[:_LONGEST]) for name in outside[:_SHOWN])
 
     @property
     def release(self) -> str | None:

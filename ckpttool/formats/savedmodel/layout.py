@@ -13,7 +13,7 @@ from ckpttool.formats.sidecar import ENTRY
 from ckpttool.io import fs
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
-VARIABLES = "variables"
+VARIABLES, ASSETS = "variables", "assets"
 CONTENT = f"assets.extra/{ENTRY}"
 """Where the entry of what a SavedModel has no place for lies in its directory."""
 _BESIDE = frozenset({"assets", "assets.extra", "debug", "fingerprint.pb", "keras_metadata.pb"})

@@ -24,7 +24,15 @@ from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
-from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
+from ckpttool.formats.savedmodel.layout import (
+    ASSETS,
+    BINARY,
+    CHUNKED,
+    CONTENT,
+    TEXT,
+    is_inside,
+    require_inside,
+)
 from ckpttool.formats.savedmodel.pbtext import text_message
 from ckpttool.formats.savedmodel.safety import judge_links, safety_of
 from ckpttool.formats.savedmodel.variables import (
@@ -45,8 +53,6 @@ from ckpttool.io import fs
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""
-
-ASSETS = "assets"
 
 _FORMAT = "savedmodel"
 _BUNDLE = "tensorflow"

@@ -11,15 +11,25 @@ from itertools import islice
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, error, warning
+from ckpttool.formats.interface import scan
 from ckpttool.formats.keras.config import judge
 from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
 from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph, SavedModel
-from ckpttool.formats.savedmodel.layout import BINARY, CHUNKED, TEXT, require_inside
+from ckpttool.formats.savedmodel.layout import (
+    ASSETS,
+    BINARY,
+    CHUNKED,
+    TEXT,
+    VARIABLES,
+    is_inside,
+    require_inside,
+)
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.variables import KERAS_METADATA
 from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.formats.shard_index import refusal
 from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 
@@ -37,6 +47,7 @@ def safety_of(
         for at, item in enumerate(graph.objects or ()):
             if item.keras:
                 yield from judge_layer(item.keras, directory, f"object {at}")
+    yield from judge_paths(model, directory)
     if KERAS_METADATA in entries:
         try:
             require_inside(os.path.join(directory, KERAS_METADATA), directory)
@@ -45,6 +56,19 @@ def safety_of(
             yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS_METADATA)
     if CHUNKED in entries or (BINARY in entries and TEXT in entries):
         yield warning("not-scanned", "one of two models was not looked at")
+
+
+def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
+    """Yield the files outside of the model that loading it would read: assets, and those of its variables."""
+    for name in dict.fromkeys(name for graph in model.graphs for name in graph.assets):
+        path = os.path.join(directory, ASSETS, name)
+        if refusal(name) is not None or not is_inside(path, directory):
+            yield error("asset-path", "loading it reads an asset outside of the SavedModel", name[:_LONGEST])
+    variables = os.path.join(directory, VARIABLES)
+    for entry in scan(variables).values() if fs.isdir(variables) else ():
+        if not is_inside(entry.path, directory):
+            where = f"{VARIABLES}/{entry.name}"
+            yield error("path-outside", "loading it reads a file outside of the SavedModel", where)
 
 
 def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
