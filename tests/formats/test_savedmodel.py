@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -355,6 +356,84 @@ def test_table_of_a_function_that_nothing_calls(
     body = pb.graph(functions=(pb.function("f", init, takes=takes),))
     content = pb.model(pb.meta_graph(body, pb.asset("words.txt")))
     assert verify(pb.written(tmp_path / "m", content)).safety is safety
+
+
+FILL = pb.node("fill", "InitializeTableFromTextFileV2")
+ASSET = pb.part(6, pb.part(1, pb.part(1, "asset:0")) + pb.part(2, "words.txt"))
+
+
+def filling(*nodes: bytes, name: str = "f", mark: bytes = b"", asset: bytes = ASSET) -> bytes:
+    """Return a model whose graph has some nodes, and a function that fills a table from its argument."""
+    function = pb.function(name, FILL + pb.taking("table", "file"), takes=("table", "file")) + mark
+    constants = pb.node("asset", "Placeholder"), pb.text_constant("evil", "/etc/passwd")
+    return pb.model(pb.meta_graph(pb.graph(*constants, *nodes, functions=(function,)), asset))
+
+
+def calling(*inputs: str, op: str = "PartitionedCall", attribute: str = "f") -> bytes:
+    function = pb.part(10, pb.part(1, "f"))
+    return pb.node("call", op) + pb.taking(*inputs) + pb.attribute(attribute, function)
+
+
+VARIABLE = (
+    pb.node("handle", "VarHandleOp") + pb.attribute("shared_name", pb.part(2, "v")),
+    pb.node("set", "AssignVariableOp") + pb.taking("handle", "asset"),
+    pb.node("get", "ReadVariableOp") + pb.taking("handle", "^set"),
+)
+EXCHANGED = pb.part(5, pb.part(1, "api_implements") + pb.part(2, pb.part(2, "x")))
+
+
+@pytest.mark.parametrize(
+    ("content", "safety"),
+    [
+        (filling(calling("evil", "asset")), Safety.SAFE),
+        (filling(calling("asset", "evil")), Safety.UNSAFE),
+        (filling(calling("asset", "asset:1")), Safety.UNSAFE),
+        (filling(calling("evil", "evil", "asset", op="If", attribute="then_branch")), Safety.SAFE),
+        (filling(calling("asset", "asset", "evil", op="If", attribute="then_branch")), Safety.UNSAFE),
+        (filling(calling("evil", "asset", op="While", attribute="body")), Safety.UNSAFE),
+        (filling(calling("evil", "asset", attribute="g")), Safety.UNSAFE),
+        (filling(pb.node("call", "f") + pb.taking("evil", "asset")), Safety.SAFE),
+        (filling(pb.node("call", "f") + pb.taking("asset", "evil")), Safety.UNSAFE),
+        (filling(pb.node("call", "Relu") + pb.taking("asset", "evil"), name="Relu"), Safety.UNSAFE),
+        (filling(mark=EXCHANGED), Safety.UNSAFE),
+        (filling(calling("evil", "get"), *VARIABLE), Safety.SAFE),
+        (filling(calling("evil", "get"), *VARIABLE[1:]), Safety.UNSAFE),
+        (filling(calling("evil", "get", "handle"), *VARIABLE), Safety.UNSAFE),
+        (
+            filling(
+                calling("evil", "get"),
+                *VARIABLE,
+                pb.node("again", "AssignVariableOp") + pb.taking("handle", "evil"),
+            ),
+            Safety.UNSAFE,
+        ),
+        (
+            filling(
+                calling("evil", "get"),
+                *VARIABLE,
+                pb.node("twin", "VarHandleOp") + pb.attribute("shared_name", pb.part(2, "v")),
+            ),
+            Safety.UNSAFE,
+        ),
+        (
+            filling(
+                calling("evil", "evil"),
+                asset=pb.part(6, pb.part(1, pb.part(1, "evil:0") + pb.part(1, "asset:0")) + pb.part(2, "w")),
+            ),
+            Safety.UNSAFE,
+        ),
+    ],
+)
+def test_names_of_files_are_followed_to_assets(tmp_path: Path, content: bytes, safety: Safety) -> None:
+    assert verify(pb.written(tmp_path / "m", content)).safety is safety
+
+
+def test_names_that_pass_through_many_nodes_end(tmp_path: Path) -> None:
+    names = ["asset", *(f"n{at}" for at in range(5000))]
+    nodes = [pb.node(name, "Identity") + pb.taking(before) for before, name in itertools.pairwise(names)]
+    for last, safety in (("n20", Safety.SAFE), ("n4999", Safety.UNSAFE)):
+        content = filling(calling("evil", last), *nodes)
+        assert verify(pb.written(tmp_path / last, content)).safety is safety
 
 
 TABLES = """
