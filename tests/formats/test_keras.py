@@ -51,6 +51,12 @@ LAMBDA = {"class_name": "__lambda__", "config": {"code": "4wEA", "defaults": Non
 
 CODE = b64encode(marshal.dumps(compile("1", "m", "eval"))).decode()
 
+
+def wrapped(kind: str, **function: object) -> Config:
+    """Return a recurrent layer whose cell is wrapped with a function, as Keras 2 stores it."""
+    return layer("RNN", config={"cell": layer(kind, config={"cell": layer("SimpleRNNCell"), **function})})
+
+
 CONFIGS: list[tuple[Config, str | None]] = [
     (layer("Dense"), None),
     (layer("Functional", "keras.src.models.functional"), None),
@@ -158,8 +164,13 @@ CONFIGS: list[tuple[Config, str | None]] = [
     (layer("Dense", config={"note": "[UNK] {"}), None),
     (layer("Dense", config={"note": '{"a": 1, "a": 2}'}), "duplicate-key"),
     (layer("Dense", config={"note": "[" * 200 + "]" * 200}), "not-scanned"),
-    (layer("Dense", config={"note": CODE}), "keras-lambda"),
-    (layer("Dense", config={"note": "4wheel" * 9}), None),
+    *(
+        (wrapped(kind, **{name: [code, None, None], f"{name}_type": "lambda"}), "keras-lambda")
+        for kind, name in (("ResidualWrapper", "residual_fn"), ("DropoutWrapper", "dropout_fn"))
+        for code in (CODE, f"!{CODE}", "\xe3")
+    ),
+    (wrapped("ResidualWrapper", residual_fn="mine", residual_fn_type="function"), "unknown-class"),
+    (layer("Dense", config={"note": CODE, "note_type": "text"}), None),
 ]
 
 

@@ -1,6 +1,7 @@
 """What loading a Keras config could run: it names classes and functions at any depth, and may hold code.
 
-Texts in it that are configurations, or code, are looked into. Nothing is imported or unmarshalled.
+Code is recognised by the field that a loader decodes, never by how it looks: the decoders are lenient. Texts
+that are configurations are looked into. Nothing is imported or unmarshalled.
 
 Keras resolves ``module`` and ``class_name``; where Keras 2 finds nothing there, ``registered_name`` in the
 same module. A function has its name in ``config``. A name is harmless if an exact list has it.
@@ -11,10 +12,9 @@ Source: Keras ``src/saving/serialization_lib.py``, ``src/layers/core/lambda_laye
 
 from __future__ import annotations
 
-import binascii
 import builtins
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.report import Finding, error, warning
@@ -51,9 +51,10 @@ MAX_ALIKE = 100
 """The most findings of one code that are told of a config."""
 _MAX_TEXTS = 8
 """How deep texts that are configurations may stand in each other."""
-_CODE = ("4w", "Yw")
-"""How code begins that Python marshalled, in Base64: the type, with and without a flag."""
-_CODE_HEAD = 24
+TEXT = "(text)"
+_KIND_OF_FUNCTION = "_type"
+"""End of the keys with which Keras 2 says how the function in the field beside it is stored."""
+_RUNS_CODE = "loading it would run code that is stored in the config"
 Node = Mapping[str, Any]
 _ELSEWHERE = {
     "utils": frozenset({"Cross", "Feature", "FeatureSpace"}),
@@ -83,33 +84,87 @@ def read_config(path: str, text: bytes, what: str = "config") -> Any:
     return config
 
 
+class Place(NamedTuple):
+    """Path of a node below the config, linked upwards: its text is made for findings only.
+
+    Attributes:
+        step: A key, the index in a list, or ``TEXT`` between a text and the tree that it holds.
+    """
+
+    above: Place | None
+    step: str | int
+
+    def __str__(self) -> str:
+        steps: list[str] = []
+        place: Place | None = self
+        while place is not None:
+            step = place.step
+            steps.append(f"[{step}]" if isinstance(step, int) else step if step is TEXT else f".{step:.40}")
+            place = place.above
+        return "".join(reversed(steps))
+
+
+class _Level(NamedTuple):
+    """Children of an object or list that are still to be visited.
+
+    Attributes:
+        texts: How many texts the level lies in.
+        is_looked_up: Whether a loader looks up texts on this level as names.
+    """
+
+    place: Place | None
+    children: Iterator[tuple[str | int, object]]
+    texts: int
+    is_looked_up: bool
+
+
 def judge(config: object, where: str) -> tuple[Finding, ...]:
     """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
     by_code: dict[str, dict[Finding, None]] = {}
-    for finding in _findings_in(config, where):
+    for place, finding in _findings_in(config):
         alike = by_code.setdefault(finding.code, {})
         if len(alike) < MAX_ALIKE:
-            alike[finding] = None
+            alike[finding._replace(where=where if place is None else f"{where}{place}")] = None
     return tuple(finding for alike in by_code.values() for finding in alike)
 
 
-def _findings_in(config: object, where: str) -> Iterator[Finding]:
-    """Yield what is to be said of every object and text at any depth."""
-    pending = [(where, config, 0)]
-    while pending:
-        place, node, texts = pending.pop()
+def _findings_in(config: object) -> Iterator[tuple[Place | None, Finding]]:
+    """Yield what is to be said of every object and text at any depth.
+
+    One level is kept for each depth, and nothing for each node.
+    """
+    levels = [_Level(None, _nested([("", config)]), 0, False)]
+    while levels:
+        above, children, texts, is_looked_up = levels[-1]
+        child = next(children, None)
+        if child is None:
+            levels.pop()
+            continue
+        step, node = child
+        place = None if len(levels) == 1 else Place(above, step)
+        is_looked_up |= isinstance(step, str) and _is_looked_up(step)
         if isinstance(node, dict):
-            yield from _judge_object(node, place)
-            pending.extend((f"{place}.{key:.40}", value, texts) for key, value in reversed(node.items()))
+            for finding in _judge_object(node):
+                yield place, finding
+            is_looked_up &= "class_name" not in node
+            levels.append(_Level(place, _nested(node.items()), texts, is_looked_up))
         elif isinstance(node, list):
-            pending.extend((f"{place}[{at}]", node[at], texts) for at in reversed(range(len(node))))
-        elif isinstance(node, str) and _is_code(node):
-            yield error("keras-lambda", "Python code, marshalled", place)
-        elif isinstance(node, str) and node.lstrip()[:1] in ("{", "["):
-            try:
-                pending.append((f"{place}(text)", _tree_in_text(node, texts), texts + 1))
-            except LimitExceeded as failure:
-                yield warning("not-scanned", f"a text in it was not looked into: {failure.reason}", place)
+            levels.append(_Level(place, _nested(enumerate(node)), texts, is_looked_up))
+        elif isinstance(node, str):
+            if is_looked_up:
+                for finding in _judge_looked_up(node):
+                    yield place, finding
+            if node.lstrip()[:1] in ("{", "["):
+                try:
+                    tree = _tree_in_text(node, texts)
+                    levels.append(_Level(place, _nested([(TEXT, tree)]), texts + 1, False))
+                except LimitExceeded as failure:
+                    yield place, warning("not-scanned", f"a text in it was not looked into: {failure.reason}")
+
+
+def _nested(children: Iterable[tuple[str | int, object]]) -> Iterator[tuple[str | int, object]]:
+    """Yield the children of a node that may name something, with their keys or indexes."""
+    return ((step, node) for step, node in children if isinstance(node, dict | list | str))
 
 
 def _tree_in_text(text: str, texts: int) -> object:
@@ -125,83 +180,78 @@ def _tree_in_text(text: str, texts: int) -> object:
     return tree
 
 
-def _judge_object(node: Mapping[str, Any], place: str) -> Iterator[Finding]:
+def _judge_object(node: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what is to be said of an object, and of the names in it that a loader resolves."""
     if isinstance(node, Doubled):
-        yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones", place)
-    is_lambda = "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node
-    if is_lambda or "lambda" in (node.get("function_type"), node.get("output_shape_type")):
-        yield error("keras-lambda", "loading it would run code that is stored in the config", place)
+        yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones")
+    if "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node:
+        yield error("keras-lambda", _RUNS_CODE)
+    for key, value in node.items():
+        if key.endswith(_KIND_OF_FUNCTION) and isinstance(value, str):
+            yield from _judge_kind_of_function(key, value, node)
     texts = {key: node.get(key) for key in ("class_name", "module", "registered_name")}
     strange = [key for key, value in texts.items() if not isinstance(value, str | None)]
     for key in strange:
-        yield error("keras-class", f"a {key} of type {type(texts[key]).__name__}", place)
+        yield error("keras-class", f"a {key} of type {type(texts[key]).__name__}")
     if not strange and texts["class_name"] is not None:
-        yield from _judge_class(node["class_name"], node, place)
-    for key, value in node.items():
-        if key in LOOKED_UP or key.endswith(LOOKED_UP_ENDS):
-            yield from _judge_lookups(value, f"{place}.{key:.40}")
+        yield from _judge_class(node["class_name"], node)
 
 
-def _is_code(text: str) -> bool:
-    """Return whether a text is Base64 of a code object: small numbers of arguments stand at its head."""
-    head = "".join(text[: 2 * _CODE_HEAD].split())[:_CODE_HEAD]
-    if not head.startswith(_CODE) or len(head) < _CODE_HEAD:
-        return False
-    try:
-        data = binascii.a2b_base64(head)
-    except ValueError:
-        return False
-    return all(data[at : at + 2] == b"\0\0" for at in (3, 7, 11))
+def _judge_kind_of_function(key: str, kind: str, node: Mapping[str, Any]) -> Iterator[Finding]:
+    """Judge a field such as ``residual_fn_type``: how Keras 2 decodes the field that it is named after."""
+    if kind == "lambda":
+        yield error("keras-lambda", _RUNS_CODE)
+    elif kind == "function" and isinstance(name := node.get(key.removesuffix(_KIND_OF_FUNCTION)), str):
+        yield _unknown(f"the function {name}")
 
 
 # Names that a loader resolves -----------------------------------------------------------------------
-def _gadget(name: str, place: str, why: str = "which is no part of a model") -> Finding:
-    return error("keras-gadget", f"it names {name:.100}, {why}", place)
+def _gadget(name: str, why: str = "which is no part of a model") -> Finding:
+    return error("keras-gadget", f"it names {name:.100}, {why}")
 
 
-def _unknown(name: str, place: str) -> Finding:
-    return warning("unknown-class", f"it names {name!r:.100}, which is not known to be harmless", place)
+def _unknown(name: str) -> Finding:
+    return warning("unknown-class", f"it names {name!r:.100}, which is not known to be harmless")
 
 
-def _judge_class(name: str, node: Node, place: str) -> Iterator[Finding]:
+def _judge_class(name: str, node: Node) -> Iterator[Finding]:
     config, module, registered = node.get("config"), node.get("module"), node.get("registered_name")
     settings = config if isinstance(config, dict) else {}
     last = {full.rpartition(">")[2].rpartition(".")[2] for full in (name, registered) if full}
     if name == "__lambda__":
-        yield error("keras-lambda", "loading it would run code that is stored in the config", place)
+        yield error("keras-lambda", _RUNS_CODE)
     elif "Lambda" in last:
-        yield error("keras-lambda", "a Lambda layer, which runs a function that the config gives", place)
+        yield error("keras-lambda", "a Lambda layer, which runs a function that the config gives")
     elif running := last & RUNNING.keys():
-        yield from (error("keras-unsafe-layer", f"{kind}, which {RUNNING[kind]}", place) for kind in running)
+        yield from (error("keras-unsafe-layer", f"{kind}, which {RUNNING[kind]}") for kind in running)
     elif name in _CALLS:
-        yield from _judge_call(name, settings, place)
-        yield from _judge_module(module, name, registered, place, is_listed=True)
+        yield from _judge_call(name, settings)
+        yield from _judge_module(module, name, registered, is_listed=True)
     elif name == "function":
-        yield from _judge_function(config, module, registered, place)
+        yield from _judge_function(config, module, registered)
     elif name in ("__typespec__", "TypeSpec"):
-        yield from _judge_typespec(node, place)
+        yield from _judge_typespec(node)
     else:
-        yield from _judge_module(module, name, registered, place)
+        yield from _judge_module(module, name, registered)
         for key in sorted(FILES | ({"vocabulary"} if last & VOCABULARIES else set())):
             if isinstance(file := settings.get(key), str):
                 verb = "fetch" if file.startswith(_REMOTE) else "read"
-                yield error("keras-reads-file", f"loading it would {verb} {file!r:.100}", place)
+                yield error("keras-reads-file", f"loading it would {verb} {file!r:.100}")
 
 
 # Classes --------------------------------------------------------------------------------------------
 
 
 def _judge_module(
-    module: str | None, name: str, registered: str | None, place: str, *, is_listed: bool = False
+    module: str | None, name: str, registered: str | None, *, is_listed: bool = False
 ) -> Iterator[Finding]:
     part = None if module is None else part_of_keras(module)
     other = registered if registered != name else None
     if module is None:
-        yield from _judge_class_without_module(name, other, place, is_listed)
+        yield from _judge_class_without_module(name, other, is_listed)
     elif part is not None:
         if other is not None and other not in CLASSES:
-            yield _unknown(other, place) if ">" in other else _gadget(f"{module}.{other}", place)
+            yield _unknown(other) if ">" in other else _gadget(f"{module}.{other}")
         if name in CLASSES:
             is_elsewhere = name in _ELSEWHERE.get(part, ()) or f"{module}.{name}" in TORCH_OPTIMIZERS
             is_of_keras = part in PARTS or part == "" or is_elsewhere
@@ -209,46 +259,42 @@ def _judge_module(
             is_of_keras = part == "ops" and name in OPERATIONS
         if not is_listed and not is_of_keras:
             is_class = part in PARTS and name.isidentifier() and name[:1].isupper()
-            yield _unknown(f"{module}.{name}", place) if is_class else _gadget(f"{module}.{name}", place)
+            yield _unknown(f"{module}.{name}") if is_class else _gadget(f"{module}.{name}")
     elif module != "builtins" or name not in DATA or other is not None:
-        yield _judge_import(module, name, place)
+        yield _judge_import(module, name)
         if other is not None and ">" not in other:
-            yield _judge_import(module, other, place)
+            yield _judge_import(module, other)
 
 
-def _judge_class_without_module(
-    name: str, other: str | None, place: str, is_listed: bool
-) -> Iterator[Finding]:
+def _judge_class_without_module(name: str, other: str | None, is_listed: bool) -> Iterator[Finding]:
     """Judge a class without a module: it is looked up among those of Keras, and those of the user."""
     for found_by_name in (name, other):
         if found_by_name in LOOKUPS:
-            yield _gadget(found_by_name, place)
+            yield _gadget(found_by_name)
     known = is_listed or name in CLASSES | OPERATIONS | DATA | FUNCTIONS
     if not known and name not in LOOKUPS:
-        yield _unknown(other or name, place)
+        yield _unknown(other or name)
     elif other is not None and other not in CLASSES | LOOKUPS:
-        yield _unknown(other, place)
+        yield _unknown(other)
 
 
-def _judge_import(module: str, name: str, place: str) -> Finding:
+def _judge_import(module: str, name: str) -> Finding:
     """Return what is to be said of a name in a module that isn't Keras's, and that is imported."""
     parts = [*module.split("."), *name.split(".")]
     is_dunder = any(part.startswith("__") and part != "__main__" for part in parts)
     is_python = module == "builtins" and hasattr(builtins, name)
     is_known = module != "builtins" and trust(module, name) is not Trust.UNKNOWN
     if "." in name or is_dunder or is_python or is_known:
-        return error("keras-gadget", f"loading it would import {f'{module}.{name}':.100}", place)
-    return _unknown(f"{module}.{name}", place)
+        return error("keras-gadget", f"loading it would import {f'{module}.{name}':.100}")
+    return _unknown(f"{module}.{name}")
 
 
 # Functions ------------------------------------------------------------------------------------------
 
 
-def _judge_function(
-    function: object, module: str | None, registered: str | None, place: str
-) -> Iterator[Finding]:
+def _judge_function(function: object, module: str | None, registered: str | None) -> Iterator[Finding]:
     if not isinstance(function, str):
-        yield error("keras-class", f"a function whose name has type {type(function).__name__}", place)
+        yield error("keras-class", f"a function whose name has type {type(function).__name__}")
         return
     names = [function] if registered in (None, "function", function) else [function, registered]
     part = None if module is None else part_of_keras(module)
@@ -256,34 +302,31 @@ def _judge_function(
         is_harmless = name in FUNCTIONS | CLASSES
         if part is not None:
             if not (is_harmless and part in FUNCTION_PARTS) and not (part == "ops" and name in OPS):
-                yield _gadget(f"{module}.{name}", place)
+                yield _gadget(f"{module}.{name}")
         elif module not in (None, "builtins"):
-            yield _judge_import(module, name, place)
+            yield _judge_import(module, name)
         elif "." in name or name in LOOKUPS or (hasattr(builtins, name) and not is_harmless):
-            yield _gadget(name, place)
+            yield _gadget(name)
         elif not is_harmless:
-            yield _unknown(f"the function {name}", place)
+            yield _unknown(f"the function {name}")
 
 
-def _judge_lookups(value: object, place: str) -> Iterator[Finding]:
-    """Judge texts that are names of activations, losses …, in lists and by outputs, too."""
-    pending = [value]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict) and "class_name" not in node:
-            pending += node.values()
-        elif isinstance(node, str) and node in LOOKUPS:
-            yield _gadget(node, place)
-        elif isinstance(node, str) and node not in BY_NAME:
-            yield _unknown(node, place)
+def _is_looked_up(key: str) -> bool:
+    """Return whether texts below a key are names of activations, losses, optimizers …"""
+    return key in LOOKED_UP or key.endswith(LOOKED_UP_ENDS)
+
+
+def _judge_looked_up(name: str) -> Iterator[Finding]:
+    if name in LOOKUPS:
+        yield _gadget(name)
+    elif name not in BY_NAME:
+        yield _unknown(name)
 
 
 # TensorFlow -----------------------------------------------------------------------------------------
 
 
-def _judge_call(name: str, config: Node, place: str) -> Iterator[Finding]:
+def _judge_call(name: str, config: Node) -> Iterator[Finding]:
     key, harmless = _CALLS[name]
     called = config.get(key)
     if name == "TensorFlowOpLayer":
@@ -291,30 +334,30 @@ def _judge_call(name: str, config: Node, place: str) -> Iterator[Finding]:
 
         op = called.get("op") if isinstance(called, dict) else None
         if not isinstance(op, str) or severity_of(op) is not None:
-            yield error("keras-gadget", f"a layer that runs TensorFlow's op {op!r:.100}", place)
+            yield error("keras-gadget", f"a layer that runs TensorFlow's op {op!r:.100}")
         elif op not in known_ops():
-            yield _unknown(f"the op {op}", place)
+            yield _unknown(f"the op {op}")
     elif not isinstance(called, str):
-        yield error("keras-gadget", f"{name} of no function", place)
+        yield error("keras-gadget", f"{name} of no function")
     elif called not in harmless or (name == "ClassMethod" and config.get("cls_symbol") != "RaggedTensor"):
         symbol = f"{config['cls_symbol']}.{called}" if "cls_symbol" in config else called
-        yield error("keras-gadget", f"loading it would call tf.{symbol:.100}", place)
+        yield error("keras-gadget", f"loading it would call tf.{symbol:.100}")
 
 
-def _judge_typespec(node: Node, place: str) -> Iterator[Finding]:
+def _judge_typespec(node: Node) -> Iterator[Finding]:
     """Judge a type specification: Keras 2 imports its module, and calls what it finds there."""
     if node["class_name"] == "TypeSpec":
         if node.get("type_spec") not in TYPESPECS:
-            yield _unknown(f"the type {node.get('type_spec')}", place)
+            yield _unknown(f"the type {node.get('type_spec')}")
         return
     module, name, registered = (node.get(key) for key in ("module", "spec_name", "registered_name"))
     if f"{module} {name}" in TYPESPECS and registered in (None, name):
         return
     if isinstance(module, str) and isinstance(name, str) and part_of_keras(module) is None:
         for imported in {name, registered or name}:
-            yield _judge_import(module, imported, place)
+            yield _judge_import(module, imported)
     else:
-        yield _gadget(f"{module}.{name}", place)
+        yield _gadget(f"{module}.{name}")
 
 
 def is_own_asset(name: str) -> bool:
