@@ -24,10 +24,11 @@ def model(generator: Callable[[Place], Variants]) -> Callable[[Place], Variants]
     return generator
 
 
-def _lambda_code(place: Place) -> bytes:
-    """Return marshalled code of a function that creates the file and returns its argument."""
+def _lambda_code(place: Place, arguments: int = 1) -> bytes:
+    """Return marshalled code of a function that creates the file and returns its last argument."""
     scope: dict[str, Any] = {}
-    exec(f"def f(x):\n    open({place.marker!r}, 'w').close()\n    return x\n", scope)
+    names = ", ".join(["x", "y"][:arguments])
+    exec(f"def f({names}):\n    open({place.marker!r}, 'w').close()\n    return {names[-1]}\n", scope)
     return marshal.dumps(scope["f"].__code__)
 
 

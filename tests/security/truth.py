@@ -19,10 +19,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 GROUPS = {
     "torch": ("pickle", "pickles", "torch", "torchscript", "numpy", "numpys", "dcp"),
-    "keras": ("keras", "tf_keras"),
+    "keras": (
+        "keras",
+        "tf_keras",
+        "keras_fits",
+        "keras_reads",
+        "tf_keras_reads",
+        "keras_works",
+        "tf_keras_works",
+    ),
     "paddle": ("paddle",),
 }
 PRELOADED = {
@@ -35,6 +44,11 @@ PRELOADED = {
     "paddle": ("paddle",),
 }  # fmt: skip
 SECONDS, SECONDS_OF_ONE = 900, 10
+SECONDS_OF_WORK, BYTES_OF_WORK = 8, 3 << 30
+"""What a model of a few kilobytes may take to be loaded."""
+IN_OPEN = 0x20
+READ = "read.txt"
+"""File in a case's directory that a loader shall not read."""
 
 
 def load_pickle(path: str) -> None:
@@ -90,23 +104,104 @@ def load_paddle(path: str) -> None:
 
 
 def load_keras(path: str) -> None:
-    import keras
     import numpy as np
 
-    model = keras.models.load_model(path, safe_mode=False)
-    model.predict(np.zeros((1, 4), "float32"), verbose=0)
+    load_model("keras", path).predict(np.zeros((1, 4), "float32"), verbose=0)
 
 
 def load_tf_keras(path: str) -> None:
     import numpy as np
-    import tf_keras
 
-    model = tf_keras.models.load_model(path, **({"safe_mode": False} if path.endswith(".keras") else {}))
-    model.predict(np.zeros((1, 4), "float32"), verbose=0)
+    load_model("tf_keras", path).predict(np.zeros((1, 4), "float32"), verbose=0)
+
+
+def load_keras_fits(path: str) -> None:
+    import numpy as np
+
+    zeros = np.zeros((1, 4), "float32")
+    load_model("keras", path).fit(zeros, zeros, verbose=0)
+
+
+def load_model(loader: str, path: str) -> Any:
+    """Return a model of Keras 3 or 2, loaded without its safe mode."""
+    options = {"safe_mode": False} if loader == "keras" or path.endswith(".keras") else {}
+    return importlib.import_module(loader).models.load_model(path, **options)
+
+
+def load_keras_reads(path: str) -> None:
+    _mark_if_read(path, load_keras)
+
+
+def load_tf_keras_reads(path: str) -> None:
+    _mark_if_read(path, load_tf_keras)
+
+
+def _mark_if_read(path: str, load: Callable[[str], None]) -> None:
+    """Load a file, and make the marker if the file beside it has been opened."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    (Path(path).parent / READ).write_text("one\ntwo\n")
+    libc.inotify_add_watch(watch, os.fsencode(Path(path).parent / READ), IN_OPEN)
+    try:
+        load(path)
+    finally:
+        with contextlib.suppress(BlockingIOError):
+            if os.read(watch, 4096):
+                marker_of(path).touch()
+        os.close(watch)
+
+
+def load_keras_works(path: str) -> None:
+    _mark_if_endless(path, "keras")
+
+
+def load_tf_keras_works(path: str) -> None:
+    _mark_if_endless(path, "tf_keras")
+
+
+def _mark_if_endless(path: str, loader: str) -> None:
+    """Make the marker if loading a file takes all of a child's time or memory."""
+    signal.alarm(0)
+    code = f"import {loader}, tests.security.truth as t; t.load_in_limits({loader!r}, {path!r})"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it has imported the framework
+        try:
+            if child.wait(SECONDS_OF_WORK) != 0:
+                marker_of(path).touch()
+        except subprocess.TimeoutExpired:
+            child.kill()
+            marker_of(path).touch()
+
+
+def load_in_limits(loader: str, path: str) -> None:
+    """Load a file with little memory to spare, and end with 1 if that isn't enough."""
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + BYTES_OF_WORK
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print("ready", flush=True)
+    try:
+        load_model(loader, path)
+    except MemoryError:
+        os._exit(1)
+    except Exception as error:
+        os._exit(int("OOM" in str(error) or "ResourceExhausted" in type(error).__name__))
+    os._exit(0)
+
+
+def marker_of(path: str) -> Path:
+    """Return what the payload of a case makes: see `corpus.Corpus.place`."""
+    directory = Path(path).parent
+    return directory.parents[1] / "ran" / directory.name / "m"
 
 
 LOADERS: dict[str, Callable[[str], None]] = {
-    name.removeprefix("load_"): function for name, function in globals().items() if name.startswith("load_")
+    loader: globals()[f"load_{loader}"] for loaders in GROUPS.values() for loader in loaders
 }
 
 

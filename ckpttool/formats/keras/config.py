@@ -13,6 +13,8 @@ Source: Keras ``src/saving/serialization_lib.py``, ``src/layers/core/lambda_laye
 from __future__ import annotations
 
 import builtins
+import codecs
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -74,8 +76,11 @@ _CALLS = {
 
 
 def read_config(path: str, text: bytes, what: str = "config") -> Any:
-    """Return the object that a config in JSON holds."""
-    config = parse_json(path, text, what, constants=True)
+    """Return the object that a config in JSON holds, in any encoding that ``json.loads`` recognises."""
+    encoding = json.detect_encoding(text)
+    if encoding not in ("utf-8", "utf-8-sig"):
+        text = text.decode(encoding, "replace").encode("utf-8", "replace")
+    config = parse_json(path, text.removeprefix(codecs.BOM_UTF8), what, constants=True)
     if isinstance(config, Doubled):
         raise DamagedCheckpoint(path, f"{config.key!r} stands twice", where=what, code="duplicate-key")
     if not isinstance(config, dict):
