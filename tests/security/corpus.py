@@ -45,8 +45,8 @@ ALONE = {
 """What changes the loader's interpreter, or waits for its end."""
 ELSEWHERE = {"aliases/nt.system"}
 """What runs on another system than Linux, so that no loader can prove it here."""
-USERS = {"users_names", "keras_work"}
-"""Attacks of which unknown may be said: the only name is the user's own, or loading takes too long."""
+USERS = {"users_names", "keras_work", "keras_half_characters"}
+"""Attacks of which unknown may be said: they name only the user's own, take long, or can't be read."""
 
 
 @dataclass(frozen=True)

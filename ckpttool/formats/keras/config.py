@@ -15,6 +15,8 @@ from __future__ import annotations
 import builtins
 import codecs
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -34,8 +36,10 @@ from ckpttool.formats.keras.names import (
     OPERATIONS,
     OPS,
     PARTS,
+    PATTERNS,
     RAGGED_MAKERS,
     RUNNING,
+    SIZES,
     TENSORFLOW,
     TORCH_OPTIMIZERS,
     TYPESPECS,
@@ -45,6 +49,10 @@ from ckpttool.formats.keras.names import (
 from ckpttool.io.jsontext import Doubled, parse_json
 from ckpttool.io.trust import Trust, trust
 
+_FREE_VALUES = 1 << 20
+"""How many values a small file may have made."""
+_LITERAL = re.compile(r"[^\[\](){}*+?|]*(?:\.\*[^\[\](){}*+?|]*){0,2}")
+"""Patterns that take no time: plain text with two gaps at most."""
 ASSETS = "assets/"
 _VOCABULARY = "/vocabulary.txt"
 MAX_CONFIG = 100_000_000
@@ -123,17 +131,23 @@ class _Level(NamedTuple):
     is_looked_up: bool
 
 
-def judge(config: object, where: str) -> tuple[Finding, ...]:
-    """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
+def judge(config: object, where: str, nbytes: int | None = None) -> tuple[Finding, ...]:
+    """Return an error for all that is known to be dangerous, a warning for what nobody knows.
+
+    Args:
+        config: The tree.
+        where: Its name in the file.
+        nbytes: Size of the file with its weights, against which sizes are held; None if it is not known.
+    """
     by_code: dict[str, dict[Finding, None]] = {}
-    for place, finding in _findings_in(config):
+    for place, finding in _findings_in(config, nbytes):
         alike = by_code.setdefault(finding.code, {})
         if len(alike) < MAX_ALIKE:
             alike[finding._replace(where=where if place is None else f"{where}{place}")] = None
     return tuple(finding for alike in by_code.values() for finding in alike)
 
 
-def _findings_in(config: object) -> Iterator[tuple[Place | None, Finding]]:
+def _findings_in(config: object, nbytes: int | None) -> Iterator[tuple[Place | None, Finding]]:
     """Yield what is to be said of every object and text at any depth.
 
     One level is kept for each depth, and nothing for each node.
@@ -149,7 +163,7 @@ def _findings_in(config: object) -> Iterator[tuple[Place | None, Finding]]:
         place = None if len(levels) == 1 else Place(above, step)
         is_looked_up |= isinstance(step, str) and _is_looked_up(step)
         if isinstance(node, dict):
-            for finding in _judge_object(node):
+            for finding in (*_judge_object(node), *_judge_work(node, nbytes)):
                 yield place, finding
             is_looked_up &= "class_name" not in node
             levels.append(_Level(place, _nested(node.items()), texts, is_looked_up))
@@ -208,6 +222,22 @@ def _judge_kind_of_function(key: str, kind: str, node: Mapping[str, Any]) -> Ite
         yield error("keras-lambda", _RUNS_CODE)
     elif kind == "function" and isinstance(name := node.get(key.removesuffix(_KIND_OF_FUNCTION)), str):
         yield _unknown(f"the function {name}")
+
+
+# Work ------------------------------------------------------------------------------------------------
+
+
+def _judge_work(node: Mapping[str, Any], nbytes: int | None) -> Iterator[Finding]:
+    """Yield a warning for sizes that the file is too small for, and for patterns that may be slow."""
+    for key, power in SIZES.items():
+        size = node.get(key)
+        most = math.inf if nbytes is None else max(_FREE_VALUES, nbytes) ** (1 / power)
+        if isinstance(size, int | float) and size > most:
+            yield warning("keras-work", f"its {key} makes room for more values than the file has bytes")
+    for key in PATTERNS & node.keys():
+        patterns = node[key] if isinstance(node[key], dict | list) else [node[key]]
+        if any(isinstance(one, str) and not _LITERAL.fullmatch(one) for one in patterns):
+            yield warning("keras-work", f"{key} has a pattern that may take very long to match")
 
 
 # Names that a loader resolves -----------------------------------------------------------------------

@@ -51,7 +51,7 @@ class KerasH5(Format):
 
         opened = opened_hdf5(probe)
         tensors = tensors_with_names(opened)
-        metadata, findings, safety = _metadata_of(opened, probe.path)
+        metadata, findings, safety = _metadata_of(opened, probe.path, probe.source.size)
         if opened.complete and "model_config" in metadata:
             from ckpttool.formats.keras.compare import compare_listed_weights
 
@@ -99,13 +99,15 @@ def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
         with fs.open_source(path) as source:
             if source.size > MAX_CONFIG:
                 raise LimitExceeded(path, f"{source.size:,} bytes", expected=f"at most {MAX_CONFIG:,}")
-            yield from judge(read_config(path, source.read(0, source.size)), _CONFIG)
+            yield from judge(read_config(path, source.read(0, source.size)), _CONFIG, probe.source.size)
     except CheckpointError:
         message = "it could not be read, so what loading it would run is not known"
         yield warning("not-scanned", message, _CONFIG)
 
 
-def _metadata_of(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
+def _metadata_of(
+    opened: OpenedHdf5, path: str, nbytes: int
+) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
     """Return what is no tensor, what is wrong with it, and what it could run."""
     groups = opened.tree.groups
     root = groups.get((), {})
@@ -130,7 +132,7 @@ def _metadata_of(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Fi
             message = "it could not be read, so what loading it would run is not known"
             safety.append(warning("not-scanned", message, key))
         else:
-            safety += judge(metadata[key], key)
+            safety += judge(metadata[key], key, nbytes)
     if opened.other_content:
         metadata["datasets"] = opened.other_content
     return metadata, findings, safety

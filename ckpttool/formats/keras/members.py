@@ -132,7 +132,7 @@ class Model(Opening):
             self.safety.append(warning("not-scanned", message, CONFIG))
             return
         self.metadata["model_config"] = config
-        self.safety += judge(config, CONFIG)
+        self.safety += judge(config, CONFIG, self._probe.source.size)
 
     def _judge_member(self, member: Member) -> None:
         """Note a name that leads out of where it is unpacked, and what nobody expects."""

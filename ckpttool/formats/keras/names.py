@@ -165,6 +165,23 @@ FILES = frozenset({"ckpt_to_load_from", "vocabulary_file"})
 """Where feature columns have names of files that are read."""
 
 
+SIZES = {
+    "units": 1,
+    "filters": 1,
+    "input_dim": 1,
+    "output_dim": 1,
+    "num_heads": 1,
+    "key_dim": 1,
+    "value_dim": 1,
+    "num_thresholds": 1,
+    "num_classes": 2,
+}
+"""Keys whose number is how many values an object makes room for, and to which power."""
+
+PATTERNS = frozenset(["exclude_layers", "policy_map", "optimizer_map"])
+"""Keys with regular expressions that are matched with the paths of variables: in a list, or as keys."""
+
+
 def part_of_keras(module: str) -> str | None:
     """Return the part of Keras that a module belongs to, "" for the top, or None if it is none."""
     for root in _ROOTS:
