@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import marshal
+import math
 import random
 import shutil
+import tracemalloc
 from base64 import b64encode
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
@@ -14,6 +16,7 @@ import h5py
 import pytest
 
 from ckpttool import Role, Safety, Status, open_checkpoint, verify
+from ckpttool.formats.keras.config import judge
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.opening import checkpoints_in
@@ -182,6 +185,30 @@ def test_what_a_config_could_run(files: Path, tmp_path: Path, config: Config, co
     with open_checkpoint(path) as checkpoint:
         assert {finding.code for finding in checkpoint.safety} == (set() if code is None else {code})
         assert all("config.json.config.layers[1]" in (one.where or "") for one in checkpoint.safety)
+
+
+def test_a_deep_config_with_many_elements_keeps_no_text_for_each() -> None:
+    deep: object = ["a"] * 200_000
+    for _ in range(100):
+        deep = {"k" * 40: deep}
+    tracemalloc.start()
+    assert judge({"class_name": "Dense", "config": deep}, "config") == ()
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_sizes_are_held_against_the_file() -> None:
+    config = {"class_name": "Dense", "config": {"units": 2 << 20}}
+    assert [finding.code for finding in judge(config, "config", 1 << 20)] == ["keras-work"]
+    assert judge(config, "config", 2 << 20) == ()
+    (finding,) = judge({"class_name": "Dense", "config": {"units": math.inf}}, "config", 1)
+    assert finding.where == "config.config"
+
+
+@pytest.mark.parametrize(("pattern", "is_slow"), [("dense", False), (".*dense.*", False), ("(a+)+$", True)])
+def test_slow_patterns(pattern: str, is_slow: bool) -> None:
+    for config in ({"exclude_layers": [pattern]}, {"policy_map": {pattern: "float32"}}):
+        assert bool(judge({"class_name": "Muon", "config": config}, "config")) == is_slow
 
 
 def test_a_config_that_is_no_config(files: Path, tmp_path: Path) -> None:

@@ -124,7 +124,6 @@ def _nested_lambdas(place: Place) -> Iterator[tuple[str, Config]]:
     yield "activation_layer", _layer("Activation", {"activation": code})
     text = {"vocabulary": ["a"], "standardize": None, "split": None, "ngrams": None, "output_mode": "int"}
     yield "standardize", _layer("TextVectorization", text | {"standardize": code, "dtype": "string"})
-    yield "split", _layer("TextVectorization", text | {"split": code, "dtype": "string"})
     yield (
         "nested_value",
         _layer("Activation", {"activation": {"deep": code, "class_name": "__lambda__", **code}}),
