@@ -44,7 +44,14 @@ _SCALAR_TYPES = {
 _ABOUT_THE_FILE = frozenset({"schema_version", "torch_version"})
 _LONGEST = 200
 _TENSORS = frozenset({"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors"})
-_OPERATOR = re.compile(r"(?:torch\.ops\.)?(?P<space>[A-Za-z_]\w*)[.:]+(?P<name>\w+)(?:\.\w+)?")
+_IDENTIFIER = r"(?!__)[A-Za-z_][A-Za-z0-9_]*"
+_OPERATOR = re.compile(
+    rf"torch\.ops\.(?:(?P<space>{_IDENTIFIER})\.(?P<name>{_IDENTIFIER})\.(?P<overload>{_IDENTIFIER})"
+    rf"|higher_order\.(?P<function>{_IDENTIFIER}))"
+)
+"""An overload of an operator, or an operator that takes functions."""
+_OF_PACKETS = frozenset({"op", "op_overloads", "overloads"})
+"""Methods of operators in Python, which no overload is called."""
 _RESOLVED = ("torch", "_operator", "math")
 """What begins like these is looked up in Python's modules, attribute by attribute."""
 _ARITHMETIC = "abs add and_ floordiv getitem lshift mod mul neg or_ pos pow rshift sub truediv xor"
@@ -164,13 +171,18 @@ def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]
             targets[node["as_operator"]] = None
     operators: set[str] = set()
     for target in targets:
-        match = _OPERATOR.fullmatch(target)
-        is_resolved = target.startswith(_RESOLVED) and not target.startswith("torch.ops.")
         if target in _FUNCTIONS:
             continue
-        if is_resolved or (match is None and target.startswith("torch")):
+        match = _OPERATOR.fullmatch(target)
+        if match and match["overload"] not in _OF_PACKETS:
+            operators.add(
+                f"higher_order::{match['function']}"
+                if match["function"]
+                else f"{match['space']}::{match['name']}"
+            )
+        elif target.startswith(_RESOLVED):
             message = f"its graph calls {target[:_LONGEST]}, which is a Python function and no operator"
             yield error("unsafe-op", message, where)
         else:
-            operators.add(f"{match['space']}::{match['name']}" if match else target)
+            operators.add(target)
     yield from OPERATORS.judge(operators, where, "its graph calls")

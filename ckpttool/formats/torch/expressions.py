@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator
 
 from ckpttool.core.report import Finding, error, warning
+from ckpttool.formats.torch.expression_sizes import HugeNumberError, UnboundedError, check_size
 from ckpttool.io.jsontext import objects
 from ckpttool.io.trust import Trust, trust
 
@@ -137,18 +138,30 @@ def _becomes_code(text: str, where: str) -> Finding:
 
 
 def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
-    """Yield an error for each text in a program's JSON that is evaluated, and is no plain arithmetic."""
+    """Yield a finding for each text in a program's JSON that is evaluated, and is no plain arithmetic.
+
+    It is a warning if the text is arithmetic, but evaluating it may not end soon.
+    """
+    texts: dict[str, None] = {}
     for node in objects(tree):
         for key in _EVALUATED & node.keys():
-            texts = node[key] if isinstance(node[key], list) else [node[key]]
-            for text in dict.fromkeys(text for text in texts if isinstance(text, str)):
-                if (why := objection(text)) is not None:
-                    message = f"loading or running it evaluates {text[:80]!r}: {why}"
-                    yield error("unsafe-expression", message, where)
+            held = node[key] if isinstance(node[key], list) else [node[key]]
+            texts |= dict.fromkeys(text for text in held if isinstance(text, str))
+    for text in texts:
+        message = f"loading or running it evaluates {text[:80]!r}"
+        try:
+            if (why := objection(text)) is not None:
+                yield error("unsafe-expression", f"{message}: {why}", where)
+        except UnboundedError as failure:
+            yield warning("expression-size", f"{message}: {failure}", where)
 
 
 def objection(text: str) -> str | None:
-    """Return why an expression is more than arithmetic over known names, or None."""
+    """Return why an expression is more than arithmetic of sizes over known names, or None.
+
+    Raises:
+        UnboundedError: It is arithmetic, but evaluating it may not end soon.
+    """
     if len(text) > MAX_TEXT or max(map(text.count, "([{")) > MAX_NESTING * 20:
         return "it is too long"
     depth = deepest = 0
@@ -168,8 +181,14 @@ def objection(text: str) -> str | None:
         for key in subscripts
         if isinstance(key, ast.Constant) and isinstance(key.value, str) and _QUOTABLE.fullmatch(key.value)
     }
-    nodes = (node for node in ast.walk(parsed) if id(node) not in keys)
-    return next((why for node in nodes if (why := _objection(node)) is not None), None)
+    for node in ast.walk(parsed):
+        if id(node) not in keys and (why := _objection(node)) is not None:
+            return why
+    try:
+        check_size(text, parsed)
+    except HugeNumberError as failure:
+        return str(failure)
+    return None
 
 
 def _objection(node: ast.AST) -> str | None:
