@@ -4,8 +4,9 @@
 in forked processes, and prints those that die of a signal or give a view that reaches behind its storage. All
 memory of tensors lies between guard pages (``guarded_malloc.c``), so reading or writing outside is a signal.
 
-For each overload, a random search finds arguments that it accepts; then each argument, and pairs of arguments,
-are replaced by odd ones. The search starts from the name of the overload, so each run makes the same calls.
+For each overload, a random search finds arguments that it accepts; then each argument, and pairs of
+arguments, are replaced by odd ones. The search starts from the overload's name, so that each run
+makes the same calls.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import itertools
 import mmap
 import os
 import random
+import re
 import resource
 import signal
 import struct
@@ -28,6 +30,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from ckpttool.formats.content.operator_lists import lines_of
+from ckpttool.formats.torch import torch_operators
 from ckpttool.formats.torch.torch_operators import OPERATORS
 
 SEARCHED, ACCEPTED, PAIRS = 400, 3, 60
@@ -38,6 +42,16 @@ FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SI
 SKIPPED = ("c10d::", "_c10d_functional", "symm_mem::", "_dtensor::", "cuda::", "prim::rpc", "higher_order::")
 """Operators of several processes, other devices and functions."""
 OUTSIDE = "a view that reaches behind its storage"
+KEPT = frozenset(
+    f"aten::{name}"
+    for name in ["linear", "embedding_bag", "_fft_r2c", "_native_batch_norm_legit", "_upsample_bilinear2d_aa"]
+)
+"""Operators that ordinary layers call: what is wrong with them is PyTorch's to mend."""
+LIST = Path(torch_operators.__file__).with_name("names") / "torch_unchecked_ops.txt"
+HEADER = """\
+# Operators of PyTorch that crash, or read or write memory that isn't their tensors', if sizes or indices are
+# wrong, with what was seen: written by `python -m tests.security.operator_sweep`, which removes none.
+"""
 RESTARTS = 1
 ENUMERATIONS = {
     "dtype": (0, 1, 4, 6, 7, 11, 15),
@@ -453,7 +467,7 @@ def tried(schema: Any, arguments: Arguments) -> Ending:
 
 
 def _cause(died_of: signal.Signals, address: int, is_write: int) -> str:
-    """Return what killed a child: memory outside is read or written, a null pointer followed, or the signal."""
+    """Return what killed a child: an access outside of tensors, a null pointer, or another signal."""
     if died_of not in (signal.SIGSEGV, signal.SIGBUS) or not address:
         return died_of.name
     if address < NULL_PAGES:
@@ -508,18 +522,32 @@ def sweep(names: Iterable[str] = ()) -> Iterator[Ending]:
                 yield tried(schema, arguments)
 
 
+def record(endings: Iterable[Ending]) -> None:
+    """Add the operators that fell to the list."""
+    lines = lines_of(LIST) if LIST.exists() else []
+    seen = dict(line.partition(" ")[::2] for line in lines)
+    for ending in endings:
+        name = ending.name.partition(".")[0]
+        if ending.what and name not in KEPT:
+            seen.setdefault(name, re.sub(r" at 0x\w+", "", ending.what))
+    LIST.write_text(HEADER + "".join(f"{name} {seen[name]}\n" for name in sorted(seen)), encoding="utf-8")
+
+
 def main(names: list[str]) -> None:
-    """Print what fell, and how many operators accepted nothing."""
+    """Print and record what fell, and print how many operators accepted nothing."""
     if _PRELOADED not in os.environ:
         _start_again(names)
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         untried = accepting = 0
+        fallen = []
         for ending in sweep(names):
             untried += ending.accepted < 0 or not (ending.accepted or ending.what)
             accepting += ending.accepted > 0
             if ending.what:
+                fallen.append(ending)
                 print(f"{ending.name}\t{ending.what}\t{ending.arguments}", flush=True)
+        record(fallen)
     print(f"{accepting} overloads took some of the arguments, {untried} none")
 
 

@@ -24,7 +24,8 @@ class OperatorLists:
 
     The first holds all that it registers, one a line; a test compares it with the framework. The second
     holds, for those that do more than compute, how much it matters, the name (``*`` stands for any end), and
-    what it does.
+    what it does. A third, ``NAME_unchecked_ops.txt``, may hold those that crash, or read or write memory that
+    isn't their tensors', if sizes or indices are wrong.
     """
 
     directory: Path
@@ -38,6 +39,7 @@ class OperatorLists:
         ``verb`` begins each message; ``files`` has the file that an operator touches.
         """
         foreign: list[str] = []
+        unchecked: list[str] = []
         for name in sorted(set(names)):
             danger = self.danger(name)
             if danger is not None:
@@ -46,12 +48,14 @@ class OperatorLists:
                 yield Finding("unsafe-op", severity, f"{verb} {name[:_LONGEST]}, which {does}{file}", where)
             elif name not in self.registered:
                 foreign.append(name[:_LONGEST])
+            elif name in self.unchecked:
+                unchecked.append(name)
         if foreign:
-            more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
-            shown = ", ".join(foreign[:_SHOWN])
-            yield warning(
-                "custom-ops", f"{verb} operators that only other code registers: {shown}{more}", where
-            )
+            message = f"{verb} operators that only other code registers: {_shown(foreign)}"
+            yield warning("custom-ops", message, where)
+        if unchecked:
+            message = f"{verb} operators that don't check their sizes and indices: {_shown(unchecked)}"
+            yield warning("unchecked-ops", message, where)
 
     def danger(self, name: str) -> tuple[Severity, str] | None:
         """Return how much a call matters, and what it does; None if it only computes, or nobody knows."""
@@ -66,6 +70,12 @@ class OperatorLists:
         return frozenset(lines_of(self.directory / f"{self.name}_ops.txt"))
 
     @cached_property
+    def unchecked(self) -> frozenset[str]:
+        """Return the names of operators that don't check their sizes and indices."""
+        file = self.directory / f"{self.name}_unchecked_ops.txt"
+        return frozenset(line.partition(" ")[0] for line in lines_of(file)) if file.exists() else frozenset()
+
+    @cached_property
     def dangers(self) -> tuple[tuple[Severity, str, str], ...]:
         """Return what the second list holds."""
         lines = lines_of(self.directory / f"{self.name}_unsafe_ops.txt")
@@ -75,6 +85,11 @@ class OperatorLists:
     @cached_property
     def _danger_pattern(self) -> re.Pattern[str]:
         return re.compile("|".join(translate(glob) for _, glob, _ in self.dangers))
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def lines_of(file: Path) -> list[str]:

@@ -46,6 +46,8 @@ _CONFIG = re.compile(r"data/(?P<kind>weights|constants)/(?P<model>.+?)_(model_)?
 _OLD_PARTS = {"serialized_state_dict": (), "serialized_constants": ("constants",)}
 _NATIVE = re.compile(r"\.(so|dylib|dll|pyd|o|a|cubin|ptx|fatbin|hsaco|spv|metallib|exe)$")
 _NATIVE_MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_COMPILED = re.compile(r"(?:^|/)data/aotinductor/", re.IGNORECASE)
+"""Where compiled models lie: machine code, or sources and flags of a compiler that loading runs."""
 _UNPICKLED = re.compile(
     r"(?:[^/]*/)?(?:data/(?:weights|constants|sample_inputs)/(?!.*_config\.json$).+|serialized_\w+\.pt)",
     re.IGNORECASE,
@@ -239,6 +241,8 @@ class _ProgramArchive:
                 continue
             if _NATIVE.search(member.name) or head.startswith(_NATIVE_MAGIC):
                 yield error("native-code", "compiled code, which loading it runs", member.name)
+            elif _COMPILED.search(member.name):
+                yield error("native-code", "part of a compiled model, which loading it runs", member.name)
             elif head == LOCAL_MAGIC:
                 yield from self._judge_archive(member)
             elif head and (

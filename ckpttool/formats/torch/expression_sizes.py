@@ -15,14 +15,17 @@ import math
 import re
 from dataclasses import dataclass
 
-MAX_BITS = 4096
+MAX_BITS = 1024
 """Of numbers as they are computed; sizes and their products have 64 to a few hundred."""
-MAX_TERMS = 1000
+MAX_TERMS = 250
 MAX_NODES = 2000
 MAX_POWER = 64
 """The largest exponent, shift, and number of digits; exponents of honest sizes have one digit."""
 _SCALE = re.compile(r"\d\.?[eE][+-]?\d{4,}")
 """A number in scientific notation that is beyond double precision, as Python and SymPy spell it."""
+MAX_COMPARED = 16
+"""The most arguments of all maxima and minima, of which SymPy compares each with the others."""
+_COMPARING = frozenset({"Max", "Min", "max", "min"})
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow"})
 _SHIFTS = frozenset({"LShift", "RShift"})
 _DIGITS = frozenset({"Float", "RoundDecimal"})
@@ -74,6 +77,12 @@ def check_size(text: str, parsed: ast.Expression) -> None:
         raise HugeNumberError("it holds a number of a thousand digits or more")
     if sum(1 for _ in ast.walk(parsed)) > MAX_NODES:
         raise UnboundedError("it is too long")
+    calls = (node for node in ast.walk(parsed) if isinstance(node, ast.Call))
+    compared = (
+        len(call.args) for call in calls if isinstance(call.func, ast.Name) and call.func.id in _COMPARING
+    )
+    if sum(compared) > MAX_COMPARED:
+        raise UnboundedError("it compares too many values")
     try:
         _bound(parsed.body)
     except RecursionError:
@@ -131,6 +140,7 @@ def _exponent(node: ast.expr) -> int:
         and abs(node.value) <= MAX_POWER
     ):
         return math.ceil(abs(node.value))
-    if any(isinstance(part, ast.Name) for part in ast.walk(node)):
+    called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+    if any(isinstance(part, ast.Name) and id(part) not in called for part in ast.walk(node)):
         raise UnboundedError("its exponents depend on its symbols")
     raise HugeNumberError("its exponents are too large")

@@ -1,0 +1,313 @@
+"""Attacks of TorchScript archives, lite ones, and exported programs, and what PyTorch does with them.
+
+``python -m tests.security.torch_programs DIRECTORY`` writes the attacks below a directory, loads and runs each in a
+forked process, and prints as JSON what it did: ``file`` (made the file that its argument names), ``hang``,
+``signal`` or nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
+EXPORTED, SCRIPTED = FILES / "torch-export" / "program.pt2", FILES / "torchscript" / "scripted.pt"
+GRAPH, CONSTANTS = "program/models/model.json", "program/data/constants/model_constants_config.json"
+CODE = "scripted/code/__torch__/fixture_models.py"
+SECONDS = 10
+MEMORY = 6 << 30
+
+EXPRESSIONS = {
+    "power": "9**9**9**9",
+    "power.call": "Pow(9, Pow(9, Pow(9, 9)))",
+    "power.caret": "9^9^9^9",
+    "power.left": "((((9**64)**64)**64)**64)**64",
+    "power.product": "(9**99)**(9**7)",
+    "power.two": "2**10000000000",
+    "power.symbol": "9**9**9**9 + s85",
+    "floor.exp": "floor(exp(100000000000))",
+    "floor.text": "floor(Float('1e1000000000'))",
+    "floor.literal": "floor(1e1000000000)",
+    "rational": "Rational('1e1000000000')",
+    "rational.small": "Rational('1e-1000000000')",
+    "precision": "Float('0.1', precision=10000000000)",
+    "gcd": "FloorDiv((a+b+c+d+e)**60, (a+b+c+d+f)**60)",
+    "gcd.product": "FloorDiv((a+b+c+d)**30*(a+c+e+f)**30, (a+b+c+d)**30*(a+e+f)**29)",
+    "remainder": "Mod((a+b+c+d+e)**60, (a+b+c+d+f)**60)",
+    "maximum": f"Max({', '.join(f'a{i}' for i in range(1500))})",
+    "maximum.products": f"Max({', '.join(f'a{i}*b{i}' for i in range(700))})",
+    "minimum": f"Min({', '.join(f'Max(a{i}, b{i})' for i in range(300))})",
+    "factors": "*".join(f"(a{i}+1)" for i in range(900)),
+    "exponentials": "exp(" * 45 + "1" + ")" * 45,
+    "exponentials.compared": "exp(exp(exp(exp(5)))) > 2",
+    "root": f"sqrt({'9' * 4000})",
+    "root.compared": "sqrt(10**4000+1) > 3",
+    "root.equal": "Eq(sqrt(10**3000+1), sqrt(10**3000+2))",
+    "root.floor": "floor(sqrt(10**4000+1))",
+}
+"""Sizes that SymPy doesn't end computing."""
+
+TARGETS = {
+    "os": "torch.os.mkdir",
+    "os.other_root": "torchscript.os.mkdir",
+    "os.of_utils": "torch.utils.data.os.mkdir",
+    "os.path": "torch.serialization.os.makedirs",
+    "shutil": "torch.serialization.shutil.os.mkdir",
+    "operators.os": "torch.ops.os.mkdir",
+    "ops_module": "torch._ops.os.mkdir",
+    "hub": "torch.hub.os.mkdir",
+    "builtins": "torch.builtins.open",
+    "math": "mathx.__loader__.load_module",
+    "bare_init": "torch.ops.aten.add.__init__",
+    "load_library": "torch.ops.load_library",
+    "load_library.func": "torch.ops.load_library.__func__",
+    "namespace": "torch.ops.aten.__init__",
+    "sympy": "torch.utils._sympy.functions.os.mkdir",
+}
+"""Targets of a graph's nodes, each called with the name of a file or directory to make."""
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def archive(held: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as target:
+        for name, data in held.items():
+            target.writestr(name, data)
+    return out.getvalue()
+
+
+def program(edit: Callable[[Any], None] | None = None, **more: bytes) -> bytes:
+    """Return the exported program of the fixtures with an edited graph, and more records."""
+    held = members(EXPORTED)
+    graph = json.loads(held[GRAPH])
+    if edit:
+        edit(graph)
+    return archive(held | {GRAPH: json.dumps(graph).encode()} | more)
+
+
+def sized(text: str) -> bytes:
+    """Return a program in which a size is an expression."""
+
+    def edit(graph: Any) -> None:
+        sizes = graph["graph_module"]["graph"]["tensor_values"]["inputs"]["sizes"]
+        sizes[0] = {"as_expr": {"expr_str": text, "hint": {"as_int": 2}}}
+
+    return program(edit)
+
+
+def targeted(target: str, text: str) -> bytes:
+    """Return a program whose first node calls a target with a text."""
+
+    def edit(graph: Any) -> None:
+        node = graph["graph_module"]["graph"]["nodes"][-1]
+        node["target"] = target
+        node["inputs"] = [{"name": "", "arg": {"as_string": text}, "kind": 1}]
+
+    return program(edit)
+
+
+def compiled(made: str) -> bytes:
+    """Return a package of a model whose source is compiled when it is loaded, with flags that are commands."""
+    lists = ("include_dirs", "definitions", "libraries_dirs", "libraries", "cflags", "ldflags")
+    switches = ("use_relative_path", "use_mmap_weights", "use_absolute_path")
+    flags = {
+        **dict.fromkeys((*lists, "passthough_args", "passthrough_args"), []),
+        **dict.fromkeys(switches, False),
+        "compiler": f"touch {made} ;",
+        "aot_mode": True,
+        "compile_only": True,
+    }
+    parts = {
+        "wrapper.cpp": b"",
+        "wrapper_metadata.json": json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode(),
+        "wrapper_compile_flags.json": json.dumps(flags).encode(),
+        "wrapper_linker_flags.json": json.dumps(flags).encode(),
+    }
+    held = {f"program/data/aotinductor/model/c.{name}": data for name, data in parts.items()}
+    return archive(members(EXPORTED) | held)
+
+
+def exported(made: str) -> Iterator[tuple[str, bytes]]:
+    """Yield attacks of ``torch.export.load``, and of running what it gives."""
+    calling = b"cos\nmkdir\n(S'%s'\ntR." % made.encode()
+    for name, text in EXPRESSIONS.items():
+        yield f"expression/{name}", sized(text)
+    for name, target in TARGETS.items():
+        yield f"target/{name}", targeted(target, made)
+    config = {"path_name": "", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    for record in ("custom_obj_0", "opaque_obj_0", "tensor_9", "weight_0"):
+        entry = json.dumps({"config": {"q": {**config, "path_name": record}}}).encode()
+        more = {CONSTANTS: entry, f"program/data/constants/{record}": calling}
+        yield f"pickle/{record}", program(None, **more)
+    for record in ("constants/model.pt", "weights/model.pt", "sample_inputs/model.pt"):
+        yield f"pickle/{record}", program(None, **{f"program/data/{record}": calling})
+    for key in ("guards_code",):
+        text = f"__import__('os').mkdir({made!r}) or True"
+        yield f"code/{key}", program(lambda graph, t=text, k=key: graph.update({k: [t]}))
+    hidden = f"().__class__.__base__.__subclasses__() and __import__('os').mkdir({made!r})"
+    yield "code/expression", sized(hidden)
+    yield "code/symbol", sized(f"Symbol('x', **{{__import__('os').mkdir({made!r}): 1}})")
+
+    yield "compiled/flags", compiled(made)
+
+    def guard(graph: Any) -> None:
+        graph["guards_code"] = ["9**9**9**9 > L['args'][0][0].size()[0]"]
+
+    yield "guard/power", program(guard)
+
+
+STATEMENTS = {
+    "save": "torch.save(x, MADE)",
+    "save.ops": "ops.aten.save(x, MADE)",
+    "save.tab": "torch\t.\tsave(x, MADE)",
+    "save.in_list": "_9 = [torch.save(x, MADE)]",
+    "save.in_tuple": "_9 = (torch.save(x, MADE), 1)",
+    "save.in_if": "if True:\n      torch.save(x, MADE)\n    else:\n      pass",
+    "save.in_loop": "for i in range(1):\n      torch.save(x, MADE)",
+    "save.in_while": "while torch.numel(x) > 9999:\n      pass\n    torch.save(x, MADE)",
+    "save.in_with": "_8 = annotate(List[Tensor], [])\n    torch.save(x, MADE)",
+    "save.annotated": "_9 = annotate(NoneType, torch.save(x, MADE))",
+    "save.ternary": "_9 = torch.save(x, MADE) if True else None",
+    "save.unchecked": "_9 = unchecked_cast(NoneType, torch.save(x, MADE))",
+    "save.getattr": "getattr(ops.aten, 'save')(x, MADE)",
+    "save.getattr_torch": "getattr(torch, 'sa' 've')(x, MADE)",
+    "save.joined_name": "_9 = MADE\n    torch.save(x, _9)",
+    "save.semicolon": "pass;\n    torch.save(x, MADE)",
+    "save.crlf": "torch.save(x, MADE)\r\n",
+    "save.comment": "# '''\n    torch.save(x, MADE)\n    # '''",
+    "save.string": "'''\n  '''\n    torch.save(x, MADE)",
+    "save.assert": "assert torch.save(x, MADE) is None",
+    "save.fork": "_9 = fork(torch.save, x, MADE)\n    _8 = torch.wait(_9)",
+    "save.lambda_default": "_9 = torch.len([torch.save(x, MADE)])",
+    "from_file": "x = torch.from_file(MADE, True, 4)",
+    "from_file.keywords": "x = torch.from_file(shared=True, size=4, filename=MADE)",
+    "from_file.ops": "x = ops.aten.from_file(MADE, True, 4)",
+    "reshape.read": "x = torch.add(x, torch.sum(torch._reshape_alias(x, [400000000], [1])))",
+    "reshape.write": "_9 = torch.fill_(torch._reshape_alias(x, [400000000], [1]), 7.)",
+    "reshape.ops": "x = torch.add(x, torch.sum(ops.aten._reshape_alias(x, [4], [400000000])))",
+    "reshape.copy": "x = torch.add(x, torch.sum(torch._reshape_alias_copy(x, [4], [400000000])))",
+    "segment": "x = torch._segment_reduce_backward(x, x, x, 'sum', lengths=torch.tensor([100000000, 3]))",
+    "csr": "x = torch._convert_indices_from_csr_to_coo(torch.tensor([0, 400000000000]), torch.tensor([0]))",
+    "coo": "x = torch._convert_indices_from_coo_to_csr(torch.tensor([400000000000, 4]), 3)",
+    "sparse": "x = torch.to_dense(torch._sparse_csr_tensor_unsafe("
+    "torch.tensor([0, 1, 2]), torch.tensor([400000000, 1]), torch.rand([2]), [2, 2]))",
+    "cdist": "x = torch._cdist_backward(x, torch.rand([90000, 2]), torch.rand([90000, 2]), 1., x)",
+    "cholesky": "x = torch._cholesky_solve_helper(torch.rand([90, 1, 900]), torch.rand([2, 2]), True)",
+    "sobol": "x = torch._sobol_engine_initialize_state_(torch.zeros([2, 3], dtype=4), 400000)",
+    "embedding": "x = torch.embedding_dense_backward(x, torch.tensor([400000000000]), 3, -1, True)",
+    "division": "x = torch.add(x, torch.__round_to_zero_floordiv(torch.numel(x), 0))",
+}
+"""Statements at the head of a method in TorchScript."""
+
+
+def scripted(made: str) -> Iterator[tuple[str, bytes]]:
+    """Yield attacks of ``torch.jit.load``, and of running what it gives."""
+    held = members(SCRIPTED)
+    code = held[CODE].decode()
+    head, separator, rest = code.partition(") -> Tensor:\n")
+    for name, statement in STATEMENTS.items():
+        statement = statement.replace("MADE", json.dumps(made))
+        changed = f"{head}{separator}    {statement}\n{rest}"
+        yield f"script/{name}", archive(held | {CODE: changed.encode()})
+
+
+def lite(made: str, directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield attacks of the lite interpreter: archives of byte code without its source."""
+    import torch
+
+    for name, data in scripted(made):
+        path = directory / "whole.pt"
+        path.write_bytes(data)
+        try:
+            torch.jit.load(str(path))._save_for_lite_interpreter(str(path))
+        except RuntimeError:  # no byte code for it
+            continue
+        left = {record: text for record, text in members(path).items() if "/code/" not in record}
+        yield name.replace("script/", "lite/"), archive(left)
+
+
+def attacks(directory: Path) -> Iterator[tuple[str, Path, str]]:
+    """Write the attacks below a directory; yield name, path, and the file that each is to make."""
+    count = 0
+    makers = (exported, scripted, lambda made: lite(made, directory))
+    for maker, suffix in zip(makers, (".pt2", ".pt", ".ptl"), strict=True):
+        for name, data in maker("MARKER"):
+            path = directory / f"{count:03}{suffix}"
+            made = str(directory / f"{count:03}")
+            path.write_bytes(data)
+            yield name, path, made
+            count += 1
+
+
+def load(path: Path) -> None:
+    """Load an attack as its users do, and run it."""
+    import torch
+
+    inputs = torch.ones(2, 3)
+    if any("/aotinductor/" in name for name in members(path)):
+        torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    elif path.suffix == ".pt2":
+        torch.export.load(path).module()(torch.ones(2, 4))
+    elif path.suffix == ".pt":
+        torch.jit.load(str(path))(inputs)
+    else:
+        from torch.jit.mobile import _load_for_lite_interpreter
+
+        _load_for_lite_interpreter(str(path))(inputs)
+
+
+def outcome(path: Path, made: str) -> str:
+    """Load an attack in a forked process whose directory is empty, and return what it did."""
+    Path(made).mkdir()
+    started = time.monotonic()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        quiet = os.open(os.devnull, os.O_RDWR)
+        os.dup2(quiet, 1), os.dup2(quiet, 2)
+        os.chdir(made)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.alarm(SECONDS)
+        try:
+            load(path)
+        except BaseException as failure:  # noqa: BLE001 (whatever it thinks of the file)
+            os.write(writing, f"{type(failure).__name__}: {failure}".encode(errors="replace")[-300:])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    status = os.waitpid(child, 0)[1]
+    if any(Path(made).iterdir()):
+        return "file"
+    if os.WIFSIGNALED(status):
+        return "hang" if time.monotonic() - started >= SECONDS - 1 else f"signal {os.WTERMSIG(status)}"
+    return f"nothing: {said}" if said else "nothing"
+
+
+def main(directory: Path) -> None:
+    """Print what each attack did."""
+    import torch
+
+    torch.export.load(EXPORTED)  # imports what the forks need
+    torch.set_num_threads(1)
+    found = [(name, path.name, outcome(path, made)) for name, path, made in attacks(directory)]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
