@@ -14,7 +14,13 @@ import pytest
 
 from ckpttool import Safety, Severity, verify
 from ckpttool.formats.torch.torch_operators import OPERATORS
-from ckpttool.formats.torch.torchscript_code import MAX_TEXT, CodeReferences, judge_byte_code, judge_text
+from ckpttool.formats.torch.torchscript_code import (
+    MAX_TEXT,
+    CodeReferences,
+    judge_byte_code,
+    judge_loops,
+    judge_text,
+)
 from tests.support.frameworks import python_with_frameworks
 
 CALLS = {
@@ -271,9 +277,33 @@ def test_a_path_of_any_length() -> None:
     assert found.unresolved
 
 
+LOOP = b"def spin(n: int) -> int:\n  while True:\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "looping"),
+    [
+        (b"while True:\n      pass", True),
+        (b"for i in range(9):\n      pass", True),
+        (b"_0 = (self).spin(n, )", True),
+        (b"_0 = __torch__.spin(n, )", True),
+        (b"_0 = ops.quantized.linear_prepack(n, None)\n    self.n = torch.add(n, 1)", False),
+        (b"self.n = n", False),
+    ],
+)
+def test_loops_that_loading_runs(body: bytes, looping: bool) -> None:
+    text = (
+        b"class A(Module):\n  def  __setstate__(self, n: int) -> NoneType:\n    " + body + b"\n  def f(self):"
+    )
+    found = list(judge_loops([("a.py", text + b" for"), ("b.py", LOOP)]))
+    assert [finding.where for finding in found] == ["a.py"] * looping
+
+
 @pytest.mark.parametrize(
     ("texts", "codes"),
     [
+        (["LOOP", "__torch__.A.__setstate__"], ["unsafe-op"]),
+        (["LOOP", "__torch__.A.forward"], []),
         (["aten::linear", "Tensor", "__torch__.Net.forward", "__torch__", "torch"], []),
         (["aten::save"], ["unsafe-op"]),
         (["mine::read"], ["custom-ops"]),

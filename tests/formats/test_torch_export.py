@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ckpttool import DamagedCheckpoint, Safety, open_checkpoint, verify
+from ckpttool.formats.torch.expression_sizes import UnboundedError
 from ckpttool.formats.torch.expressions import objection
 from tests.support.frameworks import python_with_frameworks
 
@@ -139,11 +140,59 @@ def test_arithmetic_is_harmless(text: str) -> None:
         "max((1, 2), key=exec)",
         "Max(1, exec)",
         "Symbol('__import__')",
+        "9**9**9**9",
+        "9^9^9",
+        "Pow(9, Pow(9, 9))",
+        "1 << 10000000000",
+        "floor(exp(100000))",
+        "floor(1e100000)",
+        "Rational('1e-100000')",
+        "Float('0.1', precision=100000)",
+        "(2**64)**64",
+        "exp(exp(1))",
         "",
     ],
 )
 def test_all_else_is_not(text: str) -> None:
     assert objection(text) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2**s0",
+        "Max(" + "s0, " * 20 + "1)",
+        "FloorDiv((a + b + c)**60, a)",
+        "(a + b)*(a + c)*(a + d)*(a + e)*(a + f)*(a + g)*(a + h)*(a + i)",
+        "a" + " + a" * 1000,
+    ],
+)
+def test_arithmetic_that_may_not_end_soon(text: str) -> None:
+    with pytest.raises(UnboundedError):
+        objection(text)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.ops.aten.add.__init__",
+        "torch.ops.aten.__init__",
+        "torch.ops.aten.add.overloads",
+        "torch.ops.aten.add",
+        "torch.ops.aten.add.Tensor.redispatch",
+        "torch.ops.load_library",
+        "torch.ops.load_library.__func__",
+        "torch.os.mkdir",
+        "torchscript.os.mkdir",
+        "_operator.call",
+        "mathematics.ceil",
+    ],
+)
+def test_targets_that_are_no_overloads(tmp_path: Path, target: str) -> None:
+    def change(program: Any) -> None:
+        _graph(program)["nodes"][-1]["target"] = target
+
+    assert verify(edited(tmp_path, MODEL, change)).safety is Safety.UNSAFE
 
 
 def _graph(program: Any) -> Any:

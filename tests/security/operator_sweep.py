@@ -1,8 +1,9 @@
 """Calls PyTorch's operators with sizes, strides, offsets and indices out of range: which of them check them?
 
-``python -m tests.security.operator_sweep [OPERATOR...]`` calls all operators of the list, or the named ones,
-in forked processes, and prints those that die of a signal or give a view that reaches behind its storage. All
-memory of tensors lies between guard pages (``guarded_malloc.c``), so reading or writing outside is a signal.
+``python -m tests.security.operator_sweep [--dry] [OPERATOR...]`` calls all operators of the list, or the
+named ones, in forked processes. It prints those that die of a signal or give a view that reaches behind its
+storage, and records them. All memory of tensors lies between guard pages (``guarded_malloc.c``), so that
+reading or writing outside is a signal.
 
 For each overload, a random search finds arguments that it accepts; then each argument, and pairs of
 arguments, are replaced by odd ones. The search starts from the overload's name, so that each run
@@ -534,9 +535,11 @@ def record(endings: Iterable[Ending]) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Print and record what fell, and print how many operators accepted nothing."""
+    """Print what fell, and record it unless the first name is ``--dry``."""
     if _PRELOADED not in os.environ:
         _start_again(names)
+    is_dry = names[:1] == ["--dry"]
+    names = names[is_dry:]
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         untried = accepting = 0
@@ -547,7 +550,8 @@ def main(names: list[str]) -> None:
             if ending.what:
                 fallen.append(ending)
                 print(f"{ending.name}\t{ending.what}\t{ending.arguments}", flush=True)
-        record(fallen)
+        if not is_dry:
+            record(fallen)
     print(f"{accepting} overloads took some of the arguments, {untried} none")
 
 

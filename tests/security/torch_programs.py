@@ -7,6 +7,7 @@ forked process, and prints as JSON what it did: ``file`` (made the file that its
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -120,11 +121,11 @@ def targeted(target: str, text: str) -> bytes:
 
 
 def compiled(made: str) -> bytes:
-    """Return a package of a model whose source is compiled when it is loaded, with flags that are commands."""
+    """Return a package of a model that loading compiles, with flags that are commands."""
     lists = ("include_dirs", "definitions", "libraries_dirs", "libraries", "cflags", "ldflags")
     switches = ("use_relative_path", "use_mmap_weights", "use_absolute_path")
     flags = {
-        **dict.fromkeys((*lists, "passthough_args", "passthrough_args"), []),
+        **{name: [] for name in (*lists, "passthough_args", "passthrough_args")},
         **dict.fromkeys(switches, False),
         "compiler": f"touch {made} ;",
         "aot_mode": True,
@@ -212,6 +213,35 @@ STATEMENTS = {
 }
 """Statements at the head of a method in TorchScript."""
 
+LOOPS = {
+    "while": ("while n > 0: n += 1", "", ""),
+    "for": ("for i in range(9223372036854775807): n += i", "", ""),
+    "method": ("self.spin(n)", "def spin(self, n: int):\n        while n > 0: n += 1", ""),
+    "function": ("n = spin(n)", "", "def spin(n: int) -> int:\n    while n > 0: n += 1\n    return n"),
+}
+"""Statements of a method that loading runs, another method of its class, and a function."""
+LOOPING = """
+import torch
+
+class Looping{number}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n = 1
+    def forward(self, x):
+        return x
+    @torch.jit.export
+    def __getstate__(self):
+        return self.n
+    @torch.jit.export
+    def __setstate__(self, n: int):
+        {statement}
+        self.n = n
+    @torch.jit.export
+    {method}
+
+{function}
+"""
+
 
 def scripted(made: str) -> Iterator[tuple[str, bytes]]:
     """Yield attacks of ``torch.jit.load``, and of running what it gives."""
@@ -222,6 +252,20 @@ def scripted(made: str) -> Iterator[tuple[str, bytes]]:
         statement = statement.replace("MADE", json.dumps(made))
         changed = f"{head}{separator}    {statement}\n{rest}"
         yield f"script/{name}", archive(held | {CODE: changed.encode()})
+
+
+def looping(directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield archives whose loading doesn't end."""
+    import torch
+
+    for number, (name, (statement, method, function)) in enumerate(LOOPS.items()):
+        method = method or "def nothing(self):\n        pass"
+        parts = {"number": number, "statement": statement, "method": method, "function": function}
+        (directory / f"looping{number}.py").write_text(LOOPING.format(**parts))
+        module = importlib.import_module(f"looping{number}")
+        out = io.BytesIO()
+        torch.jit.save(torch.jit.script(getattr(module, f"Looping{number}")()), out)
+        yield f"loading/{name}", out.getvalue()
 
 
 def lite(made: str, directory: Path) -> Iterator[tuple[str, bytes]]:
@@ -242,8 +286,9 @@ def lite(made: str, directory: Path) -> Iterator[tuple[str, bytes]]:
 def attacks(directory: Path) -> Iterator[tuple[str, Path, str]]:
     """Write the attacks below a directory; yield name, path, and the file that each is to make."""
     count = 0
-    makers = (exported, scripted, lambda made: lite(made, directory))
-    for maker, suffix in zip(makers, (".pt2", ".pt", ".ptl"), strict=True):
+    sys.path.insert(0, str(directory))
+    makers = (exported, scripted, lambda _: looping(directory), lambda made: lite(made, directory))
+    for maker, suffix in zip(makers, (".pt2", ".pt", ".pt", ".ptl"), strict=True):
         for name, data in maker("MARKER"):
             path = directory / f"{count:03}{suffix}"
             made = str(directory / f"{count:03}")

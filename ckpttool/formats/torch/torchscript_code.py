@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from zlib import crc32
 
 from ckpttool.core.report import Finding, error, warning
@@ -57,6 +58,11 @@ _SAME = "autograd"
 _CLASSES = ["__torch__", "torch", "classes"]
 """Where classes in C++ are, each by namespace and name."""
 _LONGEST_PATH = 100
+_LOOPS = frozenset({b"for", b"while"})
+_DEFINITIONS = frozenset({b"def", b"class"})
+_LOADING_LOOPS = "loading it runs a loop, which may never end"
+_LOADING = b"__setstate__"
+"""The method that loading an archive runs, for each object of its class."""
 _BYTE_CODE_OPERATOR = re.compile(r"\w+::\w+")
 
 
@@ -143,10 +149,48 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
         yield warning("not-scanned", message, where)
 
 
+def judge_loops(files: Iterable[tuple[str, bytes]]) -> Iterator[Finding]:
+    """Yield a warning for each file of whose code loading the archive runs a loop, which may never end."""
+    has_loops = False
+    calling: list[str] = []
+    for name, text in files:
+        tokens = _code_tokens(text[:MAX_TEXT])[0]
+        has_loops |= not _LOOPS.isdisjoint(tokens)
+        bodies = list(_loading_bodies(tokens))
+        if any(not _LOOPS.isdisjoint(body) for body in bodies):
+            yield warning("unsafe-op", _LOADING_LOOPS, name)
+        elif any(_calls_own_code(body) for body in bodies):
+            calling.append(name)
+    yield from (warning("unsafe-op", _LOADING_LOOPS, name) for name in calling if has_loops)
+
+
+def _loading_bodies(tokens: list[bytes]) -> Iterator[list[bytes]]:
+    """Yield the tokens of each method that loading runs."""
+    starts = [index for index, token in enumerate(tokens) if token in _DEFINITIONS]
+    for start, end in pairwise([*starts, len(tokens)]):
+        if tokens[start + 1 : start + 2] == [_LOADING]:
+            yield tokens[start + 2 : end]
+
+
+def _calls_own_code(body: list[bytes]) -> bool:
+    """Tell whether a method calls a function or another method of the archive's own."""
+    for index, token in enumerate(body):
+        if token == b"(" and index > 1 and _NAME.fullmatch(body[index - 1]) and body[index - 2] == b".":
+            root = index - 2
+            while root > 1 and body[root] == b"." and _NAME.fullmatch(body[root - 1]):
+                root -= 2
+            if body[root + 1] not in (b"torch", b"ops"):
+                return True
+    return False
+
+
 def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
     """Yield what the texts in the byte code of a lite archive lead to: names of operators, and of types."""
+    texts = list(texts)
     operators: set[str] = set()
     classes: set[str] = set()
+    if "LOOP" in texts and any(text.endswith(_LOADING.decode()) for text in texts):
+        yield warning("unsafe-op", _LOADING_LOOPS, where)
     for text in texts:
         if _BYTE_CODE_OPERATOR.fullmatch(text):
             operators.add(text)
@@ -170,13 +214,7 @@ class CodeReferences:
         self.operators: set[str] = set()
         self.classes: set[str] = set()
         self.unresolved: set[str] = set()
-        tokens: list[bytes] = _TOKEN_OR_REST.findall(text)
-        while tokens and not tokens[-1]:
-            tokens.pop()
-        self.readable = len(text)
-        if tokens and not _TOKEN.fullmatch(tokens[-1]):
-            self.readable -= len(tokens.pop())
-        tokens = [token for token in tokens if token and token[0] not in _BLANKS]
+        tokens, self.readable = _code_tokens(text)
         for index in [index for index, token in enumerate(tokens) if token in _ROOTS]:
             if index == 0 or tokens[index - 1] not in _NAMING:
                 self._follow_path(tokens, index)
@@ -205,6 +243,17 @@ class CodeReferences:
             self.operators.add(operator)
         else:
             self.unresolved.add(".".join(path))
+
+
+def _code_tokens(text: bytes) -> tuple[list[bytes], int]:
+    """Return the tokens of a text but blanks and comments, and how many bytes PyTorch could read."""
+    tokens: list[bytes] = _TOKEN_OR_REST.findall(text)
+    while tokens and not tokens[-1]:
+        tokens.pop()
+    readable = len(text)
+    if tokens and not _TOKEN.fullmatch(tokens[-1]):
+        readable -= len(tokens.pop())
+    return [token for token in tokens if token and token[0] not in _BLANKS], readable
 
 
 def _operator(path: list[str]) -> str | None:

@@ -28,6 +28,7 @@ from ckpttool.formats.torch.torchscript_code import (
     definitions_of,
     describe_code,
     judge_byte_code,
+    judge_loops,
     judge_text,
     without_mangles,
 )
@@ -69,6 +70,8 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
             for _, member in _code(records)
             for finding in judge_text(records.archive.read(member), member.name)
         )
+        texts_of_code = ((member.name, records.archive.read(member)) for _, member in _code(records))
+        pickles.safety |= dict.fromkeys(judge_loops(texts_of_code))
         if "bytecode.pkl" in records.by_name:
             texts = _texts(pickles.root("bytecode.pkl"))
             pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
