@@ -18,6 +18,7 @@ from ckpttool.formats.torch.torchscript_code import (
     MAX_TEXT,
     CodeReferences,
     judge_byte_code,
+    judge_byte_code_loops,
     judge_loops,
     judge_text,
 )
@@ -283,27 +284,32 @@ LOOP = b"def spin(n: int) -> int:\n  while True:\n    pass\n"
 @pytest.mark.parametrize(
     ("body", "looping"),
     [
-        (b"while True:\n      pass", True),
-        (b"for i in range(9):\n      pass", True),
-        (b"_0 = (self).spin(n, )", True),
-        (b"_0 = __torch__.spin(n, )", True),
-        (b"_0 = ops.quantized.linear_prepack(n, None)\n    self.n = torch.add(n, 1)", False),
-        (b"self.n = n", False),
+        (b"while True:\n      pass", "a.py"),
+        (b"for i in range(9):\n      pass", "a.py"),
+        (b"_0 = (self).spin(n, )", "b.py"),
+        (b"_0 = __torch__.spin(n, )", "b.py"),
+        (b"_0 = __torch__.spin\n    _0(n, )", "b.py"),
+        (b"_0 = (self).step(n, )", "b.py"),
+        (b"_0 = getattr(self, 'sp' 'in')(n)", "b.py"),
+        (b"m = self.m\n    _0 = m(n)", "c.py"),
+        (b"_0 = n + n", ""),
+        (b"_0 = (p).unpack()", ""),
+        (b"_0 = ops.quantized.linear_prepack(n, None)\n    self.n = torch.add(n, 1)", ""),
+        (b"self.n = n", ""),
     ],
 )
-def test_loops_that_loading_runs(body: bytes, looping: bool) -> None:
-    text = (
-        b"class A(Module):\n  def  __setstate__(self, n: int) -> NoneType:\n    " + body + b"\n  def f(self):"
-    )
-    found = list(judge_loops([("a.py", text + b" for"), ("b.py", LOOP)]))
-    assert [finding.where for finding in found] == ["a.py"] * looping
+def test_loops_that_loading_runs(body: bytes, looping: str) -> None:
+    text = b"class A(Module):\n  def  __setstate__(self, n: int) -> NoneType:\n    " + body
+    text += b"\n  def step(self, n: int):\n    return __torch__.spin(n)"
+    text += b"\n  def f(self):\n    for i in n:\n      pass"
+    called = b"class B(Module):\n  def forward(self, n: int):\n    while True:\n      pass\n"
+    found = {finding.where for finding in judge_loops([("a.py", text), ("b.py", LOOP), ("c.py", called)])}
+    assert (looping in found) if looping else not found
 
 
 @pytest.mark.parametrize(
     ("texts", "codes"),
     [
-        (["LOOP", "__torch__.A.__setstate__"], ["unsafe-op"]),
-        (["LOOP", "__torch__.A.forward"], []),
         (["aten::linear", "Tensor", "__torch__.Net.forward", "__torch__", "torch"], []),
         (["aten::save"], ["unsafe-op"]),
         (["mine::read"], ["custom-ops"]),
@@ -313,6 +319,20 @@ def test_loops_that_loading_runs(body: bytes, looping: bool) -> None:
 )
 def test_what_byte_code_names(texts: list[str], codes: list[str]) -> None:
     assert [finding.code for finding in judge_byte_code(texts, "bytecode.pkl")] == codes
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction", "looping"),
+    [
+        ("__torch__.A.__setstate__", ("LOOP", 3, 0), True),
+        ("__torch__.A.__setstate__", ("JMP", -3, 0), True),
+        ("__torch__.A.__setstate__", ("JF", 0, 0), True),
+        ("__torch__.A.__setstate__", ("JF", 2, 0), False),
+        ("__torch__.A.forward", ("LOOP", 3, 0), False),
+    ],
+)
+def test_loops_in_byte_code(name: str, instruction: tuple[str, int, int], looping: bool) -> None:
+    assert len(list(judge_byte_code_loops([(name, [instruction])], "bytecode.pkl"))) == looping
 
 
 # The lists --------------------------------------------------------------------------------------------

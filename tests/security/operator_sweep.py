@@ -44,11 +44,20 @@ SKIPPED = ("c10d::", "_c10d_functional", "symm_mem::", "_dtensor::", "cuda::", "
 """Operators of several processes, other devices and functions."""
 OUTSIDE = "a view that reaches behind its storage"
 KEPT = frozenset(
-    f"aten::{name}"
-    for name in (
-        "linear embedding_bag view floordiv gcd native_group_norm _native_batch_norm_legit "
-        "_upsample_bilinear2d_aa _fft_c2c _fft_c2r _fft_r2c fft_ifft2"
-    ).split()
+    {
+        "aten::linear",
+        "aten::embedding_bag",
+        "aten::view",
+        "aten::floordiv",
+        "aten::gcd",
+        "aten::native_group_norm",
+        "aten::_native_batch_norm_legit",
+        "aten::_upsample_bilinear2d_aa",
+        "aten::_fft_c2c",
+        "aten::_fft_c2r",
+        "aten::_fft_r2c",
+        "aten::fft_ifft2",
+    }
 )
 """Operators that ordinary layers call: what is wrong with them is PyTorch's to mend."""
 LIST = Path(torch_operators.__file__).with_name("names") / "torch_unchecked_ops.txt"

@@ -60,6 +60,9 @@ _CLASSES = ["__torch__", "torch", "classes"]
 _LONGEST_PATH = 100
 _LOOPS = frozenset({b"for", b"while"})
 _DEFINITIONS = frozenset({b"def", b"class"})
+_CALLED_VALUES = frozenset({b"getattr", b"fork"})
+_SAVING = b"__getstate__"
+_JUMPS = frozenset({"JMP", "JF"})
 _LOADING_LOOPS = "loading it runs a loop, which may never end"
 _LOADING = b"__setstate__"
 """The method that loading an archive runs, for each object of its class."""
@@ -150,47 +153,69 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
 
 
 def judge_loops(files: Iterable[tuple[str, bytes]]) -> Iterator[Finding]:
-    """Yield a warning for each file of whose code loading the archive runs a loop, which may never end."""
-    has_loops = False
-    calling: list[str] = []
-    for name, text in files:
+    """Yield a warning for each file with a loop that loading the archive may run, and that may never end.
+
+    A method leads to all functions and methods whose names stand in it, and to those that syntax calls.
+    """
+    bodies: dict[bytes, list[tuple[str, list[bytes]]]] = {}
+    values: set[bytes] = set()
+    for file, text in files:
         tokens = _code_tokens(text[:MAX_TEXT])[0]
-        has_loops |= not _LOOPS.isdisjoint(tokens)
-        bodies = list(_loading_bodies(tokens))
-        if any(not _LOOPS.isdisjoint(body) for body in bodies):
-            yield warning("unsafe-op", _LOADING_LOOPS, name)
-        elif any(_calls_own_code(body) for body in bodies):
-            calling.append(name)
-    yield from (warning("unsafe-op", _LOADING_LOOPS, name) for name in calling if has_loops)
+        values.update(name for name, sign in pairwise(tokens) if sign in _NAMED and _NAME.fullmatch(name))
+        for name, body in _definitions(tokens):
+            bodies.setdefault(name, []).append((file, body))
+    pending, seen = [_LOADING], {_LOADING, _SAVING}
+    files_with_loops: dict[str, None] = {}
+    while pending:
+        for file, body in bodies.get(pending.pop(), ()):
+            if not _LOOPS.isdisjoint(body):
+                files_with_loops[file] = None
+            names = {token.strip(b"'\"") for token in body} | {
+                name for name in bodies if name.startswith(b"__")
+            }
+            if not _CALLED_VALUES.isdisjoint(body) or any(
+                called == b"(" and name in values for name, called in pairwise(body)
+            ):
+                names |= bodies.keys() if b"getattr" in body else {b"forward"}
+            reached = (names & bodies.keys()) - seen
+            seen |= reached
+            pending += reached
+    yield from (warning("unsafe-op", _LOADING_LOOPS, file) for file in files_with_loops)
 
 
-def _loading_bodies(tokens: list[bytes]) -> Iterator[list[bytes]]:
-    """Yield the tokens of each method that loading runs."""
+def _definitions(tokens: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Yield the name and the tokens of each function and method."""
     starts = [index for index, token in enumerate(tokens) if token in _DEFINITIONS]
     for start, end in pairwise([*starts, len(tokens)]):
-        if tokens[start + 1 : start + 2] == [_LOADING]:
-            yield tokens[start + 2 : end]
+        if tokens[start] == b"def" and end - start > 2:
+            yield tokens[start + 1], tokens[start + 2 : end]
 
 
-def _calls_own_code(body: list[bytes]) -> bool:
-    """Tell whether a method calls a function or another method of the archive's own."""
-    for index, token in enumerate(body):
-        if token == b"(" and index > 1 and _NAME.fullmatch(body[index - 1]) and body[index - 2] == b".":
-            root = index - 2
-            while root > 1 and body[root] == b"." and _NAME.fullmatch(body[root - 1]):
-                root -= 2
-            if body[root + 1] not in (b"torch", b"ops"):
-                return True
-    return False
+def judge_byte_code_loops(
+    functions: Iterable[tuple[object, Iterable[object]]], where: str
+) -> Iterator[Finding]:
+    """Yield a warning if byte code that loading runs has a loop.
+
+    def judge_byte_code_loops(
+        functions: Iterable[tuple[object, Iterable[object]]], where: str
+    ) -> Iterator[Finding]:
+        and two numbers; what is called has become part of the caller, unless it is called through an interface.
+    """
+    for name, held in functions:
+        if not (isinstance(name, str) and name.endswith(_LOADING.decode())):
+            continue
+        for node in held:
+            operation, distance = node[:2] if isinstance(node, tuple) and len(node) == 3 else (None, None)
+            is_back = operation in _JUMPS and not (isinstance(distance, int) and distance > 0)
+            if is_back or operation in ("LOOP", "INTERFACE_CALL"):
+                yield warning("unsafe-op", _LOADING_LOOPS, where)
+                return
 
 
 def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
     """Yield what the texts in the byte code of a lite archive lead to: names of operators, and of types."""
-    texts = list(texts)
     operators: set[str] = set()
     classes: set[str] = set()
-    if "LOOP" in texts and any(text.endswith(_LOADING.decode()) for text in texts):
-        yield warning("unsafe-op", _LOADING_LOOPS, where)
     for text in texts:
         if _BYTE_CODE_OPERATOR.fullmatch(text):
             operators.add(text)

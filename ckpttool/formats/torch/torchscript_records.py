@@ -28,6 +28,7 @@ from ckpttool.formats.torch.torchscript_code import (
     definitions_of,
     describe_code,
     judge_byte_code,
+    judge_byte_code_loops,
     judge_loops,
     judge_text,
     without_mangles,
@@ -75,6 +76,8 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
         if "bytecode.pkl" in records.by_name:
             texts = _texts(pickles.root("bytecode.pkl"))
             pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
+            functions = _functions(pickles.root("bytecode.pkl"))
+            pickles.safety |= dict.fromkeys(judge_byte_code_loops(functions, "bytecode.pkl"))
     code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
     findings = (
         *records.findings(),
@@ -264,3 +267,10 @@ def _texts(root: object) -> Iterator[str]:
                 yield part
             elif isinstance(part, bytes):
                 yield part.decode("utf-8", "replace")
+
+
+def _functions(root: object) -> Iterator[tuple[object, Iterator[object]]]:
+    """Yield the functions of byte code: the name of each, and all nodes below it."""
+    for entry in children(root) or ():
+        if isinstance(entry, tuple) and entry:
+            yield entry[0], nodes(entry)
