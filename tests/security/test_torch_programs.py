@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +28,7 @@ def run(module: str, *arguments: str, cwd: Path) -> str:
 
 @pytest.mark.framework
 def test_no_program_that_does_harm_is_safe(tmp_path: Path) -> None:
-    found: list[list[str]] = json.loads(run("programs", str(tmp_path), cwd=tmp_path).splitlines()[-1])
+    found: list[list[str]] = json.loads(run("programs", str(tmp_path), "3", cwd=tmp_path).splitlines()[-1])
     harmful = {name: tmp_path / file for name, file, what in found if not what.startswith("nothing")}
     assert len(harmful) >= 80
     verdicts = {name: verify(path).safety for name, path in harmful.items()}
@@ -48,6 +50,9 @@ def test_the_list_of_unchecked_operators() -> None:
 
 
 @pytest.mark.framework
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("cc"), reason="guards need cc and x86-64"
+)
 @pytest.mark.parametrize("name", ["aten::_cdist_backward", "aten::_cummax_helper", "aten::as_strided_"])
 def test_the_sweep_finds_what_the_list_holds(name: str, tmp_path: Path) -> None:
     assert f"{name}\t" in run("operator_sweep", "--dry", name, cwd=tmp_path)

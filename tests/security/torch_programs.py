@@ -1,8 +1,7 @@
 """Attacks of TorchScript archives, lite ones, and exported programs, and what PyTorch does with them.
 
-``python -m tests.security.torch_programs DIRECTORY`` writes the attacks below a directory, loads and runs each in a
-forked process, and prints as JSON what it did: ``file`` (made the file that its argument names), ``hang``,
-``signal`` or nothing.
+``python -m tests.security.torch_programs DIRECTORY [SECONDS]`` writes the attacks below a directory, loads and runs
+each in a forked process, and prints as JSON what it did: ``file`` (made a file), ``hang``, ``signal`` or nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ EXPORTED, SCRIPTED = FILES / "torch-export" / "program.pt2", FILES / "torchscrip
 GRAPH, CONSTANTS = "program/models/model.json", "program/data/constants/model_constants_config.json"
 CODE = "scripted/code/__torch__/fixture_models.py"
 SECONDS = 10
+"""How long a load may take until it counts as a hang."""
 MEMORY = 6 << 30
 
 EXPRESSIONS = {
@@ -314,7 +314,7 @@ def load(path: Path) -> None:
         _load_for_lite_interpreter(str(path))(inputs)
 
 
-def outcome(path: Path, made: str) -> str:
+def outcome(path: Path, made: str, seconds: int) -> str:
     """Load an attack in a forked process whose directory is empty, and return what it did."""
     Path(made).mkdir()
     started = time.monotonic()
@@ -327,7 +327,7 @@ def outcome(path: Path, made: str) -> str:
         os.chdir(made)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(SECONDS)
+        signal.alarm(seconds)
         try:
             load(path)
         except BaseException as failure:  # noqa: BLE001 (whatever it thinks of the file)
@@ -340,19 +340,19 @@ def outcome(path: Path, made: str) -> str:
     if any(Path(made).iterdir()):
         return "file"
     if os.WIFSIGNALED(status):
-        return "hang" if time.monotonic() - started >= SECONDS - 1 else f"signal {os.WTERMSIG(status)}"
+        return "hang" if time.monotonic() - started >= seconds - 1 else f"signal {os.WTERMSIG(status)}"
     return f"nothing: {said}" if said else "nothing"
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, seconds: int = SECONDS) -> None:
     """Print what each attack did."""
     import torch
 
     torch.export.load(EXPORTED)  # imports what the forks need
     torch.set_num_threads(1)
-    found = [(name, path.name, outcome(path, made)) for name, path, made in attacks(directory)]
+    found = [(name, path.name, outcome(path, made, seconds)) for name, path, made in attacks(directory)]
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), *map(int, sys.argv[2:]))
