@@ -103,7 +103,9 @@ def _bound(node: ast.expr) -> _Bound:
 
 
 def _bound_of_operation(operator: ast.operator, left: ast.expr, right: ast.expr) -> _Bound:
-    if isinstance(operator, ast.Pow | ast.BitXor):  # SymPy reads ^ as a power
+    if isinstance(operator, ast.BitXor):
+        raise HugeNumberError("SymPy reads its ^ as a power, which binds otherwise")
+    if isinstance(operator, ast.Pow):
         return _bound(left) ** _exponent(right)
     if isinstance(operator, ast.LShift | ast.RShift):
         return _bound(left) * _Bound(_exponent(right), 1)

@@ -199,7 +199,8 @@ def judge_byte_code_loops(
     def judge_byte_code_loops(
         functions: Iterable[tuple[object, Iterable[object]]], where: str
     ) -> Iterator[Finding]:
-        and two numbers; what is called has become part of the caller, unless it is called through an interface.
+    ``functions`` are the names of functions and all nodes below each. An instruction is an operation with two
+    numbers. A called function is part of its caller, unless it is called through an interface.
     """
     for name, held in functions:
         if not (isinstance(name, str) and name.endswith(_LOADING.decode())):
