@@ -196,9 +196,6 @@ def judge_byte_code_loops(
 ) -> Iterator[Finding]:
     """Yield a warning if byte code that loading runs has a loop.
 
-    def judge_byte_code_loops(
-        functions: Iterable[tuple[object, Iterable[object]]], where: str
-    ) -> Iterator[Finding]:
     ``functions`` are the names of functions and all nodes below each. An instruction is an operation with two
     numbers. A called function is part of its caller, unless it is called through an interface.
     """
