@@ -302,10 +302,11 @@ def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
     """Return what the rules see of a series: its intact checkpoints, in their order.
 
+    A symlink is none of them: its bytes lie elsewhere, and whoever has them there may delete them.
     Without what a read found damaged, the others may have more in common, and so another order.
     """
     sound = [entry for entry in group.entries if entry.is_sound]
-    intact = [entry for entry in sound if entry.path not in protections.faults]
+    intact = [entry for entry in sound if entry.path not in protections.faults and not entry.is_link]
     ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
     return History(ordered[::-1], now, protections.followers, protections.root)
 
