@@ -14,7 +14,7 @@ MAX_EXPANSION = 1032
 
 MIN_STRUCTURE = 6 << 20
 STRUCTURE_A_BYTE = 16
-_FREE = 1 << 20
+FREE = 1 << 20
 """Of a file's compressed records so many bytes may be read as structure (not streamed as values): in any
 case, and for each byte of the file behind its first MiB. Honest text and pickles become a tenth."""
 
@@ -33,7 +33,7 @@ class Inflation:
 
     def __init__(self, source: Readable) -> None:
         self.source = source
-        self.limit = max(MIN_STRUCTURE, STRUCTURE_A_BYTE * (source.size - _FREE))
+        self.limit = max(MIN_STRUCTURE, STRUCTURE_A_BYTE * (source.size - FREE))
         self._spent = self._skipped = 0
         self._kept: deque[Inflated] = deque()
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.readable import MAX_READ
+from ckpttool.io.budget import Budget
 from ckpttool.io.crc import crc32c, unmask_crc
 from ckpttool.io.protobuf import varint
 from ckpttool.io.snappy import decompress, decompressed_size, first_bytes
@@ -63,7 +64,7 @@ class Table:
         metaindex, index = self._footer()
         self.blocks = [
             (entry.key, self._parse_handle(bytes(entry.value), "index block"))
-            for entry in self._entries(index, "index block", None)
+            for entry in self._entries(index, "index block", None, self._budget())
         ]
         expected = 0  # the blocks lie one behind the other, and nothing between them
         for handle in (*(handle for _, handle in self.blocks), metaindex, index):
@@ -73,8 +74,11 @@ class Table:
         if expected + FOOTER_BYTES != source.size:
             found = f"{source.size:,} bytes"
             raise self._damage(found, "footer", f"{expected + FOOTER_BYTES:,} for all blocks")
-        if next(self._entries(metaindex, "metaindex block", None), None) is not None:
+        if next(self._entries(metaindex, "metaindex block", None, self._budget()), None) is not None:
             raise self._damage("entries that nobody knows", "metaindex block", "none")
+
+    def _budget(self) -> Budget:
+        return Budget(self.path, self._source.size, "keys")
 
     def _damage(self, found: str, where: str, expected: str | None = None) -> DamagedCheckpoint:
         return DamagedCheckpoint(self.path, found, expected=expected, where=where, code="table-damaged")
@@ -110,9 +114,9 @@ class Table:
 
     def entries(self) -> Iterator[TableEntry]:
         """Yield all keys with their values, in order; every block is checked."""
-        before = None
+        before, budget = None, self._budget()
         for number, (last, handle) in enumerate(self.blocks):
-            for entry in self._entries(handle, f"block {number}", before):
+            for entry in self._entries(handle, f"block {number}", before, budget):
                 yield entry
                 before = entry.key
             if before is not None and before > last:
@@ -120,7 +124,7 @@ class Table:
 
     def block(self, number: int) -> Iterator[TableEntry]:
         """Yield the keys of one block with their values."""
-        return self._entries(self.blocks[number][1], f"block {number}", None)
+        return self._entries(self.blocks[number][1], f"block {number}", None, self._budget())
 
     def find(self, key: bytes) -> tuple[int, memoryview] | None:
         """Return the number of the block that holds a key, and its value; None where there is none."""
@@ -169,7 +173,9 @@ class Table:
         self._last_inflated = handle, contents
         return contents
 
-    def _entries(self, handle: Handle, where: str, before: bytes | None) -> Iterator[TableEntry]:
+    def _entries(
+        self, handle: Handle, where: str, before: bytes | None, budget: Budget
+    ) -> Iterator[TableEntry]:
         """Yield a block's entries; ``before`` is the key in front of them, None for none."""
         data = self._contents(handle, where)
         end = self._end_of_entries(data, where)
@@ -184,6 +190,7 @@ class Table:
                 raise self._damage(str(failure), where) from failure
             if shared > len(previous) or shared + added > _MAX_KEY or at + added + length > end:
                 raise self._damage(f"an entry that doesn't fit, at byte {at:,}", where)
+            budget.charge(shared + added, where)
             previous = previous[:shared] + bytes(data[at : at + added])
             if key is not None and previous <= key:
                 raise self._damage("keys out of order", where, "each greater than the one before")

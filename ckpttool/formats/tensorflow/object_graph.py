@@ -21,6 +21,7 @@ from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.roles import role_of
 from ckpttool.core.tensor import Path, Role, Tensor
+from ckpttool.io.budget import Budget
 from ckpttool.io.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
 
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -70,7 +71,7 @@ def read_graph(path: str, message: bytes) -> dict[str, KnownVariable]:
     for node in nodes:
         if any(child >= len(nodes) for _, child in node.children):
             raise DamagedCheckpoint(path, "a child that isn't there", where=GRAPH_KEY, code="object-graph")
-    return _best_names(nodes)
+    return _best_names(nodes, Budget(path, len(message), "names of variables"))
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
     return node
 
 
-def _best_names(nodes: list[_ObjectNode]) -> dict[str, KnownVariable]:
+def _best_names(nodes: list[_ObjectNode], budget: Budget) -> dict[str, KnownVariable]:
     """Return the best path to each key; what is reached through an optimizer alone belongs to it.
 
     A variable that is called as its key spells the way to it is known by that: it may have other names, too.
@@ -126,6 +127,7 @@ def _best_names(nodes: list[_ObjectNode]) -> dict[str, KnownVariable]:
             full = path if attribute == VALUE else (*path, attribute)
             if attribute == VALUE and key == key_along(steps_of_name(name)):
                 full = steps_of_name(name)
+            budget.charge(sum(map(len, full)), GRAPH_KEY)
             variables[key] = KnownVariable(full or (key,), cost.optimizers > 0, name)
     return variables
 
