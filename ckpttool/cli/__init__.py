@@ -97,6 +97,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return FOUND_SOMETHING
     except _CLICK_ERROR as error:
         return _misused(error)
+    except MemoryError as error:
+        return _failed(error, "there is not enough memory")
     except Exception as error:  # noqa: BLE001 - the last resort: a bug of ours is one line too
         return _failed(error, _unforeseen_text(error))
 

@@ -10,6 +10,7 @@ CheckpointError
 │   ├── LimitExceeded     reading on would take unbounded time or memory
 │   └── NotDownloaded     only a Git LFS pointer lies where the file should be
 ├── Unsupported           it is well formed, and beyond what ckpttool reads
+├── OutOfMemory           reading it takes more memory than there is
 └── MissingPackage        an optional package is needed
 UsageError                what was asked contradicts itself
 
@@ -19,7 +20,10 @@ Each says in one line where it is, what was found there, and what was expected:
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -132,6 +136,12 @@ class Unsupported(CheckpointError):
     code = "unsupported"
 
 
+class OutOfMemory(CheckpointError):
+    """Reading it takes more memory than this process can get."""
+
+    code = "out-of-memory"
+
+
 class MissingPackage(CheckpointError):
     """An optional package is needed; the message holds the line that installs it."""
 
@@ -147,3 +157,22 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointErr
     if isinstance(error, PermissionError) and error.strerror == os.strerror(error.errno or 0):
         return AccessDenied(path, "permission denied")
     return AccessDenied(path, (error.strerror or str(error)).lower())
+
+
+@contextmanager
+def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn a lack of memory, also for a child process, into an ``OutOfMemory`` of the path being read.
+
+    The frames in which it occurred are cleared, so that what they hold doesn't outlive the failure.
+    """
+    try:
+        yield
+    except (MemoryError, OSError) as failure:
+        if isinstance(failure, OSError) and failure.errno != errno.ENOMEM:
+            raise
+        import gc
+        from traceback import clear_frames
+
+        clear_frames(failure.__traceback__)
+        gc.collect()
+        raise OutOfMemory(path, "reading it takes more memory than there is") from failure

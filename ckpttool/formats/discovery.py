@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound
+from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound, memory_checked
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, read_note
 from ckpttool.formats.foreign import SUFFIXES, Foreign, recognise_foreign
@@ -122,7 +122,8 @@ def unit_of(probe: Probe) -> Unit | None:
         CheckpointError: It can't be looked at.
     """
     try:
-        format = detect(probe)
+        with memory_checked(probe.path):
+            format = detect(probe)
     except AmbiguousFormat:
         if probe.is_directory:
             raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, memory_checked
 from ckpttool.core.report import Finding, error
 from ckpttool.formats.copy_notes import COPYING, interrupted_copy
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
@@ -67,7 +67,8 @@ def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
     """Return the checkpoint at a path that was looked at already; see ``open_with``."""
     with ExitStack() as until_opened:
         until_opened.enter_context(probe)
-        checkpoint = _open_and_judge(choose(probe), probe)
+        with memory_checked(probe.path):
+            checkpoint = _open_and_judge(choose(probe), probe)
         until_opened.pop_all()
     return checkpoint
 
@@ -105,5 +106,6 @@ def _open_and_judge(format: Format, probe: Probe) -> Checkpoint:
 
 def open_unit(format: Format, unit: Unit) -> Checkpoint:
     """Return the checkpoint that discovery found; see ``Format.open``."""
-    checkpoint = format.open_unit(unit)
+    with memory_checked(unit.path):
+        checkpoint = format.open_unit(unit)
     return open_with(unit.path, lambda probe: format) if checkpoint is None else checkpoint

@@ -1,4 +1,4 @@
-"""Budgets of names and keys: their bytes as they are expanded, in proportion to the file that they come from."""
+"""Budgets of names and keys: their bytes once written out, in proportion to the file."""
 
 from __future__ import annotations
 

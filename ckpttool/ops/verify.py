@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import AmbiguousFormat, CheckpointError, DamagedCheckpoint, Truncated, Unsupported
+from ckpttool.core.errors import (
+    AmbiguousFormat,
+    CheckpointError,
+    DamagedCheckpoint,
+    Truncated,
+    Unsupported,
+    memory_checked,
+)
 from ckpttool.core.report import counted, error, has_errors
 from ckpttool.formats import recognise, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
@@ -71,7 +78,7 @@ def verify(
     unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
     copy = None if against is None else os.fspath(against)
     format = unit.format if unit else None
-    with fs.answers_below(os.path.dirname(name)):
+    with fs.answers_below(os.path.dirname(name)), memory_checked(name):
         try:
             if format is None:
                 with Probe(name) as probe:

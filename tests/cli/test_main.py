@@ -111,7 +111,7 @@ def test_debug_in_a_shell(tmp_path: Path) -> None:
     assert done.returncode != 0 and "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("failure", [ValueError("surprise"), RecursionError("deep"), MemoryError()])
+@pytest.mark.parametrize("failure", [ValueError("surprise"), RecursionError("deep")])
 def test_bug_of_ours_is_one_line_too(
     run, guide: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
@@ -120,6 +120,11 @@ def test_bug_of_ours_is_one_line_too(
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ckpttool: error: internal error: {type(failure).__name__}")
     assert "CKPTTOOL_DEBUG=1" in err
+
+
+def test_lack_of_memory_is_no_bug(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_inspecting(monkeypatch, MemoryError())
+    assert run("inspect", guide) == (2, "", "ckpttool: error: there is not enough memory\n")
 
 
 def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:

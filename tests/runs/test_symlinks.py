@@ -1,4 +1,4 @@
-"""A symlink takes up no place in a rule: where it leads out of the directory, its bytes are somebody else's."""
+"""A symlink takes up no place in a rule: if it leads out, its bytes are somebody else's."""
 
 from __future__ import annotations
 

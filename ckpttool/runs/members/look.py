@@ -16,6 +16,7 @@ from ckpttool.core.errors import (
     NotFound,
     Truncated,
     from_os_error,
+    memory_checked,
 )
 from ckpttool.core.naming import NameFields, parse_name
 from ckpttool.core.report import Finding, Severity, counted
@@ -74,7 +75,8 @@ def _entry_from(
     unit: Unit, files: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
 ) -> Entry | None:
     try:
-        with by_directory(), fs.answers_below(os.path.dirname(unit.path)), opened() as checkpoint:
+        above = os.path.dirname(unit.path)
+        with memory_checked(unit.path), by_directory(), fs.answers_below(above), opened() as checkpoint:
             return _sound_entry(unit, files, checkpoint, holds_others)
     except NotFound:
         return None
