@@ -18,6 +18,7 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.core.gather import copy
 from ckpttool.core.readable import swap_bytes
 from ckpttool.io import fs
+from ckpttool.io.budget import Budget
 from ckpttool.io.h5worker import WORKER, Crashed
 
 if TYPE_CHECKING:
@@ -195,9 +196,11 @@ class Tree:
 
 def walk(location: Location) -> Tree:
     """Return what lies in a file."""
-    tree = Tree()
+    tree, budget = Tree(), Budget(location.path, location.size, "names")
     for _, payload in location.ask("walk"):
-        _add(tree, json.loads(payload))
+        item = json.loads(payload)
+        budget.charge(len(item.get("path", "")), location.where)
+        _add(tree, item)
     return tree
 
 
