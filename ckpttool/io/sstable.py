@@ -190,8 +190,10 @@ class Table:
                 raise self._damage(str(failure), where) from failure
             if shared > len(previous) or shared + added > _MAX_KEY or at + added + length > end:
                 raise self._damage(f"an entry that doesn't fit, at byte {at:,}", where)
-            budget.charge(shared + added, where)
             previous = previous[:shared] + bytes(data[at : at + added])
+            # What is no ASCII may be spelled out, four characters a byte; keys of slices are never shown.
+            is_short = previous.isascii() or previous[:1] == b"\0"
+            budget.charge(len(previous) * (1 if is_short else 4), where)
             if key is not None and previous <= key:
                 raise self._damage("keys out of order", where, "each greater than the one before")
             at += added

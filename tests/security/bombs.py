@@ -3,6 +3,7 @@
 Each writer puts one checkpoint of less than 1 MB at a path, or a directory of such.
 """
 
+# ruff: noqa: E501, SIM223
 from __future__ import annotations
 
 import json
