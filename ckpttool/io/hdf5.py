@@ -199,7 +199,11 @@ def walk(location: Location) -> Tree:
     tree, budget = Tree(), Budget(location.path, location.size, "names")
     for _, payload in location.ask("walk"):
         item = json.loads(payload)
-        budget.charge(len(item.get("path", "")), location.where)
+        try:
+            budget.charge(len(item.get("path", "")))
+        except LimitExceeded as failure:
+            tree.faults.append(Fault("/", "hdf5-limit", failure.reason))
+            break
         _add(tree, item)
     return tree
 

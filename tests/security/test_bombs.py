@@ -1,4 +1,4 @@
-"""No file of less than 1 MB takes more than 1 GB of memory or 10 seconds of a processor, and none is called safe."""
+"""No file of less than 1 MB takes more than 1 GB of memory or 10 seconds of a processor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ for number, arguments in enumerate(json.loads(sys.argv[1])):
         os._exit(status)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     said = open(sys.argv[2], errors="replace").read()
-    ends[" ".join(arguments)] = ended, "internal error" in said, "out-of-memory" in said or "enough memory" in said
+    lacks_memory = "out-of-memory" in said or "enough memory" in said
+    ends[" ".join(arguments)] = ended, "internal error" in said, lacks_memory
 print(json.dumps(ends))
 """
 """Runs commands, each in a child with limits of its own; prints how each ended."""
