@@ -1,6 +1,6 @@
 """Attacks of TorchScript archives, lite ones, and exported programs, and what PyTorch does with them.
 
-``python -m tests.security.torch_programs DIRECTORY [SECONDS]`` writes the attacks below a directory, loads and runs
+``python -m tests.security.torch_programs DIRECTORY [SECONDS]`` writes the attacks, loads and runs
 each in a forked process, and prints as JSON what it did: ``file`` (made a file), ``hang``, ``signal`` or
 nothing.
 """
