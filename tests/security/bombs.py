@@ -275,12 +275,17 @@ def _shard_index(path: Path) -> None:
     path.write_text(json.dumps({"weight_map": {f"w{at}": f"s{at}.safetensors" for at in range(25_000)}}))
 
 
+def _one_tensor(path: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+
+
 @bomb("trainer/checkpoint-1/trainer_state.json")
 def _trainer_state(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     history = [{"step": at, "loss": 0.5} for at in range(25_000)]
     path.write_text(json.dumps({"global_step": 1, "log_history": history}))
-    _header_of_dots(path.with_name("model.safetensors"))
+    _one_tensor(path.with_name("model.safetensors"))
 
 
 # Pickles --------------------------------------------------------------------------------------------
@@ -341,21 +346,21 @@ def _paddle_program(path: Path) -> None:
 def _note(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text("model " * 600)
-    _many_tensors(path.with_name("model.safetensors"))
+    _one_tensor(path.with_name("model.safetensors"))
 
 
 @bomb("sums/model.safetensors.sha256")
 def _manifest(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(("0" * 64 + "  model.safetensors\n") * 9_000)
-    _many_tensors(path.with_name("model.safetensors"))
+    _one_tensor(path.with_name("model.safetensors"))
 
 
 @bomb("pins/.ckpttool-pins")
 def _pins(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"p{at}*?*?*?\n" for at in range(60_000)))
-    _many_tensors(path.with_name("model.safetensors"))
+    _one_tensor(path.with_name("model.safetensors"))
 
 
 def write_all(directory: Path) -> list[Path]:

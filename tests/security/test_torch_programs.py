@@ -28,7 +28,9 @@ def run(module: str, *arguments: str, cwd: Path) -> str:
 
 @pytest.mark.framework
 def test_no_program_that_does_harm_is_safe(tmp_path: Path) -> None:
-    found: list[list[str]] = json.loads(run("programs", str(tmp_path), "3", cwd=tmp_path).splitlines()[-1])
+    found: list[list[str]] = json.loads(
+        run("torch_programs", str(tmp_path), "3", cwd=tmp_path).splitlines()[-1]
+    )
     harmful = {name: tmp_path / file for name, file, what in found if not what.startswith("nothing")}
     assert len(harmful) >= 80
     verdicts = {name: verify(path).safety for name, path in harmful.items()}
