@@ -10,11 +10,13 @@ Source: TensorFlow, python/checkpoint/checkpoint_view.py and core/protobuf/track
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from ckpttool.core.report import Finding, counted, error
@@ -151,12 +153,29 @@ def _load_session(job: PredictionJob) -> Loaded:
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True))
     with findings_on_error("load-failed"), graph.as_default():
-        signatures = v1.saved_model.load(session, job.options["tags"], job.path).signature_def
+        meta_graph = v1.saved_model.load(session, job.options["tags"], job.path)
+        signatures = meta_graph.signature_def
         if not job.options["has_init"]:
-            session.run([v1.local_variables_initializer(), v1.tables_initializer()])
+            initializers = [v1.local_variables_initializer(), v1.tables_initializer()]
+            session.run(initializers, _assets(meta_graph, job.path))
     names = [name for name in signatures if name not in _NO_SIGNATURES]
     name = _signature(names, job)
     return SessionSignature(session, name, signatures[name])
+
+
+def _assets(meta_graph: Any, path: str) -> dict[str, str]:
+    """Return the model's own assets, by the tensors that they are fed to.
+
+    The graph has the paths of the files that the assets were copied from, somewhere on another machine.
+    """
+    assets = list(meta_graph.asset_file_def)
+    for packed in meta_graph.collection_def[tf.saved_model.ASSETS_KEY].any_list.value:
+        assets.append(AssetFileDef())
+        packed.Unpack(assets[-1])
+    return {
+        asset.tensor_info.name: os.path.join(path, tf.saved_model.ASSETS_DIRECTORY, asset.filename)
+        for asset in assets
+    }
 
 
 def _served_graph(path: str) -> Any:

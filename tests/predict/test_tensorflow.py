@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from tests.support.frameworks import python_with_frameworks
+from tests.support.predictions import job_of
 
 NETS = f"{Path(__file__).parent / 'models' / 'keras_nets.py'}"
 TAKEN = "the checkpoint has it, nothing in the model takes it"
@@ -156,3 +160,42 @@ def test_another_optimizer_does_not_take_the_state(predict_apart) -> None:
     told = predict_apart("variables/ckpt-1", model=f"{NETS}:dense", optimizer="keras.optimizers:SGD")
     assert {code for code, *_ in told.load.findings} == {"not-consumed"}
     assert len(told.load.findings) == 8
+
+
+OLD_TABLE = """
+import sys
+import tensorflow as tf
+
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+out, words = sys.argv[1:]
+name = tf.constant(words)
+v1.add_to_collection(v1.GraphKeys.ASSET_FILEPATHS, name)
+table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="t")
+fill = tf.raw_ops.InitializeTableFromTextFileV2(
+    table_handle=table, filename=name, key_index=-1, value_index=-2, vocab_size=-1, delimiter=",", offset=0
+)
+v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, fill)
+x = v1.placeholder(tf.int64, [None], "x")
+found = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=x, default_value=tf.constant("?"))
+weight = v1.get_variable("w", initializer=tf.constant([1.0]), use_resource=False)
+y = tf.cast(tf.strings.length(found), tf.float32) + weight
+with v1.Session() as session:
+    session.run(v1.global_variables_initializer())
+    builder = v1.saved_model.Builder(out)
+    signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+    assets = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS)
+    builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature}, assets)
+    builder.save()
+"""
+
+
+def test_a_table_is_filled_from_the_models_own_asset(keras_process, tmp_path: Path) -> None:
+    """And not from the file that was copied there, whose path the graph holds."""
+    words, model = tmp_path / "words.txt", tmp_path / "model"
+    words.write_text("seven..\n")
+    python_with_frameworks("-c", OLD_TABLE, model, words)
+    words.write_text("changed since\n")
+    np.savez(tmp_path / "expected.npz", **{"input/x": np.zeros(1, "int64"), "output/y": np.float32([8])})
+    told = keras_process(job_of(model, expect=tmp_path / "expected.npz"))
+    assert told.codes == []
