@@ -43,6 +43,7 @@ _GROUPS = {
 }
 _MADE_BY_INIT = frozenset(
     {"list", "set", "dict", "ordered-dict", "counter", "default-dict", "deque", "bytearray", "attribute-dict"}
+    | {"bytes-io"}
 )
 """Kinds whose ``__new__`` ignores its arguments."""
 _MAX_AXES, _MAX_INT64 = 64, (1 << 63) - 1
@@ -86,6 +87,7 @@ def _is_storage(node: object) -> bool:
         isinstance(parts, tuple)
         and 5 <= len(parts) <= 6
         and parts[0] == "storage"
+        and parts[3] != "meta"  # such a storage has no values, whatever the file holds
         and isinstance(parts[1], Global)
         and value_kind(parts[1].module, parts[1].name) == "storage-type"
     )
@@ -127,21 +129,26 @@ def _is_metadata(node: object) -> bool:
 
 
 def _is_quantizer(node: object) -> bool:
-    kinds = ("int", "float", "tensor", "list")
+    kinds = ("int", "float", "tensor")
     return (
         isinstance(node, tuple)
         and 2 < len(node) < 5
         and kind_of(node[0]) == "flag"
-        and all(kind_of(part) in kinds for part in node[1:])
+        and all(kind_of(part) in kinds or _is_numbers(part) for part in node[1:])
     )
+
+
+def _is_numbers(node: object) -> bool:
+    return isinstance(node, list) and {*map(type, node)} <= {int, float}
 
 
 def _is_sparse(node: object) -> bool:
-    return (
-        isinstance(node, tuple)
-        and len(node) < 6
-        and all(kind_of(part) in ("tensor", "bool", "none") or _is_shape(part) for part in node)
-    )
+    """Tell whether a node is tensors, a shape, and whether it is coalesced, which old versions don't say."""
+    if not isinstance(node, tuple) or not 3 <= len(node) <= 5:
+        return False
+    is_long = node[-1] is None or type(node[-1]) is bool
+    tensors, shape = (node[:-2], node[-2]) if is_long else (node[:-1], node[-1])
+    return _is_shape(shape) and len(tensors) > 1 and all(kind_of(part) == "tensor" for part in tensors)
 
 
 def has_plain_attributes(state: object) -> bool:
@@ -150,30 +157,42 @@ def has_plain_attributes(state: object) -> bool:
     return all(part is None or (isinstance(part, dict) and all(map(is_attribute, part))) for part in parts)
 
 
+@cache
+def tensor_properties() -> frozenset[str]:
+    """Return the names of a tensor's properties: code runs when one is set, and it may change the values."""
+    return frozenset(name for line in lines("tensor_properties.txt") for name in line.split())
+
+
+def _are_tensor_attributes(state: object) -> bool:
+    parts = state if isinstance(state, tuple) else (state,)
+    names = (name for part in parts if isinstance(part, dict) for name in part)
+    return has_plain_attributes(state) and tensor_properties().isdisjoint(names)
+
+
 def is_attribute(name: object) -> bool:
     """Tell whether a name is that of a plain attribute."""
-    return type(name) is str and (not is_dunder(name) or name in _ATTRIBUTES)
+    return type(name) is str and name not in _FILLERS and (not is_dunder(name) or name in _ATTRIBUTES)
 
 
 _CONDITIONS: dict[str, Callable[[Any], bool]] = {
-    "anything": lambda node: True,
     "array-class": lambda node: node == Global("array", "array"),
     "arrays": lambda node: type(node) is dict and {*node} == {"data"} and kind_of(node["data"]) == "ndarray",
-    "attributes": has_plain_attributes,
-    "class": lambda node: isinstance(node, Global),
+    "attribute-pairs": lambda node: type(node) is dict and all(map(is_attribute, node)),
     "data": lambda node: node == "data",
     "decimal": lambda node: isinstance(node, str) and _DECIMAL.fullmatch(node) is not None,
     "factory": lambda node: node is None or (isinstance(node, Global) and kind_of(node) == "type"),
     "fraction": lambda node: isinstance(node, str) and _FRACTION.fullmatch(node) is not None,
+    "int64": lambda node: type(node) is int and abs(node) <= _MAX_INT64,
     "latin-1": lambda node: node in ("latin1", "latin-1"),
+    "letter-b": lambda node: node in (b"b", "b"),
     "metadata": _is_metadata,
     "ndarray-class": lambda node: node == Global("numpy", "ndarray"),
-    "no-hooks": lambda node: (
-        node is None or (not node and isinstance(node, dict) and kind_of(node) != OPAQUE)
-    ),
+    "no-hooks": _is_no_hooks,
+    "no-name": lambda node: not isinstance(node, Global),
     "pairs": _is_pairs,
     "quantizer": _is_quantizer,
     "rebuild": lambda node: isinstance(node, Global) and node.module == "torch._utils",
+    "tensor-attributes": _are_tensor_attributes,
     "shape": _is_shape,
     "sparse": _is_sparse,
     "storage": _is_storage,
@@ -220,7 +239,9 @@ class Row(NamedTuple):
         return True
 
 
-_WALKED = frozenset({"list", "dict", "sequence", "pairs", "attributes"})
+_WALKED = frozenset(
+    {"list", "dict", "sequence", "pairs", "attribute-pairs", "tensor-attributes", "text", "bytes"}
+)
 
 
 def _row(result: str, words: Sequence[str]) -> Row:
@@ -300,7 +321,7 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
     if not rows:
         return _judge_unlisted(call, function)
     if charge is not None and rows[0].walks:
-        charge(_COST_OF_ITEM * sum(len(arg) for arg in call.args if type(arg) in _SIZED))
+        charge(sum(map(size_of, call.args)))
     if not call.kwargs:
         for row in rows:
             if row.accepts(call.args):
@@ -309,14 +330,27 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
 
 
 _COST_OF_ITEM = 64
-_SIZED = frozenset({list, tuple, dict, set, frozenset, Mapped})
+_SIZED = (list, tuple, dict, set, frozenset)
+
+
+def size_of(node: object) -> int:
+    """Return about how many bytes of memory a copy of a node takes: of its text, or of its entries."""
+    if isinstance(node, _SIZED):
+        return _COST_OF_ITEM * len(node)
+    if isinstance(node, str | bytes):
+        return len(node)
+    if isinstance(node, Payload):
+        return node.nbytes
+    return size_of(node.args[0]) if isinstance(node, Call) and node.kind == "bytearray" and node.args else 0
+
+
 _REFINED = frozenset({"view", "quantized", "retyped", "dtype"})
 
 
 def _judge_result(call: Call, result: str) -> Trust:
     """Note the kind that a call's result has, which may depend on its arguments."""
     args = call.args
-    if call.is_new and args and result in _MADE_BY_INIT:
+    if (call.is_new and args and result in _MADE_BY_INIT) or (result == "record" and not call.is_new):
         return Trust.UNKNOWN
     if result not in _REFINED:
         pass
@@ -330,6 +364,8 @@ def _judge_result(call: Call, result: str) -> Trust:
         inner = Call(args[0], args[2])
         if (meaning := evaluate(inner)) is not Trust.PLAIN:
             return meaning
+        if inner.kind == "attributed":
+            return Trust.UNKNOWN  # its attributes would be taken for methods
         is_bare = call.is_of("torch._tensor", "_rebuild_from_type_v2") and not any(args[3:])
         result = inner.kind if is_bare else "attributed"
     elif result == "dtype":
@@ -433,9 +469,9 @@ def class_to_create(call: Call) -> Global | None:
     if not isinstance(function, Global) or call.is_new:
         return function if isinstance(function, Global) else None
     names = (
-        argument for argument in call.args if isinstance(argument, Global) and not is_constructor(argument)
+        argument for argument in call.args if isinstance(argument, Global) and kind_of(argument) == OPAQUE
     )
-    return next((name for name in names if kind_of(name) == OPAQUE), None)
+    return next((name for name in names if name.name.rpartition(".")[2].lstrip("_")[:1].isupper()), None)
 
 
 def dotted_name(call: Call) -> tuple[str, str] | None:
@@ -463,7 +499,7 @@ def takes_pairs(call: Call, pairs: Iterable[tuple[Any, Any]]) -> bool:
     A dictionary that gives its values for attributes must hide no method that the unpickler looks up.
     """
     if call.kind == "attribute-dict":
-        return all(is_attribute(key) and key not in _FILLERS for key, _ in pairs)
+        return all(is_attribute(key) for key, _ in pairs)
     return call.kind == OPAQUE and all(_is_plain_key(key) for key, _ in pairs)
 
 
@@ -471,28 +507,37 @@ def _is_plain_key(key: object) -> bool:
     return kind_of(key) != OPAQUE and key != "__setstate__" and not isinstance(key, Payload)
 
 
-_NAMED = ("namespace", "version", "record")
+_RECORD_STATE = ("TensorProperties",)
+"""Records whose state is a tuple of values instead of attributes."""
 
 
-def takes_state(call: Call, state: object) -> bool:
-    """Tell whether BUILD may set a state on what a call makes, and note the kind that it then has.
+def judge_state(call: Call, state: object) -> Trust:
+    """Return what it means that BUILD sets a state on what a call makes, and note the kind that it then has.
 
     Attributes of an object of a class nobody knows are as unknown as the object, but for those that steer
     Python itself.
     """
     kind = call.kind
     if kind == OPAQUE:
-        return _is_unknown_state(state)
-    if kind in _NAMED:
-        is_plain = has_plain_attributes(state) or (kind == "record" and isinstance(state, tuple))
-    elif kind in numpy_types.KINDS:
+        return Trust.UNKNOWN if _is_unknown_state(state) else Trust.DANGEROUS
+    if kind in numpy_types.KINDS:
         is_plain = numpy_types.matches_state(call, state)
         call.kind = numpy_types.kind_of_state(call, state) if is_plain else OPAQUE
-        return is_plain
-    else:
-        is_plain = kind in _STATES and _STATES[kind](state)
-        call.kind = "ndarray" if kind == "new-ndarray" else kind
-    return is_plain
+        return Trust.PLAIN if is_plain else Trust.DANGEROUS
+    if kind == "new-ndarray":
+        call.kind = "ndarray" if _is_array_state(state) else OPAQUE
+        return Trust.PLAIN if call.kind == "ndarray" else Trust.UNKNOWN
+    if kind == "record" and isinstance(call.function, Global) and call.function.name in _RECORD_STATE:
+        return Trust.PLAIN if _is_properties(state) else Trust.DANGEROUS
+    if kind in ("namespace", "record"):
+        return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
+    return Trust.PLAIN if kind in _STATES and _STATES[kind](state) else Trust.DANGEROUS
+
+
+def _is_properties(state: object) -> bool:
+    """Tell whether a state is dtype, layout, gradient, memory format and pinning of a tensor."""
+    kinds = ("torch-dtype", "flag", "bool", "member", "none")
+    return isinstance(state, tuple) and len(state) == 5 and all(kind_of(part) in kinds for part in state)
 
 
 def _is_unknown_state(state: object) -> bool:
@@ -501,14 +546,21 @@ def _is_unknown_state(state: object) -> bool:
     return all(not isinstance(name, str) or not is_dunder(name) or name in _ATTRIBUTES for name in names)
 
 
+_TEXT_ELEMENTS = frozenset({str, type(None)})
+
+
 def _is_array_state(state: object) -> bool:
-    """Tell whether a state is ``(version, shape, dtype, is_fortran, elements)``; objects fill the shape."""
+    """Tell whether a state is ``(version, shape, dtype, is_fortran, elements)``, with as many objects as fit.
+
+    Elements of a structure or a string type are converted to it, whatever that takes: they are texts.
+    """
     if not isinstance(state, tuple) or len(state) != 5 or not _is_shape(state[1]):
         return False
     _, shape, dtype, _, elements = state
-    if isinstance(elements, list):
-        return kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
-    return kind_of(dtype) == "dtype" and kind_of(elements) in ("bytes", "text")
+    if not isinstance(elements, list):
+        return kind_of(dtype) == "dtype" and kind_of(elements) in ("bytes", "text")
+    is_plain = numpy_types.is_objects(dtype) or _TEXT_ELEMENTS.issuperset(map(type, elements))
+    return is_plain and kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
 
 
 def _is_storage_state(state: object) -> bool:
@@ -537,7 +589,6 @@ def _is_bytes_io_state(state: object) -> bool:
 
 
 _STATES: dict[str, Callable[[object], bool]] = {
-    "new-ndarray": _is_array_state,
     "storage": _is_storage_state,
     "uuid": _is_uuid_state,
     "bytes-io": _is_bytes_io_state,
@@ -550,4 +601,4 @@ def is_plain(call: Call) -> bool:
         return False
     if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):
         return False
-    return call.state is None or takes_state(call, call.state)
+    return call.state is None or judge_state(call, call.state) is Trust.PLAIN

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
@@ -26,9 +26,11 @@ from ckpttool.io.constructors import (
     dotted_name,
     evaluate,
     has_plain_attributes,
+    is_constructor,
+    judge_state,
+    size_of,
     takes_items,
     takes_pairs,
-    takes_state,
 )
 from ckpttool.io.numpy_types import fields_of
 from ckpttool.io.opcodes import OPERATIONS
@@ -67,7 +69,8 @@ _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 _MOST_MISUSE = 100
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
-_COST_OF_ATTRIBUTE = 80
+_COST_OF_STATE = 80
+_MAX_CONTAINERS = 20_000
 _HASH_MODULUS = (1 << 61) - 1
 
 _COLLECTIONS: dict[str, Callable[[Any], object]] = {
@@ -78,6 +81,8 @@ _COLLECTIONS: dict[str, Callable[[Any], object]] = {
 _PLAIN_KINDS = _COLLECTIONS.keys() | {OPAQUE, "bytes", "dict", "ordered-dict", "default-dict", "counter"}
 """The kinds of calls that the machine makes data of, or a name."""
 _OBJECT = Global("builtins", "object")
+_BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
+"""What those constructors are made from in protocols below 2 that are not made from `object`."""
 
 
 class PickleStream:
@@ -258,11 +263,14 @@ class Interpreter(PickleStream):
         """The names, by their addresses, that are no data where they are stored."""
         self.pushed_functions = 0
         """How often one of these was pushed, less how often one was called."""
+        self._spent: list[object] = []
+        """Dictionaries of names that `eval` was called with: nothing else may hold them."""
         self._objects: list[object] = []
         """What is made by calls of which nobody knows what runs."""
         self._dtype_fields: dict[int, object] = {}
         """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
         self._hashes: dict[int, tuple[object, int]] = {}
+        self._odd_keys = self._containers = 0
         self.frame_is_cut = False
 
     def run(self) -> Pickle:
@@ -356,11 +364,16 @@ class Interpreter(PickleStream):
         kind = type(key)
         if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
             return key
-        if isinstance(key, tuple):
-            self._check_tuple_key(key)
+        if isinstance(key, Call):
+            self._check_call_key(key)
+            return key
+        if isinstance(key, int):
+            self.charge(key.bit_length())  # it is hashed anew each time
+        elif isinstance(key, tuple | frozenset):
+            self._check_key_parts(key)
         elif isinstance(key, list | dict | set | bytearray):
             raise self.damage(f"a {type(key).__name__} as a key")
-        elif key is None or isinstance(key, bool | Global | Call | Persistent | Payload):
+        elif key is None or isinstance(key, Global | Persistent | Payload):
             return key
         digest = hash(key)
         first, others = self._hashes.get(digest, (key, 0))
@@ -371,17 +384,33 @@ class Interpreter(PickleStream):
         self._hashes[digest] = (first, others)
         return key
 
-    def _check_tuple_key(self, key: tuple[Any, ...]) -> None:
-        pending, parts = [key], 0
+    def _check_call_key(self, key: Call) -> None:
+        """Require of an object as a key that its hash has few parts; nobody here computes it."""
+        if key.kind == "record" and isinstance(key.state, dict):
+            parts = (value.args if isinstance(value, Call) else value for value in key.state.values())
+            self._check_key_parts(tuple(parts))
+            return
+        self._odd_keys += key.kind not in ("size", OPAQUE)
+        if self._odd_keys > _MAX_COLLISIONS:
+            raise self.excess(f"more than {_MAX_COLLISIONS:,} objects as keys")
+
+    def _check_key_parts(self, key: Iterable[Any]) -> None:
+        """Require that a key has few parts, counted as often as they are hashed."""
+        pending, count = [key], 0
         while pending:
             for part in pending.pop():
-                parts += 1
-                if parts > _MAX_KEY_PARTS:
-                    raise self.excess(f"a tuple of more than {_MAX_KEY_PARTS:,} parts as a key")
-                if isinstance(part, tuple):
+                count += 1
+                if count > _MAX_KEY_PARTS:
+                    raise self.excess(f"a key of more than {_MAX_KEY_PARTS:,} parts")
+                if isinstance(part, tuple | frozenset):
                     pending.append(part)
                 elif isinstance(part, list | dict | set | bytearray):
                     raise self.damage(f"a {type(part).__name__} in a key")
+                elif isinstance(part, int):
+                    self.charge(part.bit_length())
+                elif isinstance(part, Call):
+                    self._check_call_key(part)
+        self.charge(ENTRY * count)
 
     def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
@@ -409,10 +438,12 @@ class Interpreter(PickleStream):
             if not takes_items(target):
                 self.note_misuse(f"items are given to what {_maker(target.function)} makes")
             target.items.extend(items)
+            if target.kind == "deque" and len(target.args) > 1 and type(target.args[1]) is int:
+                del target.items[: max(0, len(target.items) - target.args[1])]
         elif isinstance(target, set):
             self.charge(ENTRY * len(items))
             target.update(map(self.hashable, items))
-        elif items:
+        elif items or isinstance(target, Mapped):
             self._refuse_items(target, "appended to")
 
     # Names and calls ------------------------------------------------------------------------------
@@ -441,8 +472,10 @@ class Interpreter(PickleStream):
             self.note_misuse(f"{_kind(function)} is called")
         elif function.name == "_reconstructor" and len(args) == 3 and isinstance(args[0], Global):
             # Protocols below 2: `object.__new__(class)`, or `base.__new__(class, state)`.
-            is_new = args[1] == _OBJECT and args[2] is None
-            function, args = args[0], () if is_new else args[2:]
+            is_empty = args[1] == _OBJECT and args[2] is None
+            base = _BASES.get(args[0].name, _OBJECT) if is_constructor(args[0]) else args[1]
+            if is_empty or (args[1] == base != _OBJECT):
+                function, args, is_new = args[0], () if is_empty else args[2:], is_empty
         call = Call(function, args, kwargs)
         call.is_new = is_new
         self.pickle.calls += 1
@@ -458,8 +491,20 @@ class Interpreter(PickleStream):
             made = class_to_create(call)
             self.pickle.unknown[made or function] = "calls" if made is None else "creates"
             self._objects.append(call)
+        elif call.kind in ("deque", "default-dict"):
+            self._count_container(function)
         elif function.name == "_load_from_bytes":
             self.pickle.stored.append(call)
+        elif function.name == "eval":
+            # Python adds its builtins to the dictionary that Paddle's call has for names.
+            self.pushed_functions += 1
+            self._spent.append(call.args[1])
+
+    def _count_container(self, maker: Global) -> None:
+        """Count a container that Python frees by recursion: so many within each other overflow its stack."""
+        self._containers += 1
+        if self._containers > _MAX_CONTAINERS:
+            self.pickle.unknown.setdefault(maker, "nests")
 
     def set_state(self, target: object, state: object) -> None:
         """Note what BUILD sets, and judge it: an object that was made takes one state."""
@@ -471,15 +516,19 @@ class Interpreter(PickleStream):
         if target.state is not None:
             self.note_misuse("a state is set twice on one object")
             return
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self.charge(_COST_OF_ATTRIBUTE * len(part))
+        self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
         target.state = state
         if isinstance(target, Mapped):
             made: object = target.kind
             is_plain = has_plain_attributes(state)
         else:
-            made, is_plain = target.function, takes_state(target, state)
+            made, meaning = target.function, judge_state(target, state)
+            is_plain = meaning is not Trust.DANGEROUS
+            if meaning is Trust.UNKNOWN and isinstance(made, Global):
+                self.pickle.unknown.setdefault(made, "fills")
+            has_objects = target.kind == "ndarray" and isinstance(state, tuple) and isinstance(state[4], list)
+            if has_objects and isinstance(made, Global):
+                self._count_container(made)
             if (fields := fields_of(target)) is not None:
                 self._dtype_fields[id(fields)] = fields
         if not is_plain:
@@ -493,6 +542,8 @@ class Interpreter(PickleStream):
         if kind == OPAQUE:
             dotted = dotted_name(call)
             return call if dotted is None else self._global(*dotted)
+        if any(isinstance(arg, Call) for arg in args):
+            return call
         if kind in _COLLECTIONS and function.module == "builtins":
             items = args[0] if args else ()
             return _COLLECTIONS[kind](map(self.hashable, items) if kind in ("set", "frozenset") else items)
@@ -562,25 +613,28 @@ class Interpreter(PickleStream):
         while pending:
             node = pending.pop()
             if isinstance(node, Global):
-                if id(node) in self.functions and node not in self.pickle.unknown:
-                    if node in EXACT_ONLY:
-                        self.note_misuse(f"{node} is stored instead of called")
-                    self.pickle.unknown[node] = "stores"
-                continue
+                self._note_function(node)
             parts = children(node)
             if parts is None or id(node) in seen:
                 continue
             seen.add(id(node))
+            if any(node is names for names in self._spent):
+                self.note_misuse("the names of a call of eval are used again")
             if isinstance(node, Call):
-                args = node.args if node.kind == OPAQUE else [a for a in node.args if type(a) is not Global]
-                parts = [
-                    *args,
-                    node.kwargs,
-                    node.state,
-                    *node.items,
-                    *(part for pair in node.pairs for part in pair),
-                ]
+                args: Iterable[object] = node.args
+                if node.is_of("builtins", "eval") and node.kind != OPAQUE:
+                    args = node.args[1].values()
+                elif node.kind != OPAQUE:
+                    args = (arg for arg in node.args if type(arg) is not Global)
+                pairs = (part for pair in node.pairs for part in pair)
+                parts = [*args, node.kwargs, node.state, *node.items, *pairs]
             pending.extend(parts)
+
+    def _note_function(self, name: Global) -> None:
+        if id(name) in self.functions and name not in self.pickle.unknown:
+            if name in EXACT_ONLY:
+                self.note_misuse(f"{name} is stored instead of called")
+            self.pickle.unknown[name] = "stores"
 
 
 def _maker(function: object) -> str:

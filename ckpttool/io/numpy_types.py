@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from typing import TypeAlias
 
 from ckpttool.io.pickle_nodes import Call, Global
@@ -24,6 +25,8 @@ _USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
 _RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
 _SIZED = ("S", "U", "V", "user")
 _POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
+_OBJECT_FLAGS, _POINTERS_IN_FIELDS, _ALIGNED = 63, 27, 0x80
+"""NPY_OBJECT_DTYPE_FLAGS, NPY_FROM_FIELDS and NPY_ALIGNED_STRUCT."""
 _BYTE_ORDERS = ("|", "<", ">", "=")
 _ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
 _POINTER_BYTES = 8
@@ -41,6 +44,12 @@ def kind_without_state(call: Call) -> str:
         return "dtype"
     named = _named_type(call)
     return "open-dtype" if named is None else "object-dtype" if named[0] == "O" else "dtype"
+
+
+def is_objects(dtype: object) -> bool:
+    """Tell whether a type is that of any objects, which are stored as they are."""
+    named = _named_type(dtype) if isinstance(dtype, Call) and dtype.function == _DTYPE else None
+    return named is not None and named[0] == "O"
 
 
 def kind_of_state(call: Call, state: object) -> str:
@@ -93,8 +102,24 @@ def matches_state(dtype: Call, state: object) -> bool:
         return False
     if any(offset < 0 or offset + size > nbytes or letter != "V" for offset, size, _ in parts):
         return False
-    holds_pointers = letter == "O" or any(pointers for _, _, pointers in parts)
-    return flags & _POINTERS == (_POINTERS if holds_pointers else 0)
+    if letter in "mM" and not _has_unit(state):
+        return False
+    if any(pointers for _, _, pointers in parts):
+        return flags & ~_ALIGNED == _POINTERS_IN_FIELDS and not _overlap(parts)
+    return flags == _OBJECT_FLAGS if letter == "O" else flags & _POINTERS == 0
+
+
+def _has_unit(state: object) -> bool:
+    """Tell whether the state of a date says its unit; without one NumPy reads from nowhere."""
+    metadata = state[8] if isinstance(state, tuple) and len(state) == 9 else None
+    unit = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
+    return isinstance(unit, tuple) and len(unit) == 4 and all(type(part) is int for part in unit[1:])
+
+
+def _overlap(parts: list[Part]) -> bool:
+    """Tell whether two parts share bytes: numbers could be taken for pointers."""
+    ends = sorted((offset, offset + size) for offset, size, _ in parts)
+    return any(end > start for (_, end), (start, _) in pairwise(ends))
 
 
 def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
@@ -139,6 +164,8 @@ def _subarray(base: object) -> Part | None:
         return None
     if not all(type(length) is int and 0 <= length < 1 << 31 for length in shape):
         return None
+    if element[1] == 0 and math.prod(shape) > 1:
+        return None  # any number of elements, of no bytes
     return 0, element[1] * math.prod(shape), element[2]
 
 

@@ -109,7 +109,8 @@ _MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
 
 def views_memory(state: object) -> bool:
     """Tell whether attributes let NumPy view any memory as an array."""
-    return isinstance(state, dict) and not state.keys().isdisjoint(_MEMORY_VIEWS)
+    parts = state if isinstance(state, tuple) else (state,)
+    return any(isinstance(part, dict) and not part.keys().isdisjoint(_MEMORY_VIEWS) for part in parts)
 
 
 def is_gone(node: object) -> bool:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, error, warning
-from ckpttool.io.constructors import is_constructor
+from ckpttool.io.constructors import is_constructor, kind_of
 from ckpttool.io.interpreter import Interpreter, PickleBudget
-from ckpttool.io.pickle_nodes import Call, Global, Payload, Pickle
+from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent, Pickle
 from ckpttool.io.trust import Trust, is_object, modern, stranger, value_kind
 
 MAX_PICKLES = 10_000
@@ -36,6 +36,7 @@ _STORAGE_HEAD = re.compile(
 """The magic number of PyTorch's old serialization, behind its protocol: ``torch.load`` takes nothing else for
 that, and what begins otherwise for a zip."""
 _PICKLES_OF_A_STORAGE = 5
+_COUNT, _WIDEST_ELEMENT = 8, 16  # bytes of the number of elements, and of one complex128
 
 
 class PickleSequence(NamedTuple):
@@ -113,7 +114,7 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
         elif name in called:
             how = "" if meaning is Trust.KNOWN else " with arguments that it should not have"
             findings[error("unsafe-call", f"loading it would call {name}{how}", where)] = None
-        elif pickle.unknown.get(name, "stores") != "stores" and is_constructor(name):
+        elif pickle.unknown.get(name) in ("calls", "creates") and is_constructor(name):
             message = f"loading it calls {name} with arguments that are not known to be harmless"
             misfits[warning("unknown-class", message, where)] = None
         elif name in pickle.unknown or meaning is not Trust.PLAIN:
@@ -133,6 +134,8 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
 _CODE = {
     "creates": "code of the class runs",
     "calls": "its code runs",
+    "fills": "what it is filled with is not known to be plain",
+    "nests": "so many of these, if one holds the other, end the process",
     "stores": "it is a function or class, whose code may run",
     "imports": "code of its module runs",
 }
@@ -185,15 +188,22 @@ def _is_storage(content: bytes | Payload) -> bool:
     if content_is_other(inner, at, end):
         return False
     budget = PickleBudget(inner, end - at)
+    roots: list[object] = []
     try:
         for _ in range(_PICKLES_OF_A_STORAGE):
             pickle = Interpreter(inner, at, end, budget=budget).run()
             if pickle.stored or judge(pickle):
                 return False
+            roots.append(pickle.root)
             at = pickle.end
     except DamagedCheckpoint:
         return False
-    return True
+    *_, storage, keys = roots
+    if not isinstance(storage, Persistent) or kind_of(storage) != "storage" or keys != [storage.id[2]]:
+        return False
+    # Elements that the file doesn't have would be whatever the memory holds.
+    count = int.from_bytes(inner.read(at, _COUNT), "little")
+    return bool(count == storage.id[4] and count <= end - at - _COUNT <= _WIDEST_ELEMENT * count)
 
 
 def content_is_other(source: Readable, at: int, end: int) -> bool:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from ckpttool.core.report import has_errors
-from ckpttool.io.constructors import constructors, evaluate, is_constructor, kind_of
+from ckpttool.io.constructors import (
+    constructors,
+    evaluate,
+    is_constructor,
+    judge_state,
+    kind_of,
+    tensor_properties,
+)
 from ckpttool.io.pickle_nodes import Call, Global, Mapped, Persistent
 from ckpttool.io.trust import Trust, admitted_by_weights_only, is_object, modern, value_kind
 from tests.support.containers import pickles_in
@@ -187,10 +194,8 @@ class Evaluated:
     ],
 )
 def test_objects_of_an_array_are_as_many_as_its_shape_says(state: tuple, is_safe: bool) -> None:
-    from ckpttool.io.constructors import takes_state
-
     array = made("numpy.core.multiarray", "_reconstruct", Global("numpy", "ndarray"), (0,), b"b")
-    assert takes_state(array, state) is is_safe
+    assert (judge_state(array, state) is Trust.PLAIN) is is_safe
 
 
 @pytest.mark.framework
@@ -201,8 +206,22 @@ def test_what_pytorch_loads_with_weights_only_is_listed() -> None:
     assert admitted_by_weights_only() == allowed
     names = [modern(module, name) for module, name in allowed]
     missing = {pair for pair in names if value_kind(*pair) is None and not is_constructor(Global(*pair))}
-    # A wrapper makes an object of a class that is not PyTorch's own: code of the class runs.
-    assert missing == {("torch._utils", "_rebuild_wrapper_subclass")}
+    # A wrapper makes an object of a class that is not PyTorch's own; the others take memory.
+    assert missing == {
+        ("torch._utils", "_rebuild_wrapper_subclass"),
+        ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
+        ("torch._utils", "_rebuild_device_tensor_from_numpy"),
+    }
+
+
+@pytest.mark.framework
+def test_what_a_tensor_does_when_it_is_set_is_no_plain_attribute() -> None:
+    import torch
+
+    classes = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    found = [(name, inspect.getattr_static(cls, name)) for cls in classes for name in dir(cls)]
+    properties = {name for name, value in found if hasattr(type(value), "__set__")}
+    assert {name for name in properties if not name.startswith("__")} - tensor_properties() == set()
 
 
 def is_dtype(value: object) -> bool:

@@ -31,6 +31,8 @@ NOT_IN = {
     "frames/short": ZIPPED,
     "frames/inside_opcode": ZIPPED,
     "driven_counters": PADDLE,
+    "patched_classes/type": PADDLE,
+    "patched_classes/function": PADDLE,
     "numpy_gadgets/random.generator": PADDLE,
     "numpy_gadgets/random.randomstate": PADDLE,
 }
@@ -39,6 +41,7 @@ and numpy.random can't be imported into paddle's process."""
 ALONE = {
     "builds/class", "builds/module", "builds/module.os", "builds/users_class",
     "stoppers/ext1", "stoppers/ext2", "stoppers/ext4",
+    "patched_classes/type", "patched_classes/function",
     "higher_order/weakref.finalize", "higher_order/atexit", "higher_order/Timer",
     "higher_order/Thread", "higher_order/ThreadPool", "library_writers/distutils.spawn",
 }  # fmt: skip

@@ -81,3 +81,40 @@ def odd_arguments(place: Place) -> Variants:
     module, name = call("builtins", "str", "builtins"), call("builtins", "str", "eval")
     found = spelled(module, 2) + spelled(name, 2) + b"\x93"
     yield "name", Code(found + spelled((place.expression,), 2) + b"R")
+
+
+@attack
+def patched_classes(place: Place) -> Variants:
+    """A tensor's attribute that is taken for a method gives the class back, on which a state is then set."""
+    parameter = call("torch.nn.parameter", "Parameter")
+    evaluates = call("torch.jit._pickle", "restore_type_tag", EVAL, "x")
+    for variant, same in (
+        ("type", Name("numpy", "object_")),
+        (
+            "function",
+            call("torch.jit._pickle", "restore_type_tag", Name("torch.jit._pickle", "build_intlist"), "x"),
+        ),
+    ):
+        rebuild = Name("torch._utils", "_rebuild_parameter_with_state")
+        arguments = (parameter, False, {}, {"as_subclass": same})
+        state = {"requires_grad": place.expression, "requires_grad_": evaluates}
+        patched = call(
+            "torch._tensor", "_rebuild_from_type_v2", rebuild, Name("torch", "Tensor"), arguments, state
+        )
+        yield variant, Discarded(patched, call("torch.nn.parameter", "Buffer", parameter))
+
+
+@attack
+def attributes_for_methods(place: Place) -> Variants:
+    """A listed constructor looks up what a state has set: `dict` calls `keys`, `list` iterates."""
+    partial = call("functools", "partial", EVAL, place.expression)
+    for module, name in (("argparse", "Namespace"), ("types", "SimpleNamespace")):
+        holder = Build(Call(Name(module, name)), {"keys": partial})
+        for container in ("dict", "OrderedDict"):
+            owner = "builtins" if container == "dict" else "collections"
+            yield f"{name}.{container}", call(owner, container, holder)
+    user = Call(Name("collections", "UserDict"), how="newobj")
+    yield (
+        "user_dict.list",
+        call("builtins", "list", Build(user, {"data": call("builtins", "map", EVAL, [place.expression])})),
+    )

@@ -1,0 +1,168 @@
+"""Pickles made against the table of constructors, with full knowledge of it: none is safe.
+
+Each did in its loader what its name says: it changed a class or another object, crashed the interpreter, read
+memory, or took more memory or time than its bytes pay for.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from ckpttool.core.errors import LimitExceeded
+from tests.security.assembler import Build, Call, Code, Discarded, Name, PersistentId, call, pickled, spelled
+from tests.support.containers import pickles_in
+
+TENSOR, OBJECT = Name("torch", "Tensor"), Name("builtins", "object")
+NOWHERE = PersistentId(("storage", Name("torch", "FloatStorage"), "0", "meta", 6))
+NO_HOOKS: Any = call("collections", "OrderedDict")
+STORAGE = PersistentId(("storage", Name("torch", "FloatStorage"), "0", "cpu", 6))
+REBUILT = (STORAGE, 0, (2, 3), (3, 1), False, NO_HOOKS)
+REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
+PARAMETER = call("torch.nn.parameter", "Parameter")
+WITH_STATE = Name("torch._utils", "_rebuild_parameter_with_state")
+EVAL, LIST = Name("builtins", "eval"), Name("builtins", "list")
+
+
+def again(count: int, function: Any, *arguments: Any) -> Code:
+    """Return a list of what so many calls make, of one memoized function and tuple of arguments."""
+    head = spelled(function, 2) + b"q\1" + b"0" + spelled(arguments, 2) + b"q\2" + b"0"
+    return Code(head + b"](" + b"h\1h\2R" * count + b"e")
+
+
+def nested(depth: int) -> Code:
+    """Return a tuple of twice one tuple, and so on: few bytes, and parts without end."""
+    return Code(b")" + b"2\x86" * depth)
+
+
+def dtype(code: str, *state: Any) -> Any:
+    made = call("numpy", "dtype", code, False, True)
+    return Build(made, state) if state else made
+
+
+def array(kind: Any, shape: tuple[int, ...], elements: Any) -> Build:
+    empty = call("numpy.core.multiarray", "_reconstruct", Name("numpy", "ndarray"), (0,), b"b")
+    return Build(empty, (1, shape, kind, False, elements))
+
+
+def keyed(key: Any, count: int = 1) -> Code:
+    """Return a dictionary with a key, set so many times."""
+    return Code(b"}" + spelled(key, 2) + b"q\1" + b"Ns" + b"h\1Ns" * (count - 1))
+
+
+OBJECTS = dtype("O8", 3, "|", None, None, None, -1, -1, 63)
+LONG = dtype("i8")
+OVERLAPPING = dtype("V8", 3, "|", None, ("a", "b"), {"a": (OBJECTS, 0), "b": (LONG, 0)}, 8, 1, 27)
+VIEW = {"__array_interface__": {"data": (16705, False), "shape": (64,), "typestr": "|u1", "version": 3}}
+STATE = Name("accelerate.state", "PartialState")
+INDEX = Call(Name("torch.distributed.checkpoint.metadata", "MetadataIndex"), how="newobj")
+ATTRIBUTES = Name("lightning.fabric.utilities.data", "AttributeDict")
+TAG = ("torch.jit._pickle", "restore_type_tag")
+BIG, PRIME = b"x" * 60_000, (1 << 61) - 1
+EMPTY = dtype("V0", 3, "|", (dtype("S0"), (2**31 - 1,)), None, None, 0, 1, 0)
+
+HARMFUL: dict[str, Any] = {
+    "changes a class by a type for a method": call(
+        "torch._tensor", "_rebuild_from_type_v2", WITH_STATE, TENSOR,
+        (PARAMETER, False, {}, {"as_subclass": Name("numpy", "object_")}), {"to": LIST},
+    ),
+    "changes what was read": call(
+        "torch._utils", "_rebuild_parameter_with_state", call("torch._utils", "_rebuild_tensor_v2", *REBUILT),
+        False, NO_HOOKS, {"data": call("torch._utils", "_rebuild_tensor_v2", *REBUILT)},
+    ),
+    "stores eval behind a tag": [call(*TAG, EVAL, "x")],
+    "runs a record's __init__": call("accelerate.state", "PartialState"),
+    "changes the state of all records": Build(Call(STATE), {"evil": 1}),
+    "changes a record's class": Build(Call(STATE, how="newobj"), ({}, {"__class__": LIST})),
+    "asks for a method to fill it": Code(
+        spelled(Build(NO_HOOKS, {"extend": Name("builtins", "bytearray")}), 2) + b"(e"
+    ),
+    "keeps the names of eval": Code(
+        b"}" + spelled("data", 2) + spelled(array(LONG, (1,), b"12345678"), 2) + b"sq\1"
+        + spelled(EVAL, 2) + spelled("data", 2) + b"h\1\x86Rh\1\x86"
+    ),
+    "is no storage": call("torch.storage", "_load_from_bytes", pickled(call("types", "SimpleNamespace"), 2)),
+    "has no values": call("torch._utils", "_rebuild_tensor_v2", NOWHERE, *REBUILT[1:]),
+    "is made by half": call("copyreg", "_reconstructor", Name("fractions", "Fraction"), OBJECT, "1/2"),
+    "takes numbers for pointers": array(OVERLAPPING, (1,), [([], 1)]),
+    "frees what was never set": array(dtype("O8", 3, "|", None, None, None, -1, -1, 3), (1,), [[]]),
+    "has dates without a unit": array(dtype("m8", 4, "<", None, None, None, -1, -1, 0), (1,), b"12345678"),
+    "views memory through slots": Build(Call(STATE, how="newobj"), (VIEW, {})),
+    "views memory through keys": call(ATTRIBUTES.module, ATTRIBUTES.attribute, VIEW),
+    "indexes behind a sparse tensor": call(
+        "torch._utils", "_rebuild_sparse_tensor", Name("torch", "sparse_coo"), ([[10**12]], [1.0], (3,), True)
+    ),
+    "copies to another type": again(
+        800, Name("torch._utils", "_rebuild_device_tensor_from_numpy"), array(LONG, (1,), b"12345678"),
+        Name("torch", "complex128"), "cpu", False,
+    ),
+    "copies bytes": again(20_000, Name("builtins", "bytearray"), BIG),
+    "copies text": again(20_000, Name("_codecs", "encode"), BIG.decode(), "latin1"),
+    "scales by nested lists": call(
+        "torch._utils", "_rebuild_qtensor", *REBUILT[:4],
+        (Name("torch", "per_channel_affine"), [[[1.0]]], [[[1]]], 0), False, NO_HOOKS,
+    ),
+    "hashes a tuple without end": keyed(Build(INDEX, {"fqn": nested(40), "offset": None, "index": None})),
+    "hashes a tuple of tuples without end": keyed(nested(40)),
+    "has keys of one hash": Code(
+        b"}" + b"".join(spelled(call("fractions", "Fraction", i * PRIME, 1), 2) + b"Ns" for i in range(1500))
+    ),
+    "spells objects without end": array(call("numpy.dtypes", "StringDType"), (1,), [nested(34)]),
+    "has elements of no bytes": array(
+        dtype("V8", 3, "|", None, ("a",), {"a": (EMPTY, 0)}, 8, 1, 16), (1,), b"12345678",
+    ),
+    "describes a long structure": call(
+        "numpy.core.multiarray", "_reconstruct", Name("numpy", "ndarray"), (0,), "i4," * 1000 + "i4"
+    ),
+    "frees by recursion": Discarded(
+        Code(b"ccollections\ndeque\nq\1" + b"0" + b"h\1)R" * 120_000 + b"a" * 119_999), {}
+    ),
+    "divides long numbers": call("builtins", "range", 0, 1 << 8_000, 1 << 4_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_no_harm_is_safe(name: str) -> None:
+    data = pickled(HARMFUL[name], 2)
+    assert len(data) < 1_000_000
+    try:
+        safety = pickles_in(data).safety
+    except LimitExceeded:
+        return
+    assert safety != ()
+
+
+def test_keys_of_nested_frozensets_have_a_limit() -> None:
+    """Two that are equal and not the same are compared part by part, forty levels deep."""
+    made = b"(K\1\x91" + b"q\1(h\1h\1\x86\x91" * 40
+    data = b"\x80\4}" + made + b"Ns" + made + b"Ns."
+    with pytest.raises(LimitExceeded, match="parts"):
+        pickles_in(data)
+
+
+def test_a_list_of_what_only_looks_like_one_is_read() -> None:
+    inner = call("torch.jit._pickle", "build_intlist", [1])
+    assert pickles_in(pickled(call("builtins", "list", inner), 2)).safety == ()
+
+
+def test_a_deque_has_no_more_than_it_may_hold() -> None:
+    data = b"\x80\2ccollections\ndeque\n)K\2\x86R(K\1K\2K\3e."
+    assert pickles_in(data).pickles[0].root.items == [2, 3]  # type: ignore[attr-defined]
+
+
+def test_a_storage_in_bytes_has_what_it_says() -> None:
+    """A storage of elements that are not there would be whatever the memory holds."""
+    magic, protocol = (0x1950A86A20F9469CFC6C).to_bytes(10, "little"), struct.pack("<H", 1001)
+    head = b"\x80\2\x8a\x0a" + magic + b"." + b"\x80\2M" + protocol + b"." + b"\x80\2}."
+    root = pickled(PersistentId(("storage", Name("torch", "FloatStorage"), "0", "cpu", 2, None)), 2)
+    for keys, elements, is_safe in (
+        (["0"], struct.pack("<Qff", 2, 1, 2), True),
+        ([], b"", False),
+        (["0"], struct.pack("<Qf", 1, 1), False),
+        (["0"], struct.pack("<Q", 2), False),
+    ):
+        content = head + root + pickled(keys, 2) + elements
+        data = b"\x80\3" + spelled(call("torch.storage", "_load_from_bytes", content), 3) + b"."
+        assert (pickles_in(data).safety == ()) is is_safe
