@@ -607,7 +607,7 @@ class Interpreter(PickleStream):
     def _note_stored(self) -> None:
         """Note the functions and classes that are stored in the object, or in objects of unknown classes.
 
-        The arguments of a constructor are no places of storage: its row has said what they may be.
+        A call's own arguments are no places of storage: what they may be was judged with the call.
         """
         pending, seen = [self.pickle.root, *self._objects], set[int]()
         while pending:
@@ -624,7 +624,7 @@ class Interpreter(PickleStream):
                 args: Iterable[object] = node.args
                 if node.is_of("builtins", "eval") and node.kind != OPAQUE:
                     args = node.args[1].values()
-                elif node.kind != OPAQUE:
+                else:  # a name that is an argument itself was judged with the call
                     args = (arg for arg in node.args if type(arg) is not Global)
                 pairs = (part for pair in node.pairs for part in pair)
                 parts = [*args, node.kwargs, node.state, *node.items, *pairs]

@@ -239,10 +239,11 @@ def _finding_lines(alike: Sequence[Finding], colour: bool, width: int | None, in
     if len(alike) == 1:
         said = f"{first.code}{_place_words(first)}: {printable(first.message)}{ignored}"
     else:
-        places = ", ".join(printable(one.where or "") for one in alike[:_MOST_ALIKE])
+        places = list(dict.fromkeys(printable(one.where or "") for one in alike))
+        shown = ", ".join([*places[:_MOST_ALIKE], *(["…"] if len(places) > _MOST_ALIKE else [])])
+        times = f"in {len(alike):,} places" if len(places) == len(alike) else f"{len(alike):,} times"
         which = "" if all(one.message == first.message for one in alike) else "the first: "
-        places = f"in {len(alike):,} places [{places}, …]"
-        said = f"{first.code} {places}: {which}{printable(first.message)}{ignored}"
+        said = f"{first.code} {times} [{shown}]: {which}{printable(first.message)}{ignored}"
     severity = first.severity.value
     first_line, *others = hanging_lines(f"{' ' * indent}{severity} ", said, width, indent + 2)
     style = _SEVERITY_STYLES[first.severity]

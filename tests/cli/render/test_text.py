@@ -247,6 +247,12 @@ def test_several_are_counted() -> None:
     assert lines_of(found[1:2] * 2)[-1] == "2 checkpoints: 2 valid (2 of unknown safety)"
 
 
+def test_findings_of_one_code_in_one_place_are_one_line() -> None:
+    found = [warning("unknown-class", f"loading it creates a.C{at}", "data.pkl") for at in range(9)]
+    told = lines_of([verification(*found)])
+    assert told[1] == "    warning unknown-class 9 times [data.pkl]: the first: loading it creates a.C0"
+
+
 def test_findings_of_one_code_in_many_places_are_one_line() -> None:
     found = [error("checksum-mismatch", f"CRC-32 is {at}", f"t{at}") for at in range(24)]
     told = lines_of([verification(*found, note("n", "a note"))])
