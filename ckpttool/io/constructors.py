@@ -240,7 +240,8 @@ class Row(NamedTuple):
 
 
 _WALKED = frozenset(
-    {"list", "dict", "sequence", "pairs", "attribute-pairs", "tensor-attributes", "text", "bytes"}
+    {"list", "dict", "sequence", "pairs", "attribute-pairs", "tensor-attributes"}
+    | {"text", "bytes", "decimal", "fraction"}
 )
 
 
