@@ -166,3 +166,82 @@ def test_a_storage_in_bytes_has_what_it_says() -> None:
         content = head + root + pickled(keys, 2) + elements
         data = b"\x80\3" + spelled(call("torch.storage", "_load_from_bytes", content), 3) + b"."
         assert (pickles_in(data).safety == ()) is is_safe
+
+
+# One chain, in all that could trigger it ------------------------------------------------------------------
+
+
+def new(module: str, name: str, **state: Any) -> Any:
+    return Build(Call(Name(module, name), how="newobj"), state)
+
+
+def calling(function: Any, *arguments: Any) -> Any:
+    """Return an object that, when it is called, calls what it only keeps: ``ParametrizationList.forward``."""
+    kept = ("_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_parameters", "_buffers")
+    hooks: dict[str, Any] = {name: {} for name in kept}
+    originals = {f"original{at}": argument for at, argument in enumerate(arguments)}
+    return new(
+        "torch.nn.utils.parametrize", "ParametrizationList", **hooks, **originals,
+        _modules={"0": function}, is_tensor=False, ntensors=len(arguments), unsafe=True,
+    )  # fmt: skip
+
+
+CALLS = calling(Name("torch.nn.functional", "torch"), "x")
+SPACE = call("types", "SimpleNamespace")
+OPTIMIZERS = [
+    *(
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "LBFGS",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+    ),
+    *("SGD", "SparseAdam"),
+]
+TRIGGERS: dict[str, Any] = {
+    **{
+        f"{name} of {module}.{owner}": call(
+            *maker, Build(Call(Name(module, owner), how=how), {"keys": CALLS})
+        )
+        for name, maker in {
+            "dict": ("builtins", "dict"),
+            "OrderedDict": ("collections", "OrderedDict"),
+            "UserDict": ("collections", "UserDict"),
+            "Counter": ("collections", "Counter"),
+            "AttributeDict": (ATTRIBUTES.module, ATTRIBUTES.attribute),
+        }.items()
+        for module, owner, how in (
+            ("argparse", "Namespace", "newobj"),
+            ("types", "SimpleNamespace", "reduce"),
+            ("collections", "UserDict", "newobj"),
+            (ATTRIBUTES.module, ATTRIBUTES.attribute, "newobj"),
+        )
+    },
+    **{
+        f"{name} of UserList": call(owner, name, new("collections", "UserList", data=CALLS))
+        for owner, name in (
+            *(("builtins", name) for name in ("list", "tuple", "set", "frozenset")),
+            *(("collections", name) for name in ("deque", "UserList", "ChainMap")),
+        )
+    },
+    "ChainMap": new("collections", "ChainMap", maps=[Build(SPACE, {"__contains__": CALLS})]),
+    **{
+        f"torch.optim.{name}": Build(
+            Call(Name(f"torch.optim.{name.lower()}", name), how="newobj"),
+            {"param_groups": [Build(SPACE, {"setdefault": CALLS})], "state": {}},
+        )
+        for name in OPTIMIZERS
+    },
+}
+
+
+@pytest.mark.parametrize("name", TRIGGERS)
+def test_an_attribute_that_is_called_is_never_safe(name: str) -> None:
+    assert pickles_in(pickled(TRIGGERS[name], 2)).safety != ()
+    assert pickles_in(pickled([Discarded(TRIGGERS[name], 1)], 4)).safety != ()
