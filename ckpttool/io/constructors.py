@@ -505,7 +505,7 @@ def takes_pairs(call: Call, pairs: Iterable[tuple[Any, Any]]) -> bool:
 
 
 def _is_plain_key(key: object) -> bool:
-    return kind_of(key) != OPAQUE and key != "__setstate__" and not isinstance(key, Payload)
+    return kind_of(key) not in (OPAQUE, "tagged") and key != "__setstate__" and not isinstance(key, Payload)
 
 
 _RECORD_STATE = ("TensorProperties",)
@@ -520,7 +520,8 @@ def judge_state(call: Call, state: object) -> Trust:
     """
     kind = call.kind
     if kind == OPAQUE:
-        return Trust.UNKNOWN if _is_unknown_state(state) else Trust.DANGEROUS
+        is_shared = call.is_of("numpy", "dtype")  # such as NumPy's own type, in place of a copy
+        return Trust.UNKNOWN if _is_unknown_state(state) and not is_shared else Trust.DANGEROUS
     if kind in numpy_types.KINDS:
         is_plain = numpy_types.matches_state(call, state)
         call.kind = numpy_types.kind_of_state(call, state) if is_plain else OPAQUE

@@ -92,7 +92,8 @@ def _type_of(dtype: Call) -> tuple[str, int] | None:
 def matches_state(dtype: Call, state: object) -> bool:
     """Tell whether the state of a NumPy type says what its name says: sizes, and where pointers lie."""
     known, numbers = _type_of(dtype), _size_alignment_flags(state)
-    if known is None or numbers is None:
+    is_copy = [bool(argument) for argument in dtype.args[1:]] == [False, True]  # others are NumPy's own
+    if known is None or numbers is None or not is_copy:
         return False
     (letter, nbytes), (size, alignment, flags) = known, numbers
     nbytes = size if nbytes < 0 else nbytes
@@ -105,7 +106,7 @@ def matches_state(dtype: Call, state: object) -> bool:
     if letter in "mM" and not _has_unit(state):
         return False
     if any(pointers for _, _, pointers in parts):
-        return flags & ~_ALIGNED == _POINTERS_IN_FIELDS and not _overlap(parts)
+        return flags & ~_ALIGNED in (_POINTERS_IN_FIELDS, _OBJECT_FLAGS) and not _overlap(parts)
     return flags == _OBJECT_FLAGS if letter == "O" else flags & _POINTERS == 0
 
 

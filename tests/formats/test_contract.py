@@ -43,7 +43,7 @@ class TestPytorchZip(ZipContract):
     format = "pytorch"
     fixtures = tuple(sorted([*FILES.glob("pytorch/*.pth"), *FILES.glob("pytorch/lightning/*.ckpt")]))
     invalid = MappingProxyType({"nan.pth": "nan", "skipdata.pth": "values-not-written"})
-    suspected = frozenset({"module.pth"})
+    suspected = frozenset({"module.pth", "nested.pth"})
 
 
 class TestPytorchLegacy(FormatContract):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from ckpttool.core.report import has_errors
 from tests.security.assembler import Build, Call, Code, Name, PersistentId, call, pickled, spelled
 from tests.support.containers import pickles_in
 
@@ -197,6 +198,6 @@ def test_what_is_shared_takes_no_state(made: Call) -> None:
 def test_no_key_of_a_dictionary_spells_what_the_unpickler_looks_up(key: Any) -> None:
     made = Call(Name("yacs.config", "CfgNode"), how="newobj")
     filled = spelled(made, 2) + spelled(key, 2) + spelled(Name("torch", "relu"), 2) + b"s"
-    assert safety_messages(b"\x80\2" + filled + b".") != []
+    assert has_errors(pickles_in(b"\x80\2" + filled + b".").safety)
     honest = spelled(made, 2) + spelled("add", 2) + spelled(Name("torch", "relu"), 2) + b"s"
-    assert safety_messages(b"\x80\2" + honest + b".") == []
+    assert not has_errors(pickles_in(b"\x80\2" + honest + b".").safety)

@@ -26,6 +26,10 @@ REFUSED_BY_PYTORCH = {
 """Fixtures that are safe and that PyTorch refuses all the same, with the reason."""
 
 
+OF_OTHER_CLASSES = ("pytorch/nested.pth", "ranks/*")
+"""Tensors of classes that PyTorch loads once their module is imported: code of the class runs."""
+
+
 def loads(path: Path) -> bool:
     """Tell whether PyTorch loads a file with ``weights_only=True``."""
     import torch
@@ -47,6 +51,8 @@ def test_pytorch_and_the_table_agree_on_the_fixtures(files: Path) -> None:
             continue
         _, out, _ = run_redirected("verify", "--quick", "--json", path)
         said = [one["safety"] for one in json.loads(out)["checkpoints"]] if out else []
+        if any(fnmatch(name, pattern) for pattern in OF_OTHER_CLASSES) and said != ["safe"]:
+            continue
         if loads(path):
             unsafe += [name] if said and said != ["safe"] else []
         elif said == ["safe"]:
