@@ -87,6 +87,7 @@ def _is_storage(node: object) -> bool:
         isinstance(parts, tuple)
         and 5 <= len(parts) <= 6
         and parts[0] == "storage"
+        and type(parts[3]) is str
         and parts[3] != "meta"  # such a storage has no values, whatever the file holds
         and isinstance(parts[1], Global)
         and value_kind(parts[1].module, parts[1].name) == "storage-type"
@@ -134,12 +135,8 @@ def _is_quantizer(node: object) -> bool:
         isinstance(node, tuple)
         and 2 < len(node) < 5
         and kind_of(node[0]) == "flag"
-        and all(kind_of(part) in kinds or _is_numbers(part) for part in node[1:])
+        and all(kind_of(part) in kinds for part in node[1:])
     )
-
-
-def _is_numbers(node: object) -> bool:
-    return isinstance(node, list) and {*map(type, node)} <= {int, float}
 
 
 def _is_sparse(node: object) -> bool:
