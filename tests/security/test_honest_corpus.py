@@ -13,9 +13,9 @@ from tests.security.test_hostile_corpus import lines
 from tests.support.commands import run_redirected
 
 OBJECTS = {"module", "modules", "optimizers", "schedulers", "scaler", "attributes", "initialisers"} | {
-    "rng", "generators", "masked", "records",
+    "rng", "generators", "masked", "records", "objects",
 }  # fmt: skip
-"""The honest files that hold objects of classes, or functions: code of PyTorch or NumPy runs on loading."""
+"""The honest files that hold objects of classes, functions, or structures of objects, whose code runs."""
 
 
 @pytest.mark.framework
