@@ -59,6 +59,7 @@ def wandb() -> None:
                 artifact.add_file(str(path), name="renamed.pt" if name == "fast" else None)
                 run.log_artifact(artifact, aliases=["best"])
         run.finish()
+    wandb.teardown()  # its service process has written all by then
 
 
 if __name__ == "__main__":
