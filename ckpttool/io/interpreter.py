@@ -438,8 +438,9 @@ class Interpreter(PickleStream):
             if not takes_items(target):
                 self.note_misuse(f"items are given to what {_maker(target.function)} makes")
             target.items.extend(items)
-            if target.kind == "deque" and len(target.args) > 1 and type(target.args[1]) is int:
-                del target.items[: max(0, len(target.items) - target.args[1])]
+            most = target.args[1] if target.kind == "deque" and len(target.args) > 1 else None
+            if isinstance(most, int) and len(target.items) > most:
+                self.note_misuse(f"more than {most:,} items are appended to a deque of so many")
         elif isinstance(target, set):
             self.charge(ENTRY * len(items))
             target.update(map(self.hashable, items))
