@@ -365,8 +365,8 @@ class Interpreter(PickleStream):
         if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
             return key
         if isinstance(key, Call):
-            self._check_call_key(key)
-            return key
+            self._check_key_parts((key,))
+            return key  # nobody here computes its hash
         if isinstance(key, int):
             self.charge(key.bit_length())  # it is hashed anew each time
         elif isinstance(key, tuple | frozenset):
@@ -384,16 +384,6 @@ class Interpreter(PickleStream):
         self._hashes[digest] = (first, others)
         return key
 
-    def _check_call_key(self, key: Call) -> None:
-        """Require of an object as a key that its hash has few parts; nobody here computes it."""
-        if key.kind == "record" and isinstance(key.state, dict):
-            parts = (value.args if isinstance(value, Call) else value for value in key.state.values())
-            self._check_key_parts(tuple(parts))
-            return
-        self._odd_keys += key.kind not in ("size", OPAQUE)
-        if self._odd_keys > _MAX_COLLISIONS:
-            raise self.excess(f"more than {_MAX_COLLISIONS:,} objects as keys")
-
     def _check_key_parts(self, key: Iterable[Any]) -> None:
         """Require that a key has few parts, counted as often as they are hashed."""
         pending, count = [key], 0
@@ -409,8 +399,20 @@ class Interpreter(PickleStream):
                 elif isinstance(part, int):
                     self.charge(part.bit_length())
                 elif isinstance(part, Call):
-                    self._check_call_key(part)
+                    pending.append(self._hashed_parts(part))
         self.charge(ENTRY * count)
+
+    def _hashed_parts(self, key: Call) -> Iterable[Any]:
+        """Return what the hash of an object goes through; of most kinds, few objects may be keys."""
+        if key.kind == "record":
+            states = key.state if isinstance(key.state, tuple) else (key.state,)
+            return [value for state in states if isinstance(state, dict) for value in state.values()]
+        if key.kind == "size":
+            return key.args
+        self._odd_keys += key.kind != OPAQUE
+        if self._odd_keys > _MAX_COLLISIONS:
+            raise self.excess(f"more than {_MAX_COLLISIONS:,} objects as keys")
+        return ()
 
     def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):

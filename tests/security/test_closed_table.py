@@ -106,6 +106,10 @@ HARMFUL: dict[str, Any] = {
         (Name("torch", "per_channel_affine"), [[[1.0]]], [[[1]]], 0), False, NO_HOOKS,
     ),
     "hashes a tuple without end": keyed(Build(INDEX, {"fqn": nested(40), "offset": None, "index": None})),
+    "hashes a record's slots without end": keyed(Build(INDEX, ({"fqn": nested(40)}, {}))),
+    "hashes a record in a record without end": keyed(
+        Build(INDEX, {"fqn": Build(INDEX, {"fqn": nested(40)}), "offset": None})
+    ),
     "hashes a tuple of tuples without end": keyed(nested(40)),
     "has keys of one hash": Code(
         b"}" + b"".join(spelled(call("fractions", "Fraction", i * PRIME, 1), 2) + b"Ns" for i in range(1500))
