@@ -294,6 +294,7 @@ EXACT_ONLY = frozenset(
     )
 )
 """Functions that would do anything: honest pickles call them as their rows say, and never store them."""
+_GETATTR = Global("builtins", "getattr")
 _BUILT_IN = frozenset({"builtins", "collections", "array", "_io", "io"})
 _NEVER_HANDED = frozenset({OPAQUE, "namespace", "attribute-dict", "record", "int", "range"})
 
@@ -316,15 +317,13 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
     if not isinstance(function, Global):
         return Trust.DANGEROUS
     rows = rows_of(function.module, function.name)
-    if not rows:
-        return _judge_unlisted(call, function)
-    if charge is not None and rows[0].walks:
+    if charge is not None and rows and rows[0].walks:
         charge(sum(map(size_of, call.args)))
     if not call.kwargs:
         for row in rows:
             if row.accepts(call.args):
                 return _judge_result(call, row.result)
-    return _judge_misfit(call, rows)
+    return _judge_misfit(call, function, rows)
 
 
 _COST_OF_ITEM = 64
@@ -380,85 +379,54 @@ def _is_paid(storage: object, shape: Any) -> bool:
     return False
 
 
-def _judge_misfit(call: Call, rows: Iterable[Row]) -> Trust:
-    """Judge a call of a constructor with arguments that no row has: some are no accident.
+def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
+    """Judge a call that no row allows: some are no accident.
 
-    Python's own pickler hands its built-in containers neither objects nor numbers, nor functions to anything.
+    Python's own pickler hands its built-in containers neither objects nor numbers, and to nothing the
+    functions that would do anything.
     """
-    if call.kwargs or call.function in EXACT_ONLY:
+    is_odd = rows and (call.kwargs or function in EXACT_ONLY)
+    if is_odd or any(map(_holds_function, call.args)) or _rebuilds_otherwise(call, rows):
         return Trust.DANGEROUS
-    function = call.function
-    is_built_in = (
-        isinstance(function, Global) and function.module in _BUILT_IN and function.name != "defaultdict"
-    )
-    for at, argument in enumerate(call.args):
-        places = [row.parameters[at] for row in rows if at < len(row.parameters)]
-        if any(place.accepts(argument) for place in places):
-            continue
-        takes_function = any(place.meets is _CONDITIONS["rebuild"] for place in places)
-        if _holds_function(argument) or (takes_function and not _is_of_class(argument)):
-            return Trust.DANGEROUS
-        if is_built_in and kind_of(argument) in _NEVER_HANDED:
-            return Trust.DANGEROUS
-    return Trust.UNKNOWN
-
-
-def _is_of_class(argument: object) -> bool:
-    """Tell whether an argument names a function of classes whose own code runs anyway."""
-    return isinstance(argument, Global) and (
-        is_object(argument.module, argument.name)
-        or (kind_of(argument) == OPAQUE and stranger(argument.module, argument.name) is Trust.UNKNOWN)
-    )
+    if function == _GETATTR:  # what it finds is judged by its name
+        return Trust.DANGEROUS if attribute_name(call) is None else Trust.KNOWN
+    if is_object(function.module, function.name):
+        return Trust.UNKNOWN
+    if not rows:
+        meaning = stranger(function.module, function.name)
+        # `__new__` alone makes an empty object: code of the class runs, but not what the pickle chooses.
+        is_empty = call.is_new and not call.args and not call.kwargs
+        return meaning if meaning is not Trust.KNOWN else Trust.UNKNOWN if is_empty else Trust.DANGEROUS
+    is_built_in = function.module in _BUILT_IN and function.name != "defaultdict"
+    is_forged = is_built_in and any(kind_of(argument) in _NEVER_HANDED for argument in call.args)
+    return Trust.DANGEROUS if is_forged else Trust.UNKNOWN
 
 
 def _holds_function(argument: object) -> bool:
-    """Tell whether an argument is a function or class that is never stored, or a short row of such."""
-    if isinstance(argument, list | tuple):
-        return any(isinstance(part, Global) and _holds_function(part) for part in argument[:_MAX_AXES])
-    if not isinstance(argument, Global):
+    """Tell whether an argument is a function that is never stored, or a short row of such."""
+    parts = argument[:_MAX_AXES] if isinstance(argument, list | tuple) else (argument,)
+    return any(isinstance(part, Global) and part in EXACT_ONLY for part in parts)
+
+
+def _rebuilds_otherwise(call: Call, rows: Sequence[Row]) -> bool:
+    """Tell whether a constructor that calls what it is given is given no function for tensors."""
+    if not rows or rows[0].result != "retyped" or not call.args:
         return False
-    module, name = argument.module, argument.name
-    if argument in EXACT_ONLY:
-        return True
-    if value_kind(module, name) is not None or is_object(module, name):
-        return False
-    return (module, name) in constructors() or stranger(module, name) is Trust.DANGEROUS
+    function = call.args[0]
+    return not isinstance(function, Global) or not (
+        function.module == "torch._utils"
+        or is_object(function.module, function.name)
+        or stranger(function.module, function.name) is Trust.UNKNOWN
+    )
 
 
-def _judge_unlisted(call: Call, function: Global) -> Trust:
-    module, name = function.module, function.name
-    if (module, name) == ("builtins", "getattr"):
-        return _judge_attribute(call)
-    if is_object(module, name):
-        return Trust.DANGEROUS if any(map(_holds_function, call.args)) else Trust.UNKNOWN
-    meaning = stranger(module, name)
-    if any(isinstance(argument, Global) and argument in EXACT_ONLY for argument in call.args):
-        return Trust.DANGEROUS
-    # `__new__` alone makes an empty object: code of the class runs, but not what the pickle chooses.
-    is_empty = call.is_new and not call.args and not call.kwargs
-    return meaning if meaning is not Trust.KNOWN else Trust.UNKNOWN if is_empty else Trust.DANGEROUS
-
-
-_TENSOR_FUNCTIONS = frozenset(
-    {Global("torch._C", "_VariableFunctionsClass"), Global("torch._C", "_VariableFunctions")}
-)
-_READS_MEMORY = frozenset({"from_file", "frombuffer"})
-
-
-def _judge_attribute(call: Call) -> Trust:
-    """Judge ``getattr(target, name)``: tensor functions, and methods of modules and of the user's own."""
-    if dotted_name(call) is not None:
-        return Trust.UNKNOWN
-    target, name = call.args if len(call.args) == 2 else (None, None)
-    if not isinstance(name, str) or not name.isidentifier() or is_dunder(name):
-        return Trust.DANGEROUS
-    if isinstance(target, Global) and target in _TENSOR_FUNCTIONS:
-        return Trust.DANGEROUS if name in _READS_MEMORY or name.startswith("_") else Trust.UNKNOWN
+def attribute_name(call: Call) -> Global | None:
+    """Return the name of what ``getattr`` finds on a class or on an object of it, if both are plain."""
+    target, name = call.args if call.function == _GETATTR and len(call.args) == 2 else (None, None)
     owner = target.function if isinstance(target, Call) else target
-    if not isinstance(owner, Global) or (owner.module, owner.name) in constructors():
-        return Trust.DANGEROUS
-    known = (Trust.UNKNOWN, Trust.KNOWN) if isinstance(target, Call) and target.is_new else (Trust.UNKNOWN,)
-    return Trust.UNKNOWN if stranger(owner.module, owner.name) in known else Trust.DANGEROUS
+    if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():
+        return None
+    return Global(owner.module, f"{owner.name}.{name}")
 
 
 def class_to_create(call: Call) -> Global | None:
@@ -470,17 +438,6 @@ def class_to_create(call: Call) -> Global | None:
         argument for argument in call.args if isinstance(argument, Global) and kind_of(argument) == OPAQUE
     )
     return next((name for name in names if name.name.rpartition(".")[2].lstrip("_")[:1].isupper()), None)
-
-
-def dotted_name(call: Call) -> tuple[str, str] | None:
-    """Return the listed name that ``getattr(class, "name")`` is; protocols below 4 spell it so."""
-    if not call.is_of("builtins", "getattr") or len(call.args) != 2:
-        return None
-    owner, name = call.args
-    if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():
-        return None
-    dotted = f"{owner.name}.{name}"
-    return (owner.module, dotted) if is_object(owner.module, dotted) else None
 
 
 # What a result is filled with -------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from ckpttool.core.readable import Readable
 from ckpttool.io.constructors import (
     EXACT_ONLY,
     OPAQUE,
+    attribute_name,
     class_to_create,
-    dotted_name,
     evaluate,
     has_plain_attributes,
     is_constructor,
@@ -452,17 +452,17 @@ class Interpreter(PickleStream):
     # Names and calls ------------------------------------------------------------------------------
 
     def import_name(self, module: str, name: str) -> None:
-        found = self._global(*modern(module, name))
-        self.pushed_functions += id(found) in self.functions
-        self.push(found)
+        self.push(self._pushed(*modern(module, name)))
 
-    def _global(self, module: str, name: str) -> Global:
+    def _pushed(self, module: str, name: str) -> Global:
+        """Return a name that is about to be pushed."""
         found = self._globals.get((module, name))
         if found is None:
             found = self._globals[module, name] = Global(module, name)
             self.pickle.names[found] = self.position
             if value_kind(module, name) is None:
                 self.functions.add(id(found))
+        self.pushed_functions += id(found) in self.functions
         return found
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
@@ -543,8 +543,8 @@ class Interpreter(PickleStream):
         if not isinstance(function, Global):
             return call
         if kind == OPAQUE:
-            dotted = dotted_name(call)
-            return call if dotted is None else self._global(*dotted)
+            found = attribute_name(call)
+            return call if found is None else self._pushed(found.module, found.name)
         if any(isinstance(arg, Call) for arg in args):
             return call
         if kind in _COLLECTIONS and function.module == "builtins":

@@ -19,6 +19,7 @@ from ckpttool.io import trust as under_test
 from ckpttool.io.constructors import constructors, evaluate
 from ckpttool.io.pickle_nodes import Call, Global
 from ckpttool.io.trust import Trust, trust, value_kind
+from tests.security import assembler
 from tests.support.containers import pickles_in
 
 NAMES = Path(under_test.__file__).with_name("names")
@@ -528,7 +529,6 @@ def test_a_class_in_a_class_is_found_by_getattr_where_its_dotted_name_is_listed(
 @pytest.mark.parametrize(
     "data",
     [
-        spelled(SHARDED, b"init_from_local_shards"),
         spelled(SHARDED, b"__init__"),
         spelled(b"cos\nsystem\n", b"ProcessGroupState"),
         spelled(SHARDED, b"ProcessGroupState", b"cos\nsystem\n\x85"),
@@ -538,3 +538,23 @@ def test_a_class_in_a_class_is_found_by_getattr_where_its_dotted_name_is_listed(
 )
 def test_getattr_finds_nothing_else(data: bytes) -> None:
     assert has_errors(pickles_in(data).safety)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "is_dangerous_stored"),
+    [
+        ("my.code Class", "method", False),
+        ("my.code Class", "__globals__", True),
+        ("numpy ndarray", "tofile", False),
+        ("torch._C _VariableFunctionsClass", "from_file", False),
+        ("pathlib PosixPath", "write_text", True),
+    ],
+)
+def test_getattr_is_judged_by_the_name_that_it_finds(
+    owner: str, name: str, is_dangerous_stored: bool
+) -> None:
+    attribute = assembler.call("builtins", "getattr", assembler.Name(*owner.split()), name)
+    stored = pickles_in(assembler.pickled(attribute, 2)).safety
+    assert stored != () and has_errors(stored) is is_dangerous_stored
+    called = pickles_in(assembler.pickled(assembler.Call(attribute, ("x",)), 2)).safety
+    assert has_errors(called) is (is_dangerous_stored or not owner.startswith("my."))
