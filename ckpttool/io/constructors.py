@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from ckpttool.core.tensor import Tensor
@@ -207,10 +207,6 @@ class Parameter(NamedTuple):
     types: frozenset[type]
     meets: Callable[[Any], bool]
 
-    def accepts(self, argument: object) -> bool:
-        """Tell whether an argument is one of these."""
-        return type(argument) in self.types or self.meets(argument)
-
 
 class Row(NamedTuple):
     """One way to call a constructor; ``most`` exceeds the number of parameters if the last repeats."""
@@ -276,32 +272,19 @@ def constructors() -> dict[tuple[str, str], tuple[Row, ...]]:
     return table
 
 
-@lru_cache(1 << 12)
-def rows_of(module: str, name: str) -> tuple[Row, ...]:
-    """Return the rows of one constructor; none, if the table has none."""
-    return constructors().get((module, name), ())
-
-
+_GETATTR = Global("builtins", "getattr")
 EXACT_ONLY = frozenset(
-    Global(module, name)
-    for module, name in (
-        ("builtins", "eval"),
-        ("builtins", "getattr"),
-        ("builtins", "type"),
-        ("_codecs", "encode"),
-        ("copyreg", "_reconstructor"),
-        ("torch.storage", "_load_from_bytes"),
-    )
+    {_GETATTR, Global("builtins", "eval"), Global("builtins", "type"), Global("_codecs", "encode")}
+    | {Global("copyreg", "_reconstructor"), Global("torch.storage", "_load_from_bytes")}
 )
 """Functions that would do anything: honest pickles call them as their rows say, and never store them."""
-_GETATTR = Global("builtins", "getattr")
 _BUILT_IN = frozenset({"builtins", "collections", "array", "_io", "io"})
 _NEVER_HANDED = frozenset({OPAQUE, "namespace", "attribute-dict", "record", "int", "range"})
 
 
 def is_constructor(name: Global) -> bool:
     """Tell whether a name is one that a safe pickle may call."""
-    return bool(rows_of(name.module, name.name))
+    return (name.module, name.name) in constructors()
 
 
 # Evaluation -------------------------------------------------------------------------------------------
@@ -316,7 +299,7 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
     call.kind = OPAQUE
     if not isinstance(function, Global):
         return Trust.DANGEROUS
-    rows = rows_of(function.module, function.name)
+    rows = constructors().get((function.module, function.name), ())
     if charge is not None and rows and rows[0].walks:
         charge(sum(map(size_of, call.args)))
     if not call.kwargs:
@@ -341,17 +324,12 @@ def size_of(node: object) -> int:
     return size_of(node.args[0]) if isinstance(node, Call) and node.kind == "bytearray" and node.args else 0
 
 
-_REFINED = frozenset({"view", "quantized", "retyped", "dtype"})
-
-
 def _judge_result(call: Call, result: str) -> Trust:
     """Note the kind that a call's result has, which may depend on its arguments."""
     args = call.args
     if (call.is_new and args and result in _MADE_BY_INIT) or (result == "record" and not call.is_new):
         return Trust.UNKNOWN
-    if result not in _REFINED:
-        pass
-    elif result == "view":
+    if result == "view":
         result = "tensor" if _is_paid(args[0], args[2]) else "view"
     elif result == "quantized":  # made with memory of its own
         if not _is_paid(args[0], args[2]):
@@ -462,10 +440,6 @@ def _is_plain_key(key: object) -> bool:
     return kind_of(key) not in (OPAQUE, "tagged") and key != "__setstate__" and not isinstance(key, Payload)
 
 
-_RECORD_STATE = ("TensorProperties",)
-"""Records whose state is a tuple of values instead of attributes."""
-
-
 def judge_state(call: Call, state: object) -> Trust:
     """Return what it means that BUILD sets a state on what a call makes, and note the kind that it then has.
 
@@ -477,23 +451,16 @@ def judge_state(call: Call, state: object) -> Trust:
         is_shared = call.is_of("numpy", "dtype")  # such as NumPy's own type, in place of a copy
         return Trust.UNKNOWN if _is_unknown_state(state) and not is_shared else Trust.DANGEROUS
     if kind in numpy_types.KINDS:
-        is_plain = numpy_types.matches_state(call, state)
-        call.kind = numpy_types.kind_of_state(call, state) if is_plain else OPAQUE
-        return Trust.PLAIN if is_plain else Trust.DANGEROUS
+        call.kind = numpy_types.kind_with_state(call, state) or OPAQUE
+        return Trust.PLAIN if call.kind != OPAQUE else Trust.DANGEROUS
     if kind == "new-ndarray":
         call.kind = "ndarray" if _is_array_state(state) else OPAQUE
         return Trust.PLAIN if call.kind == "ndarray" else Trust.UNKNOWN
-    if kind == "record" and isinstance(call.function, Global) and call.function.name in _RECORD_STATE:
-        return Trust.PLAIN if _is_properties(state) else Trust.DANGEROUS
+    if kind == "record" and isinstance(call.function, Global) and call.function.name == "TensorProperties":
+        kind = "properties"  # values in their order instead of attributes
     if kind in ("namespace", "record"):
         return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
     return Trust.PLAIN if kind in _STATES and _STATES[kind](state) else Trust.DANGEROUS
-
-
-def _is_properties(state: object) -> bool:
-    """Tell whether a state is dtype, layout, gradient, memory format and pinning of a tensor."""
-    kinds = ("torch-dtype", "flag", "bool", "member", "none")
-    return isinstance(state, tuple) and len(state) == 5 and all(kind_of(part) in kinds for part in state)
 
 
 def _is_unknown_state(state: object) -> bool:
@@ -519,35 +486,28 @@ def _is_array_state(state: object) -> bool:
     return is_plain and kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
 
 
-def _is_storage_state(state: object) -> bool:
-    kinds = ("storage", "torch-dtype", "bool", "none")
-    return (
-        type(state) is dict
-        and all(map(is_attribute, state))
-        and all(kind_of(part) in kinds for part in state.values())
-    )
-
-
-def _is_uuid_state(state: object) -> bool:
-    return (
-        type(state) is dict
-        and all(type(number) is int for number in state.values())
-        and {*state} <= {"int", "is_safe"}
-    )
-
-
-def _is_bytes_io_state(state: object) -> bool:
+def _is_row(state: object, *kinds: tuple[str, ...]) -> bool:
+    """Tell whether a state is a tuple of values of these kinds."""
     return (
         isinstance(state, tuple)
-        and len(state) == 3
-        and [kind_of(part) for part in state] == ["bytes", "int", "none"]
+        and len(state) == len(kinds)
+        and all(kind_of(part) in each for part, each in zip(state, kinds, strict=True))
+    )
+
+
+def _is_filled(state: object, kinds: tuple[str, ...], names: Callable[[object], bool] = is_attribute) -> bool:
+    """Tell whether a state is attributes whose values are of some kinds."""
+    return type(state) is dict and all(
+        names(name) and kind_of(value) in kinds for name, value in state.items()
     )
 
 
 _STATES: dict[str, Callable[[object], bool]] = {
-    "storage": _is_storage_state,
-    "uuid": _is_uuid_state,
-    "bytes-io": _is_bytes_io_state,
+    "storage": lambda state: _is_filled(state, ("storage", "torch-dtype", "bool", "none")),
+    "uuid": lambda state: _is_filled(state, ("int",), lambda name: name in ("int", "is_safe")),
+    "bytes-io": lambda state: _is_row(state, ("bytes",), ("int",), ("none",)),
+    # dtype, layout, gradient, memory format and pinning of a tensor
+    "properties": lambda state: _is_row(state, *5 * (("torch-dtype", "flag", "bool", "member", "none"),)),
 }
 
 

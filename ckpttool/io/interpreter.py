@@ -36,7 +36,6 @@ from ckpttool.io.numpy_types import fields_of
 from ckpttool.io.opcodes import OPERATIONS
 from ckpttool.io.pickle_nodes import (
     ENTRY,
-    MAPPINGS,
     Call,
     Global,
     Mapped,
@@ -44,7 +43,6 @@ from ckpttool.io.pickle_nodes import (
     Persistent,
     Pickle,
     children,
-    views_memory,
 )
 from ckpttool.io.trust import Trust, modern, value_kind
 
@@ -73,12 +71,16 @@ _COST_OF_STATE = 80
 _MAX_CONTAINERS = 20_000
 _HASH_MODULUS = (1 << 61) - 1
 
-_COLLECTIONS: dict[str, Callable[[Any], object]] = {
-    "set": set,
-    "frozenset": frozenset,
-    "list": list,
+_COLLECTIONS: dict[str, Callable[[Any], object]] = {"set": set, "frozenset": frozenset, "list": list}
+_PLAIN_KINDS = _COLLECTIONS.keys() | {
+    OPAQUE,
+    "bytes",
+    "dict",
+    "ordered-dict",
+    "default-dict",
+    "counter",
+    "ndarray",
 }
-_PLAIN_KINDS = _COLLECTIONS.keys() | {OPAQUE, "bytes", "dict", "ordered-dict", "default-dict", "counter"}
 """The kinds of calls that the machine makes data of, or a name."""
 _OBJECT = Global("builtins", "object")
 _BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
@@ -263,8 +265,6 @@ class Interpreter(PickleStream):
         """The names, by their addresses, that are no data where they are stored."""
         self.pushed_functions = 0
         """How often one of these was pushed, less how often one was called."""
-        self._spent: list[object] = []
-        """Dictionaries of names that `eval` was called with: nothing else may hold them."""
         self._objects: list[object] = []
         """What is made by calls of which nobody knows what runs."""
         self._dtype_fields: dict[int, object] = {}
@@ -364,17 +364,9 @@ class Interpreter(PickleStream):
         kind = type(key)
         if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
             return key
-        if isinstance(key, Call):
-            self._check_key_parts((key,))
+        self._check_key_parts(key)
+        if key is None or isinstance(key, Call | Global | Persistent | Payload):
             return key  # nobody here computes its hash
-        if isinstance(key, int):
-            self.charge(key.bit_length())  # it is hashed anew each time
-        elif isinstance(key, tuple | frozenset):
-            self._check_key_parts(key)
-        elif isinstance(key, list | dict | set | bytearray):
-            raise self.damage(f"a {type(key).__name__} as a key")
-        elif key is None or isinstance(key, Global | Persistent | Payload):
-            return key
         digest = hash(key)
         first, others = self._hashes.get(digest, (key, 0))
         if key != first:
@@ -384,9 +376,10 @@ class Interpreter(PickleStream):
         self._hashes[digest] = (first, others)
         return key
 
-    def _check_key_parts(self, key: Iterable[Any]) -> None:
-        """Require that a key has few parts, counted as often as they are hashed."""
-        pending, count = [key], 0
+    def _check_key_parts(self, key: object) -> None:
+        """Require that a key has few parts, counted as often as they are hashed, which happens each time."""
+        pending: list[Iterable[Any]] = [(key,)]
+        count = 0
         while pending:
             for part in pending.pop():
                 count += 1
@@ -395,7 +388,7 @@ class Interpreter(PickleStream):
                 if isinstance(part, tuple | frozenset):
                     pending.append(part)
                 elif isinstance(part, list | dict | set | bytearray):
-                    raise self.damage(f"a {type(part).__name__} in a key")
+                    raise self.damage(f"a {type(part).__name__} in a dictionary's key")
                 elif isinstance(part, int):
                     self.charge(part.bit_length())
                 elif isinstance(part, Call):
@@ -452,9 +445,9 @@ class Interpreter(PickleStream):
     # Names and calls ------------------------------------------------------------------------------
 
     def import_name(self, module: str, name: str) -> None:
-        self.push(self._pushed(*modern(module, name)))
+        self.push(self._name(*modern(module, name)))
 
-    def _pushed(self, module: str, name: str) -> Global:
+    def _name(self, module: str, name: str) -> Global:
         """Return a name that is about to be pushed."""
         found = self._globals.get((module, name))
         if found is None:
@@ -497,11 +490,13 @@ class Interpreter(PickleStream):
         elif call.kind in ("deque", "default-dict"):
             self._count_container(function)
         elif function.name == "_load_from_bytes":
-            self.pickle.stored.append(call)
+            content = call.args[0]
+            place = (content.offset, content.kind) if isinstance(content, Payload) else content
+            self.pickle.stored[place] = content
         elif function.name == "eval":
-            # Python adds its builtins to the dictionary that Paddle's call has for names.
+            # Python adds its builtins, `eval` among them, to the dictionary that Paddle's call has for names.
             self.pushed_functions += 1
-            self._spent.append(call.args[1])
+            call.args[1]["__builtins__"] = function
 
     def _count_container(self, maker: Global) -> None:
         """Count a container that Python frees by recursion: so many within each other overflow its stack."""
@@ -511,8 +506,6 @@ class Interpreter(PickleStream):
 
     def set_state(self, target: object, state: object) -> None:
         """Note what BUILD sets, and judge it: an object that was made takes one state."""
-        if views_memory(state):
-            self.note_misuse("an object that lets NumPy view any memory is made")
         if not isinstance(target, Call | Mapped):
             self.note_misuse(f"a state is set on {_kind(target)}")
             return
@@ -538,28 +531,25 @@ class Interpreter(PickleStream):
             self.note_misuse(f"what {_maker(made)} makes is given a state that it should not have")
 
     def _plain(self, call: Call) -> object:
-        """Return the data that a constructor makes, or the call itself."""
+        """Return the data that a constructor makes, or the name that `getattr` finds, or the call itself."""
         function, args, kind = call.function, call.args, call.kind
-        if not isinstance(function, Global):
-            return call
         if kind == OPAQUE:
             found = attribute_name(call)
-            return call if found is None else self._pushed(found.module, found.name)
-        if any(isinstance(arg, Call) for arg in args):
+            return call if found is None else self._name(found.module, found.name)
+        if any(isinstance(arg, Call) for arg in args) or not isinstance(function, Global):
             return call
-        if kind in _COLLECTIONS and function.module == "builtins":
+        if function.name == "eval":
+            return args[1]["data"]
+        if kind in _COLLECTIONS:
             items = args[0] if args else ()
-            return _COLLECTIONS[kind](map(self.hashable, items) if kind in ("set", "frozenset") else items)
-        if function in MAPPINGS:
+            return _COLLECTIONS[kind](items if kind == "list" else map(self.hashable, items))
+        if kind == "bytes":
+            return self._latin1_bytes(args[0], call) if args else b""
+        if kind == "default-dict":
             mapped = Mapped(function)
-            if kind == "default-dict":
-                mapped.factory, args = (args[0] if args else None), ()
-            return self._filled(mapped, args)
-        if kind == "dict":
-            return self._filled({}, args)
-        return self._latin1_bytes(args[0], call) if function.name == "encode" else call
-
-    def _filled(self, made: dict[Any, Any], args: tuple[Any, ...]) -> dict[Any, Any]:
+            mapped.factory = args[0] if args else None
+            return mapped
+        made: dict[Any, Any] = {} if kind == "dict" else Mapped(function)
         for source in args:
             for key, value in source.items() if isinstance(source, dict) else source:
                 made[self.hashable(key)] = value
@@ -621,16 +611,9 @@ class Interpreter(PickleStream):
             if parts is None or id(node) in seen:
                 continue
             seen.add(id(node))
-            if any(node is names for names in self._spent):
-                self.note_misuse("the names of a call of eval are used again")
             if isinstance(node, Call):
-                args: Iterable[object] = node.args
-                if node.is_of("builtins", "eval") and node.kind != OPAQUE:
-                    args = node.args[1].values()
-                else:  # a name that is an argument itself was judged with the call
-                    args = (arg for arg in node.args if type(arg) is not Global)
-                pairs = (part for pair in node.pairs for part in pair)
-                parts = [*args, node.kwargs, node.state, *node.items, *pairs]
+                _, _, *others = parts
+                parts = [*(argument for argument in node.args if type(argument) is not Global), *others]
             pending.extend(parts)
 
     def _note_function(self, name: Global) -> None:

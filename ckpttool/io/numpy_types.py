@@ -52,13 +52,6 @@ def is_objects(dtype: object) -> bool:
     return named is not None and named[0] == "O"
 
 
-def kind_of_state(call: Call, state: object) -> str:
-    """Return the kind of a type with a state that matches it."""
-    known, numbers = _type_of(call), _size_alignment_flags(state)
-    has_pointers = (known is not None and known[0] == "O") or (numbers is not None and numbers[2] & _POINTERS)
-    return "object-dtype" if has_pointers else "dtype"
-
-
 def fields_of(call: Call) -> object:
     """Return the dictionary that a type takes for its fields as it is, or None."""
     is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
@@ -89,25 +82,27 @@ def _type_of(dtype: Call) -> tuple[str, int] | None:
     return None
 
 
-def matches_state(dtype: Call, state: object) -> bool:
-    """Tell whether the state of a NumPy type says what its name says: sizes, and where pointers lie."""
+def kind_with_state(dtype: Call, state: object) -> str | None:
+    """Return the kind of a type with its state; None if that isn't what the type's name says."""
     known, numbers = _type_of(dtype), _size_alignment_flags(state)
     is_copy = [bool(argument) for argument in dtype.args[1:]] == [False, True]  # others are NumPy's own
     if known is None or numbers is None or not is_copy:
-        return False
+        return None
     (letter, nbytes), (size, alignment, flags) = known, numbers
     nbytes = size if nbytes < 0 else nbytes
     is_sized = size == nbytes or (size == -1 and letter not in _SIZED)
     parts = _parts(*state[2:5])  # type: ignore[index]
     if not is_sized or nbytes < 0 or alignment not in _ALIGNMENTS or parts is None:
-        return False
+        return None
     if any(offset < 0 or offset + size > nbytes or letter != "V" for offset, size, _ in parts):
-        return False
+        return None
     if letter in "mM" and not _has_unit(state):
-        return False
+        return None
     if any(pointers for _, _, pointers in parts):
-        return flags & ~_ALIGNED in (_POINTERS_IN_FIELDS, _OBJECT_FLAGS) and not _overlap(parts)
-    return flags == _OBJECT_FLAGS if letter == "O" else flags & _POINTERS == 0
+        is_sound = flags & ~_ALIGNED in (_POINTERS_IN_FIELDS, _OBJECT_FLAGS) and not _overlap(parts)
+    else:
+        is_sound = flags == _OBJECT_FLAGS if letter == "O" else flags & _POINTERS == 0
+    return ("object-dtype" if flags & _POINTERS else "dtype") if is_sound else None
 
 
 def _has_unit(state: object) -> bool:
@@ -117,42 +112,40 @@ def _has_unit(state: object) -> bool:
     return isinstance(unit, tuple) and len(unit) == 4 and all(type(part) is int for part in unit[1:])
 
 
-def _overlap(parts: list[Part]) -> bool:
-    """Tell whether two parts share bytes: numbers could be taken for pointers."""
-    ends = sorted((offset, offset + size) for offset, size, _ in parts)
-    return any(end > start for (_, end), (start, _) in pairwise(ends))
-
-
 def _size_alignment_flags(state: object) -> tuple[int, int, int] | None:
     """Return size, alignment and flags in the state of a type.
 
     (version, byte order, (base, shape), names, fields, size, alignment, flags[, metadata])
     """
-    if not isinstance(state, tuple) or len(state) not in (8, 9):
+    if not isinstance(state, tuple) or len(state) not in (8, 9) or state[1] not in _BYTE_ORDERS:
         return None
-    size, alignment, flags = state[5:8]
-    is_sound = type(size) is int and type(alignment) is int and type(flags) is int
-    return (size, alignment, flags) if is_sound and state[1] in _BYTE_ORDERS else None
+    return state[5:8] if all(type(number) is int for number in state[5:8]) else None
 
 
 Part: TypeAlias = tuple[int, int, bool]
 """Offset and bytes of a part of a type, and whether there are pointers in it."""
 
 
+def _overlap(parts: list[Part]) -> bool:
+    """Tell whether two parts share bytes: numbers could be taken for pointers."""
+    ends = sorted((offset, offset + size) for offset, size, _ in parts)
+    return any(end > start for (_, end), (start, _) in pairwise(ends))
+
+
 def _parts(base: object, names: object, fields: object) -> list[Part] | None:
     """Return the parts of a type; None where one makes no sense."""
     parts = [] if base is None else [_subarray(base)]
-    if fields is None and names:
-        return None
-    if fields is not None:
+    if fields is not None or names:
         if not isinstance(fields, dict) or not isinstance(names, tuple):
             return None
         if not all(isinstance(name, str) and name in fields for name in names):
             return None
-        for field in fields.values():
-            if not isinstance(field, tuple) or len(field) not in (2, 3) or type(field[1]) is not int:
-                return None
-            parts.append(_part(field[0], field[1]))
+        parts += [
+            _part(*field[:2])
+            if isinstance(field, tuple) and len(field) in (2, 3) and type(field[1]) is int
+            else None
+            for field in fields.values()
+        ]
     return None if None in parts else [part for part in parts if part is not None]
 
 
@@ -161,12 +154,11 @@ def _subarray(base: object) -> Part | None:
     if not isinstance(base, tuple) or len(base) != 2:
         return None
     element, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
-    if element is None or len(shape) > _MAX_AXES:
-        return None
-    if not all(type(length) is int and 0 <= length < 1 << 31 for length in shape):
-        return None
-    if element[1] == 0 and math.prod(shape) > 1:
-        return None  # any number of elements, of no bytes
+    is_shape = len(shape) <= _MAX_AXES and all(
+        type(length) is int and 0 <= length < 1 << 31 for length in shape
+    )
+    if element is None or not is_shape or (element[1] == 0 and math.prod(shape) > 1):
+        return None  # any number of elements of no bytes would do
     return 0, element[1] * math.prod(shape), element[2]
 
 
@@ -177,5 +169,4 @@ def _part(dtype: object, offset: int = 0) -> Part | None:
     known, numbers = _type_of(dtype), _size_alignment_flags(dtype.state)
     if known is None or (numbers is None and dtype.state is not None):
         return None
-    size, _, flags = numbers or (-1, -1, 0)
-    return offset, max(size, known[1]), known[0] == "O" or flags & _POINTERS != 0
+    return offset, max(numbers[0] if numbers else -1, known[1]), dtype.kind == "object-dtype"

@@ -160,7 +160,7 @@ class Pickle:
         names: Every name that would be imported, with the offset where it first was.
         unsafe: Calls of dangerous functions, or of constructors that are given one, with offsets.
         unknown: Names that are called or stored, and whose own code would then run: the verb that says how.
-        stored: Calls that load a storage out of the bytes that they are given.
+        stored: Bytes that would be loaded as a storage, by their place, or by themselves.
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
         calls: How many calls it makes.
@@ -171,7 +171,7 @@ class Pickle:
     names: dict[Global, int] = field(default_factory=dict)
     unsafe: list[tuple[int, Call]] = field(default_factory=list)
     unknown: dict[Global, str] = field(default_factory=dict)
-    stored: list[Call] = field(default_factory=list)
+    stored: dict[object, object] = field(default_factory=dict)
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
     calls: int = 0

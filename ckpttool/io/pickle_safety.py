@@ -14,7 +14,7 @@ from ckpttool.core.readable import Buffer, Readable
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.io.constructors import is_constructor, kind_of
 from ckpttool.io.interpreter import Interpreter, PickleBudget
-from ckpttool.io.pickle_nodes import Call, Global, Payload, Persistent, Pickle
+from ckpttool.io.pickle_nodes import Global, Payload, Persistent, Pickle
 from ckpttool.io.trust import Trust, is_object, modern, stranger, value_kind
 
 MAX_PICKLES = 10_000
@@ -121,7 +121,7 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
             verb = pickle.unknown.get(name, "imports")
             message = f"loading it {verb} {name}: {_CODE[verb]}"
             findings[warning("unknown-class", message, where)] = None
-    if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
+    if not all(map(_is_storage, pickle.stored.values())):
         found = error("unsafe-call", "loading it would load bytes that hold no mere storage", where)
         findings[found] = None
     for position, sentence in pickle.misuse:
@@ -166,26 +166,16 @@ def _import_trust(name: Global) -> Trust:
 # Storages within pickles --------------------------------------------------------------------------------
 
 
-def _distinct_contents(calls: list[Call]) -> list[bytes | Payload]:
-    """Return what calls load, each once: one text may be loaded any number of times."""
-    found: dict[object, bytes | Payload] = {}
-    for call in calls:
-        content = call.args[0] if call.args else None
-        if not isinstance(content, bytes | Payload):
-            continue  # it was told when it was called
-        found[(content.offset, content.kind) if isinstance(content, Payload) else content] = content
-    return list(found.values())
-
-
-def _is_storage(content: bytes | Payload) -> bool:
+def _is_storage(content: object) -> bool:
     """Tell whether bytes are one storage in PyTorch's old serialization, whose pickles are harmless, too."""
-    if isinstance(content, bytes) or content.kind == "latin1":
-        data = content if isinstance(content, bytes) else content.read()
-        inner: Readable = Buffer("", data)
-        at, end = 0, len(data)
-    else:
+    if isinstance(content, Payload) and content.kind != "latin1":
         inner, at, end = content.source, content.offset, content.offset + content.nbytes
-    if content_is_other(inner, at, end):
+    else:
+        data = content.read() if isinstance(content, Payload) else content
+        if not isinstance(data, bytes):
+            return False  # a text of other characters
+        inner, at, end = Buffer("", data), 0, len(data)
+    if _STORAGE_HEAD.match(inner.read(at, min(32, end - at))) is None:
         return False
     budget = PickleBudget(inner, end - at)
     roots: list[object] = []
@@ -204,11 +194,6 @@ def _is_storage(content: bytes | Payload) -> bool:
     # Elements that the file doesn't have would be whatever the memory holds.
     count = int.from_bytes(inner.read(at, _COUNT), "little")
     return bool(count == storage.id[4] and count <= end - at - _COUNT <= _WIDEST_ELEMENT * count)
-
-
-def content_is_other(source: Readable, at: int, end: int) -> bool:
-    """Tell whether ``torch.load`` would take bytes for something else than its old serialization."""
-    return _STORAGE_HEAD.match(source.read(at, min(32, end - at))) is None
 
 
 # Behind the place where a pickle broke off ----------------------------------------------------------------

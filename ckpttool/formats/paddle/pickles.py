@@ -153,17 +153,11 @@ class _ArrayReader:
 
 
 def unwrap(node: object) -> object:
-    """Return the array that Paddle wraps in ``tuple((name, array))`` or ``eval("data", {"data": array})``."""
-    if not isinstance(node, Call) or node.kwargs or node.state is not None:
+    """Return the array that Paddle wraps in ``tuple((name, array))``."""
+    if not isinstance(node, Call) or not node.is_of("builtins", "tuple") or node.state is not None:
         return node
-    args = node.args
-    if node.is_of("builtins", "tuple") or node.is_of("__builtin__", "tuple"):
-        pair = args[0] if len(args) == 1 else None
-        return pair[1] if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) else node
-    if node.is_of("builtins", "eval") or node.is_of("__builtin__", "eval"):
-        names = args[1] if len(args) == 2 and args[0] == "data" else None
-        return names["data"] if isinstance(names, dict) and list(names) == ["data"] else node
-    return node
+    pair = node.args[0] if len(node.args) == 1 else None
+    return pair[1] if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) else node
 
 
 def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
