@@ -129,14 +129,16 @@ def _is_metadata(node: object) -> bool:
     )
 
 
+def _is_row(node: object, *kinds: tuple[str, ...]) -> bool:
+    """Tell whether a node is a tuple of values of these kinds."""
+    if not isinstance(node, tuple) or len(node) != len(kinds):
+        return False
+    return all(kind_of(part) in each for part, each in zip(node, kinds, strict=True))
+
+
 def _is_quantizer(node: object) -> bool:
-    kinds = ("int", "float", "tensor")
-    return (
-        isinstance(node, tuple)
-        and 2 < len(node) < 5
-        and kind_of(node[0]) == "flag"
-        and all(kind_of(part) in kinds for part in node[1:])
-    )
+    scale = ("int", "float", "tensor")
+    return _is_row(node, ("flag",), scale, scale) or _is_row(node, ("flag",), scale, scale, scale)
 
 
 def _is_sparse(node: object) -> bool:
@@ -148,10 +150,17 @@ def _is_sparse(node: object) -> bool:
     return _is_shape(shape) and len(tensors) > 1 and all(kind_of(part) == "tensor" for part in tensors)
 
 
+def _attributes(state: object) -> list[Any] | None:
+    """Return the names in a state of attributes, which may be a dictionary and a second one of slots."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    are_dicts = all(part is None or isinstance(part, dict) for part in parts)
+    return [name for part in parts if isinstance(part, dict) for name in part] if are_dicts else None
+
+
 def has_plain_attributes(state: object) -> bool:
     """Tell whether a state is attributes of which none steers what Python does with an object."""
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    return all(part is None or (isinstance(part, dict) and all(map(is_attribute, part))) for part in parts)
+    names = _attributes(state)
+    return names is not None and all(map(is_attribute, names))
 
 
 @cache
@@ -161,9 +170,7 @@ def tensor_properties() -> frozenset[str]:
 
 
 def _are_tensor_attributes(state: object) -> bool:
-    parts = state if isinstance(state, tuple) else (state,)
-    names = (name for part in parts if isinstance(part, dict) for name in part)
-    return has_plain_attributes(state) and tensor_properties().isdisjoint(names)
+    return has_plain_attributes(state) and tensor_properties().isdisjoint(_attributes(state) or ())
 
 
 def is_attribute(name: object) -> bool:
@@ -215,8 +222,6 @@ class Row(NamedTuple):
     parameters: tuple[Parameter, ...]
     least: int
     most: int
-    walks: bool
-    """Whether the constructor, and its row, go through all that an argument holds."""
 
     def accepts(self, arguments: Sequence[object]) -> bool:
         """Tell whether the constructor may be called with these."""
@@ -232,17 +237,10 @@ class Row(NamedTuple):
         return True
 
 
-_WALKED = frozenset(
-    {"list", "dict", "sequence", "pairs", "attribute-pairs", "tensor-attributes"}
-    | {"text", "bytes", "decimal", "fraction"}
-)
-
-
 def _row(result: str, words: Sequence[str]) -> Row:
     parameters = tuple(_parameter(word.rstrip("?*")) for word in words)
     least = sum(word[-1] not in "?*" for word in words)
-    walks = any(not _WALKED.isdisjoint(word.rstrip("?*").split("|")) for word in words)
-    return Row(result, parameters, least, 1000 if words and words[-1].endswith("*") else len(words), walks)
+    return Row(result, parameters, least, 1000 if words and words[-1].endswith("*") else len(words))
 
 
 def _parameter(word: str) -> Parameter:
@@ -300,7 +298,7 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
     if not isinstance(function, Global):
         return Trust.DANGEROUS
     rows = constructors().get((function.module, function.name), ())
-    if charge is not None and rows and rows[0].walks:
+    if charge is not None and rows and rows[0].result not in _OF_ONE_SIZE:
         charge(sum(map(size_of, call.args)))
     if not call.kwargs:
         for row in rows:
@@ -309,6 +307,8 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
     return _judge_misfit(call, function, rows)
 
 
+_OF_ONE_SIZE = frozenset({"view", "parameter"})
+"""The results of constructors that go through none of their arguments: most calls are of these."""
 _COST_OF_ITEM = 64
 _SIZED = (list, tuple, dict, set, frozenset)
 
@@ -440,16 +440,20 @@ def _is_plain_key(key: object) -> bool:
     return kind_of(key) not in (OPAQUE, "tagged") and key != "__setstate__" and not isinstance(key, Payload)
 
 
-def judge_state(call: Call, state: object) -> Trust:
+def judge_state(call: Call | Mapped, state: object) -> Trust:
     """Return what it means that BUILD sets a state on what a call makes, and note the kind that it then has.
 
     Attributes of an object of a class nobody knows are as unknown as the object, but for those that steer
     Python itself.
     """
+    if isinstance(call, Mapped):
+        return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
     kind = call.kind
     if kind == OPAQUE:
+        names = (name for name in _attributes(state) or () if isinstance(name, str))
+        steers = any(is_dunder(name) and name not in _ATTRIBUTES for name in names)
         is_shared = call.is_of("numpy", "dtype")  # such as NumPy's own type, in place of a copy
-        return Trust.UNKNOWN if _is_unknown_state(state) and not is_shared else Trust.DANGEROUS
+        return Trust.DANGEROUS if steers or is_shared else Trust.UNKNOWN
     if kind in numpy_types.KINDS:
         call.kind = numpy_types.kind_with_state(call, state) or OPAQUE
         return Trust.PLAIN if call.kind != OPAQUE else Trust.DANGEROUS
@@ -461,12 +465,6 @@ def judge_state(call: Call, state: object) -> Trust:
     if kind in ("namespace", "record"):
         return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
     return Trust.PLAIN if kind in _STATES and _STATES[kind](state) else Trust.DANGEROUS
-
-
-def _is_unknown_state(state: object) -> bool:
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    names = (name for part in parts if isinstance(part, dict) for name in part)
-    return all(not isinstance(name, str) or not is_dunder(name) or name in _ATTRIBUTES for name in names)
 
 
 _TEXT_ELEMENTS = frozenset({str, type(None)})
@@ -482,17 +480,9 @@ def _is_array_state(state: object) -> bool:
     _, shape, dtype, _, elements = state
     if not isinstance(elements, list):
         return kind_of(dtype) == "dtype" and kind_of(elements) in ("bytes", "text")
-    is_plain = numpy_types.is_objects(dtype) or _TEXT_ELEMENTS.issuperset(map(type, elements))
+    are_objects = numpy_types.kind_without_state(dtype) == "object-dtype"
+    is_plain = are_objects or _TEXT_ELEMENTS.issuperset(map(type, elements))
     return is_plain and kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
-
-
-def _is_row(state: object, *kinds: tuple[str, ...]) -> bool:
-    """Tell whether a state is a tuple of values of these kinds."""
-    return (
-        isinstance(state, tuple)
-        and len(state) == len(kinds)
-        and all(kind_of(part) in each for part, each in zip(state, kinds, strict=True))
-    )
 
 
 def _is_filled(state: object, kinds: tuple[str, ...], names: Callable[[object], bool] = is_attribute) -> bool:

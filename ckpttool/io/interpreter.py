@@ -25,7 +25,6 @@ from ckpttool.io.constructors import (
     attribute_name,
     class_to_create,
     evaluate,
-    has_plain_attributes,
     is_constructor,
     judge_state,
     size_of,
@@ -98,7 +97,7 @@ class PickleStream:
     def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
         """Begin at ``offset``, and never read beyond ``end``, in bytes."""
         self.source = source
-        self._where = where
+        self.where = where
         self._start = self._base = offset
         self.end = end
         self.data = b""
@@ -114,7 +113,7 @@ class PickleStream:
         self.at = 0
         self._window = min(4 * self._window, _WINDOW)
         length = min(max(self._window, needed), self.end - self._base)
-        self.data = self.source.read(self._base, length, self._where) if length > 0 else b""
+        self.data = self.source.read(self._base, length, self.where) if length > 0 else b""
         at_end = self._base + len(self.data) >= self.end
         self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
         self._watch()
@@ -204,13 +203,13 @@ class PickleStream:
         if nbytes < 0 or self.position + nbytes > self.end:
             found = f"{nbytes:,} bytes announced at byte {self.position:,}"
             available = f"at most {self.end - self.position:,}"
-            raise Truncated(self.source.path, found, expected=available, where=self._where)
+            raise Truncated(self.source.path, found, expected=available, where=self.where)
 
     # Errors ---------------------------------------------------------------------------------------
 
     def _place(self) -> str:
         place = f"byte {self.position:,}"
-        return place if self._where is None else f"{self._where}, {place}"
+        return place if self.where is None else f"{self.where}, {place}"
 
     def damage(self, found: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
@@ -472,8 +471,7 @@ class Interpreter(PickleStream):
             base = _BASES.get(args[0].name, _OBJECT) if is_constructor(args[0]) else args[1]
             if is_empty or (args[1] == base != _OBJECT):
                 function, args, is_new = args[0], () if is_empty else args[2:], is_empty
-        call = Call(function, args, kwargs)
-        call.is_new = is_new
+        call = Call(function, args, kwargs, is_new=is_new)
         self.pickle.calls += 1
         if isinstance(function, Global):
             self._judge(call, function)
@@ -498,13 +496,13 @@ class Interpreter(PickleStream):
             self.pushed_functions += 1
             call.args[1]["__builtins__"] = function
 
-    def _count_container(self, maker: Global) -> None:
+    def _count_container(self, maker: Any) -> None:
         """Count a container that Python frees by recursion: so many within each other overflow its stack."""
         self._containers += 1
         if self._containers > _MAX_CONTAINERS:
             self.pickle.unknown.setdefault(maker, "nests")
 
-    def set_state(self, target: object, state: object) -> None:
+    def set_state(self, target: object, state: Any) -> None:
         """Note what BUILD sets, and judge it: an object that was made takes one state."""
         if not isinstance(target, Call | Mapped):
             self.note_misuse(f"a state is set on {_kind(target)}")
@@ -514,21 +512,16 @@ class Interpreter(PickleStream):
             return
         self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
         target.state = state
-        if isinstance(target, Mapped):
-            made: object = target.kind
-            is_plain = has_plain_attributes(state)
-        else:
-            made, meaning = target.function, judge_state(target, state)
-            is_plain = meaning is not Trust.DANGEROUS
-            if meaning is Trust.UNKNOWN and isinstance(made, Global):
-                self.pickle.unknown.setdefault(made, "fills")
-            has_objects = target.kind == "ndarray" and isinstance(state, tuple) and isinstance(state[4], list)
-            if has_objects and isinstance(made, Global):
-                self._count_container(made)
-            if (fields := fields_of(target)) is not None:
-                self._dtype_fields[id(fields)] = fields
-        if not is_plain:
+        meaning = judge_state(target, state)
+        made = target.kind if isinstance(target, Mapped) else target.function
+        if meaning is Trust.DANGEROUS:
             self.note_misuse(f"what {_maker(made)} makes is given a state that it should not have")
+        elif meaning is Trust.UNKNOWN and isinstance(made, Global):
+            self.pickle.unknown.setdefault(made, "fills")
+        elif isinstance(target, Call) and target.kind == "ndarray" and isinstance(state[4], list):
+            self._count_container(target.function)
+        if isinstance(target, Call) and (fields := fields_of(target)) is not None:
+            self._dtype_fields[id(fields)] = fields
 
     def _plain(self, call: Call) -> object:
         """Return the data that a constructor makes, or the name that `getattr` finds, or the call itself."""
@@ -546,9 +539,7 @@ class Interpreter(PickleStream):
         if kind == "bytes":
             return self._latin1_bytes(args[0], call) if args else b""
         if kind == "default-dict":
-            mapped = Mapped(function)
-            mapped.factory = args[0] if args else None
-            return mapped
+            return Mapped(function, factory=args[0] if args else None)
         made: dict[Any, Any] = {} if kind == "dict" else Mapped(function)
         for source in args:
             for key, value in source.items() if isinstance(source, dict) else source:
@@ -605,8 +596,10 @@ class Interpreter(PickleStream):
         pending, seen = [self.pickle.root, *self._objects], set[int]()
         while pending:
             node = pending.pop()
-            if isinstance(node, Global):
-                self._note_function(node)
+            if isinstance(node, Global) and id(node) in self.functions and node not in self.pickle.unknown:
+                self.pickle.unknown[node] = "stores"
+                if node in EXACT_ONLY:
+                    self.note_misuse(f"{node} is stored instead of called")
             parts = children(node)
             if parts is None or id(node) in seen:
                 continue
@@ -615,12 +608,6 @@ class Interpreter(PickleStream):
                 _, _, *others = parts
                 parts = [*(argument for argument in node.args if type(argument) is not Global), *others]
             pending.extend(parts)
-
-    def _note_function(self, name: Global) -> None:
-        if id(name) in self.functions and name not in self.pickle.unknown:
-            if name in EXACT_ONLY:
-                self.note_misuse(f"{name} is stored instead of called")
-            self.pickle.unknown[name] = "stores"
 
 
 def _maker(function: object) -> str:

@@ -19,7 +19,7 @@ KINDS = ("dtype", "object-dtype", "open-dtype")
 
 _DTYPE = Global("numpy", "dtype")
 _TYPECODE = re.compile(r"[<>=|]?[?biufcSVUOmM]\d{0,9}")
-_NAMED_TYPE = re.compile(r"([biufcSVUOmM])(\d{1,9})")
+_NAMED_TYPE = re.compile(r"[<>=|]?([biufcSVUOmM])(\d{1,9})")
 _USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
 """The sizes of the types of ml_dtypes, in bytes; the others take one."""
 _RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
@@ -38,18 +38,12 @@ def is_typecode(node: object) -> bool:
     return isinstance(node, str) and _TYPECODE.fullmatch(node) is not None
 
 
-def kind_without_state(call: Call) -> str:
+def kind_without_state(dtype: object) -> str:
     """Return the kind of a type that no state was set on."""
-    if call.function != _DTYPE:
+    if not isinstance(dtype, Call) or dtype.function != _DTYPE:
         return "dtype"
-    named = _named_type(call)
-    return "open-dtype" if named is None else "object-dtype" if named[0] == "O" else "dtype"
-
-
-def is_objects(dtype: object) -> bool:
-    """Tell whether a type is that of any objects, which are stored as they are."""
-    named = _named_type(dtype) if isinstance(dtype, Call) and dtype.function == _DTYPE else None
-    return named is not None and named[0] == "O"
+    letter, _ = _type_of(dtype) or ("V", -1)
+    return {"O": "object-dtype", "V": "open-dtype", "user": "open-dtype"}.get(letter, "dtype")
 
 
 def fields_of(call: Call) -> object:
@@ -58,28 +52,18 @@ def fields_of(call: Call) -> object:
     return call.state[4] if is_described else None
 
 
-def _named_type(dtype: Call) -> tuple[str, int] | None:
-    """Return the letter and the bytes of a type that its arguments alone describe; None of any other."""
+def _type_of(dtype: Call) -> tuple[str, int] | None:
+    """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
     spec = dtype.args[0] if dtype.args else None
-    match = _NAMED_TYPE.fullmatch(spec.lstrip("<>=|")) if isinstance(spec, str) else None
-    if match is None or match[1] == "V":
+    if isinstance(spec, Global):
+        if (spec.module, spec.name) in _RECORDS:
+            return "V", -1
+        return ("user", _USER_DEFINED.get(spec.name, 1)) if spec.module == "ml_dtypes" else None
+    match = _NAMED_TYPE.fullmatch(spec) if isinstance(spec, str) else None
+    if match is None:
         return None
     letter, count = match[1], int(match[2])
     return letter, {"U": 4 * count, "O": _POINTER_BYTES}.get(letter, count)
-
-
-def _type_of(dtype: Call) -> tuple[str, int] | None:
-    """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
-    if (known := _named_type(dtype)) is not None:
-        return known
-    spec = dtype.args[0] if dtype.args else None
-    if isinstance(spec, Global):
-        is_record = (spec.module, spec.name) in _RECORDS
-        if is_record or spec.module == "ml_dtypes":
-            return ("V", -1) if is_record else ("user", _USER_DEFINED.get(spec.name, 1))
-    if isinstance(spec, str) and re.fullmatch(r"\|?V\d{1,9}", spec):
-        return "V", int(spec.lstrip("|V"))
-    return None
 
 
 def kind_with_state(dtype: Call, state: object) -> str | None:

@@ -45,15 +45,20 @@ class Call:
 
     __slots__ = ("args", "function", "is_new", "items", "kind", "kwargs", "pairs", "state")
 
-    def __init__(self, function: object, args: tuple[Any, ...], kwargs: object = None) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[tuple[Any, Any]] = []
-        self.is_new = False
-        self.kind = ""
+    def __init__(
+        self,
+        function: object,
+        args: tuple[Any, ...],
+        kwargs: object = None,
+        state: Any = None,
+        items: Iterable[Any] = (),
+        pairs: Iterable[tuple[Any, Any]] = (),
+        *,
+        is_new: bool = False,
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.state, self.items, self.pairs = state, list(items), list(pairs)
+        self.is_new, self.kind = is_new, ""
 
     def is_of(self, module: str, name: str) -> bool:
         """Tell whether the called function has this name."""
@@ -69,10 +74,11 @@ class Mapped(dict[Any, Any]):
 
     __slots__ = ("factory", "kind", "state")
 
-    def __init__(self, kind: Global) -> None:
-        self.kind = kind
-        self.state: Any = None
-        self.factory: Any = None
+    def __init__(
+        self, kind: Global, pairs: Iterable[tuple[Any, Any]] = (), state: Any = None, factory: Any = None
+    ) -> None:
+        super().__init__(pairs)
+        self.kind, self.state, self.factory = kind, state, factory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,15 +108,6 @@ QUANTIZED = Global("torch._utils", "_rebuild_qtensor")
 FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
 MASKED = Global("numpy.ma.core", "_mareconstruct")
 """What rebuilds a quantized tensor, one of a subclass, or a masked array: in a tree with fewer arguments."""
-
-
-_MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
-
-
-def views_memory(state: object) -> bool:
-    """Tell whether attributes let NumPy view any memory as an array."""
-    parts = state if isinstance(state, tuple) else (state,)
-    return any(isinstance(part, dict) and not part.keys().isdisjoint(_MEMORY_VIEWS) for part in parts)
 
 
 def is_gone(node: object) -> bool:
@@ -206,43 +203,16 @@ def rebuild(node: Any, parts: Sequence[Any]) -> Any:
         function, args, kwargs, state, *rest = parts
         items, keys_and_values = rest[: len(node.items)], rest[len(node.items) :]
         pairs = zip(keys_and_values[::2], keys_and_values[1::2], strict=True)
-        made = make_call(function, args, kwargs, state, items, pairs, is_new=node.is_new)
+        made = Call(function, args, kwargs, state, items, pairs, is_new=node.is_new)
         made.kind = node.kind
         return made
     if isinstance(node, dict):
         count = len(node)
         pairs = zip(parts[:count], parts[count : 2 * count], strict=True)
-        return make_mapped(node.kind, pairs, *parts[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
+        return Mapped(node.kind, pairs, *parts[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
     if isinstance(node, Persistent):
         return Persistent(parts[0])
     return Opaque(node.what, parts[0]) if isinstance(node, Opaque) else type(node)(parts)
-
-
-def make_mapped(
-    kind: Global, pairs: Iterable[tuple[Any, Any]], state: object = None, factory: object = None
-) -> Mapped:
-    """Return a dictionary of another class."""
-    made = Mapped(kind)
-    made.update(pairs)
-    made.state, made.factory = state, factory
-    return made
-
-
-def make_call(
-    function: object,
-    args: Any,
-    kwargs: object = None,
-    state: object = None,
-    items: Iterable[Any] = (),
-    pairs: Iterable[Any] = (),
-    *,
-    is_new: bool = False,
-) -> Call:
-    """Return the record of a call with all that is set on what it makes."""
-    call = Call(function, args, kwargs)
-    call.state, call.items, call.pairs = state, list(items), list(pairs)
-    call.is_new = is_new
-    return call
 
 
 def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:

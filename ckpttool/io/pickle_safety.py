@@ -67,7 +67,7 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
             failure.safety = tuple(safety)
             raise failure
         try:
-            pickle = read_pickle(source, at, end, where, budget)
+            pickle = run(Interpreter(source, at, end, where, budget))
         except DamagedCheckpoint as failure:
             safety |= dict.fromkeys(failure.safety)
             if not pickles or isinstance(failure, LimitExceeded):
@@ -80,25 +80,17 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
     return PickleSequence(tuple(pickles), tuple(safety), end - at)
 
 
-def read_pickle(
-    source: Readable, offset: int, end: int, where: str | None = None, budget: PickleBudget | None = None
-) -> Pickle:
-    """Interpret the one pickle that starts at an offset, in bytes."""
-    return run(Interpreter(source, offset, end, where, budget), end, where)
-
-
-def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
+def run(interpreter: Interpreter) -> Pickle:
     """Run an interpreter, and say what it saw, should it break off."""
     try:
         return interpreter.run()
     except DamagedCheckpoint as failure:
         # Without a name or a protocol it could be anything, and names in it chance.
-        is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
-        behind = _names_after_break(interpreter.source, interpreter.position, end) if is_pickle else ()
-        names = (Global(*modern(*name)) for name in behind)
-        dangerous = (name for name in names if _import_trust(name) is Trust.DANGEROUS)
+        pickle, where = interpreter.pickle, interpreter.where
+        behind = _names_after_break(interpreter) if pickle.names or pickle.protocol else ()
+        dangerous = (name for name in behind if _import_trust(name) is Trust.DANGEROUS)
         found = (_dangerous_import(name, where) for name in islice(dangerous, _MAX_NAMES))
-        failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *found)))
+        failure.safety = tuple(dict.fromkeys((*judge(pickle, where), *found)))
         raise
 
 
@@ -199,15 +191,13 @@ def _is_storage(content: object) -> bool:
 # Behind the place where a pickle broke off ----------------------------------------------------------------
 
 
-def _names_after_break(source: Readable, at: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield the names that opcodes behind an offset import: another reader may come so far."""
-    nbytes = min(end - at, _SEARCHED_BYTES)
-    data = source.read(at, nbytes) if nbytes > 0 else b""
-    seen = set[tuple[str, str]]()
-    for name in chain(_names_in_lines(data), _names_on_the_stack(data)):
-        if name not in seen:
-            seen.add(name)
-            yield name
+def _names_after_break(interpreter: Interpreter) -> Iterable[Global]:
+    """Return the names that opcodes behind the break import: another reader may come so far."""
+    at = interpreter.position
+    nbytes = min(interpreter.end - at, _SEARCHED_BYTES)
+    data = interpreter.source.read(at, nbytes) if nbytes > 0 else b""
+    found = chain(_names_in_lines(data), _names_on_the_stack(data))
+    return dict.fromkeys(Global(*modern(*name)) for name in found)
 
 
 def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:

@@ -320,7 +320,7 @@ def test_a_document_that_does_not_fit_is_not_used(document: bytes, why: str) -> 
         ({"$call": ["collections", "deque"], "kwargs": {"maxlen": 1}}, "named arguments"),
         ({"$call": ["numpy", "asarray"], "args": [1]}, "of what is no tensor"),
         ({"$call": ["torch.Tensor", "requires_grad_"], "args": []}, "of what is no tensor"),
-        ({"$call": ["torch", "Size"], "state": {"__array_interface__": 1}}, "view any memory"),
+        ({"$call": ["torch", "Size"], "state": {"__array_interface__": 1}}, "not known to be harmless"),
         ({"$call": ["torch._utils", "_rebuild_sparse_tensor"], "args": [1, 2]}, "not known to be harmless"),
     ],
 )

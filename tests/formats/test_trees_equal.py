@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.io.pickle_nodes import Call, Global, Opaque, children, make_call, make_mapped, nodes, rebuild
+from ckpttool.io.pickle_nodes import Call, Global, Mapped, Opaque, children, nodes, rebuild
 from tests.support.checkpoints import numbers, tensor
 
 A, B = (tensor(name, numbers(2)) for name in "ab")
@@ -50,13 +50,13 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.builds(bytearray, st.binary(max_size=2)),
         inner.map(lambda node: [node, node]),
         st.builds(
-            make_mapped,
+            Mapped,
             st.sampled_from([Global("collections", "OrderedDict")]),
             pairs.map(dict),
             inner,
             inner,
         ),
-        st.builds(make_call, st.just(SIZE), lists.map(tuple), st.none(), inner, lists, pairs),
+        st.builds(Call, st.just(SIZE), lists.map(tuple), st.none(), inner, lists, pairs),
     )
 
 
@@ -82,7 +82,7 @@ def shared(twice: bool) -> list[Any]:
 
 
 def new() -> Call:
-    call = make_call(SIZE, ())
+    call = Call(SIZE, ())
     call.is_new = True
     return call
 
@@ -104,16 +104,16 @@ def new() -> Call:
         (shared(True), shared(False)),
         (shared(False), shared(True)),
         (bytearray(b"1"), bytearray(b"2")),
-        (make_call(SIZE, ((1,),)), make_call(SIZE, ((2,),))),
-        (make_call(SIZE, ()), make_call(Global("torch", "device"), ())),
-        (make_call(SIZE, (), None, {"a": 1}), make_call(SIZE, (), None, {"a": 2})),
-        (make_call(SIZE, (), None, None, [1]), make_call(SIZE, (), None, None, [2])),
-        (make_call(SIZE, (), None, None, (), [(1, 2)]), make_call(SIZE, (), None, None, (), [(1, 3)])),
-        (make_call(SIZE, ()), new()),
-        (make_mapped(SIZE, {}), make_mapped(Global("torch", "device"), {})),
-        (make_mapped(SIZE, {}, 1), make_mapped(SIZE, {}, 2)),
-        (make_mapped(SIZE, {}, None, 1), make_mapped(SIZE, {}, None, 2)),
-        (make_mapped(SIZE, {}), {}),
+        (Call(SIZE, ((1,),)), Call(SIZE, ((2,),))),
+        (Call(SIZE, ()), Call(Global("torch", "device"), ())),
+        (Call(SIZE, (), None, {"a": 1}), Call(SIZE, (), None, {"a": 2})),
+        (Call(SIZE, (), None, None, [1]), Call(SIZE, (), None, None, [2])),
+        (Call(SIZE, (), None, None, (), [(1, 2)]), Call(SIZE, (), None, None, (), [(1, 3)])),
+        (Call(SIZE, ()), new()),
+        (Mapped(SIZE, {}), Mapped(Global("torch", "device"), {})),
+        (Mapped(SIZE, {}, 1), Mapped(SIZE, {}, 2)),
+        (Mapped(SIZE, {}, None, 1), Mapped(SIZE, {}, None, 2)),
+        (Mapped(SIZE, {}), {}),
         (Opaque("x"), Opaque("x")),
         ({1}, {1}),
     ],
@@ -136,8 +136,8 @@ def test_a_node_made_again_of_what_it_holds_is_the_same(tree: Any) -> None:
 
 def test_another_child_makes_another_node() -> None:
     """Each child stands in a place of its own: a node with another in that place holds it there."""
-    parts = make_call(SIZE, ((1,),), {"named": 2}, {"state": 3}, [4, 5], [("key", 6)], is_new=True)
-    mapped = make_mapped(
+    parts = Call(SIZE, ((1,),), {"named": 2}, {"state": 3}, [4, 5], [("key", 6)], is_new=True)
+    mapped = Mapped(
         Global("collections", "defaultdict"), [("a", 1)], {"state": 2}, Global("builtins", "list")
     )
     for node in (parts, mapped, {"a": 1}, [1, 2], (1, 2), Opaque("an object", [1])):

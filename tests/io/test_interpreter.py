@@ -22,7 +22,7 @@ from ckpttool.io import interpreter as under_test
 from ckpttool.io.interpreter import Interpreter
 from ckpttool.io.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.io.pickle_nodes import Call, Global, Payload, Pickle
-from ckpttool.io.pickle_safety import judge, read_pickle
+from ckpttool.io.pickle_safety import judge, run
 from tests.support.containers import pickles_in
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -32,7 +32,7 @@ RUN: list[object] = []
 
 def interpreted(data: bytes) -> Pickle:
     source = Buffer("some.pkl", data)
-    return read_pickle(source, 0, source.size)
+    return run(Interpreter(source, 0, source.size))
 
 
 def root(data: bytes) -> Any:

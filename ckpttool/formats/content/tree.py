@@ -33,7 +33,6 @@ from ckpttool.io.pickle_nodes import (
     Opaque,
     children,
     is_gone,
-    make_mapped,
     rebuild,
 )
 
@@ -83,7 +82,7 @@ def without_opaque(tree: object) -> object:
         if isinstance(node, dict):
             pairs = [pair for pair in node.items() if not any(map(is_gone, pair))]
             if isinstance(node, Mapped):
-                node = make_mapped(node.kind, pairs, node.state, node.factory)
+                node = Mapped(node.kind, pairs, node.state, node.factory)
             else:
                 node = dict(pairs)
         parts = children(node)

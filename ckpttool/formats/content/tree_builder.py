@@ -27,9 +27,7 @@ from ckpttool.io.pickle_nodes import (
     Persistent,
     children,
     is_gone,
-    make_call,
     rebuild,
-    views_memory,
 )
 from ckpttool.io.trust import Trust, trust
 
@@ -192,8 +190,7 @@ class TreeBuilder:
         number = _plain_value(call)
         if number is not None:
             return number
-        call = _as_new_object(call)
-        known = is_data(call)
+        known = is_plain(call)
         function, *parts = children(call) or ()
         is_named = isinstance(function, Global)  # a name that is called is judged with its call
 
@@ -290,24 +287,9 @@ def _nested_tensors(tensors: Iterable[tuple[Path, Any]], by_values: dict[int, Te
     return Call(FROM_TYPE, (itself, Global("torch", "Tensor"), root)) if root else itself
 
 
-def is_data(call: Call) -> bool:
-    """Tell whether to make an object runs nothing that the file chose."""
-    return is_plain(call) and not views_memory(call.state)
-
-
 def _is_record(call: Call) -> bool:
     function = call.function
     return isinstance(function, Global) and (function.module, function.name) in _RECORDS and not call.args
-
-
-def _as_new_object(call: Call) -> Call:
-    """Return an object as newer protocols have it; ``copyreg._reconstructor`` makes an empty one."""
-    if not call.is_of("copyreg", "_reconstructor") or len(call.args) != 3:
-        return call
-    kind, base, state = call.args
-    if not isinstance(kind, Global) or base != Global("builtins", "object") or state is not None:
-        return call
-    return make_call(kind, (), None, call.state, call.items, call.pairs, is_new=True)
 
 
 def _plain_value(call: Call) -> object:
@@ -321,8 +303,6 @@ def _plain_value(call: Call) -> object:
         and all(type(arg) in (int, float) for arg in args)
     ):
         return complex(*args)
-    if call.is_of("builtins", "bytes") and not args:
-        return b""
     if call.is_of("builtins", "bytearray") and all(type(arg) is bytes for arg in args) and len(args) < 2:
         return bytearray(*args)
     if call.is_of("builtins", "bytearray") and len(args) == 2 and args[1] in ("latin-1", "latin1"):

@@ -19,7 +19,7 @@ from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold
-from ckpttool.io.constructors import EXACT_ONLY, is_constructor, is_plain
+from ckpttool.io.constructors import EXACT_ONLY, has_plain_attributes, is_constructor, is_plain
 from ckpttool.io.pickle_nodes import (
     MAPPINGS,
     NDARRAY,
@@ -30,9 +30,6 @@ from ckpttool.io.pickle_nodes import (
     Mapped,
     Opaque,
     children,
-    make_call,
-    make_mapped,
-    views_memory,
 )
 from ckpttool.io.pickler import is_rewritten
 from ckpttool.io.trust import Trust, trust
@@ -274,7 +271,7 @@ class _Decoding:
         if kind not in MAPPINGS:
             raise ValueError(f"{kind}, which is no known dictionary")
         parts = [*_flat(form.get("pairs", [])), form.get("state"), form.get("factory")]
-        return NodeParts(parts, lambda done: make_mapped(kind, self._make_dict(done[:-2]), *done[-2:]))
+        return NodeParts(parts, lambda done: Mapped(kind, self._make_dict(done[:-2]), *done[-2:]))
 
     def _global(self, name: Any, form: dict[str, Any]) -> Global:
         plain = Global(*_name_parts(name))
@@ -295,13 +292,12 @@ class _Decoding:
 
         def make(done: list[Any]) -> Call:
             args, items, state, *flat = done
-            if views_memory(state):
-                raise ValueError("an object that lets NumPy view any memory")
             if function in _OWN and (len(args) != 1 or not isinstance(args[0], Tensor)):
                 raise ValueError(f"{function} of what is no tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
-            call = make_call(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
-            if function not in _OWN and not is_rewritten(call) and not is_plain(call):
+            call = Call(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
+            is_written_otherwise = function in _OWN or is_rewritten(call)
+            if not (has_plain_attributes(state) if is_written_otherwise else is_plain(call)):
                 raise ValueError(f"a call of {function} that is not known to be harmless")
             return call
 

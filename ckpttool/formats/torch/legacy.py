@@ -121,7 +121,7 @@ class Pickles:
         interpreter = ContainerInterpreter(self.source, offset, end, where, self._budget)
         self._budget = interpreter.budget
         try:
-            pickle = run(interpreter, end, where)
+            pickle = run(interpreter)
         except DamagedCheckpoint as failure:
             self.safety |= dict.fromkeys(failure.safety)
             raise

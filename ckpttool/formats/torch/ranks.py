@@ -30,7 +30,7 @@ from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, chec
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
 from ckpttool.io import fs
-from ckpttool.io.pickle_nodes import Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Mapped
 
 VARIANT = "ranks"
 MAX_RANKS = 100_000
@@ -562,7 +562,7 @@ def _add_missing(first: object, other: object, depth: int = 0) -> object:
 def _mapped_like(example: dict[Any, Any], pairs: dict[Any, Any]) -> dict[Any, Any]:
     if not isinstance(example, Mapped):
         return pairs
-    return make_mapped(example.kind, pairs, example.state, example.factory)
+    return Mapped(example.kind, pairs, example.state, example.factory)
 
 
 def _name(path: Path) -> str:

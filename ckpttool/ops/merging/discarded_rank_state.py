@@ -10,7 +10,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_rank_key
-from ckpttool.io.pickle_nodes import Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Mapped
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
@@ -81,7 +81,7 @@ def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedC
     tree = checkpoint.tree
     if isinstance(tree, dict):
         pairs = {key: value for key, value in tree.items() if not is_rank_key(key)}
-        tree = make_mapped(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
+        tree = Mapped(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
     whole = with_contents(
         checkpoint,
         tensors=tensors,

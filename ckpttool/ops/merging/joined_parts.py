@@ -16,7 +16,7 @@ from ckpttool.core.tensor import Span, Tensor
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
-from ckpttool.io.pickle_nodes import Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Mapped
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)
@@ -238,7 +238,7 @@ def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
             state = two.state if one.state is None else one.state
             if one.state is not None and two.state is not None:
                 state = unite_trees(one.state, two.state, (*path, "<state>"))
-            return make_mapped(one.kind, pairs, state, one.factory)
+            return Mapped(one.kind, pairs, state, one.factory)
         return pairs
     if not _are_equal(one, two):
         raise TreeConflict(".".join(path), f"{_excerpt(two)}, and {_excerpt(one)} in a part before")

@@ -15,7 +15,7 @@ from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
-from ckpttool.io.pickle_nodes import Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Mapped
 from ckpttool.weights.converting.ties import carry_ties
 
 _RANDOM = re.compile(r"(^|_)rng(_|s?$)|(^|_)random_states?$", re.IGNORECASE)
@@ -81,7 +81,7 @@ def _without_state(node: object, keys: Path, gone: set[Path]) -> object:
         if (*keys, key) not in gone
     ]
     if isinstance(node, Mapped):
-        return make_mapped(node.kind, entries, node.state, node.factory)
+        return Mapped(node.kind, entries, node.state, node.factory)
     return dict(entries)
 
 

@@ -9,7 +9,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.formats.content.tree import fold, node_parts, replace_tensors, tensors_in, walk
-from ckpttool.io.pickle_nodes import Call, Mapped, make_mapped
+from ckpttool.io.pickle_nodes import Call, Mapped
 
 _VERSIONS_KEY = "_metadata"
 """The attribute of a state dict that has, for each module, the version of its layout."""
@@ -83,7 +83,7 @@ class _TreeEditor:
         entries = self._entries(node, names)
         if isinstance(node, Mapped):
             state = self.versions.rename(node.state, names)
-            return node_parts(make_mapped(node.kind, entries, state, node.factory))
+            return node_parts(Mapped(node.kind, entries, state, node.factory))
         return node_parts(dict(entries))
 
     def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
@@ -180,5 +180,5 @@ def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> d
 
 def _versions_like(node: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
     if isinstance(node, Mapped):
-        return make_mapped(node.kind, entries.items(), node.state, node.factory)
+        return Mapped(node.kind, entries.items(), node.state, node.factory)
     return entries
