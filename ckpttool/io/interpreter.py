@@ -378,7 +378,7 @@ class Interpreter(PickleStream):
     def _check_key_parts(self, key: object) -> None:
         """Require that a key has few parts, counted as often as they are hashed, which happens each time."""
         pending: list[Iterable[Any]] = [(key,)]
-        count = 0
+        count = -1  # the key itself is none of its parts
         while pending:
             for part in pending.pop():
                 count += 1
