@@ -1,9 +1,10 @@
 """Calls PyTorch's operators with sizes, strides, offsets and indices out of range: which of them check them?
 
-``python -m tests.security.operator_sweep [--dry] [OPERATOR...]`` calls all operators of the list, or the
-named ones, in forked processes. It prints those that die of a signal or give a view that reaches behind its
-storage, and records them. All memory of tensors lies between guard pages (``guarded_malloc.c``), so that
-reading or writing outside is a signal.
+``python -m tests.security.operator_sweep [--dry] [--after OPERATOR] [OPERATOR...]`` calls all operators of
+the list, or the named ones, in forked processes. It prints those that die of a signal or give a view that
+reaches behind its storage, and records them. An operator with sizes or indices that took no arguments at all
+was not checked, and is recorded, too. All memory of tensors lies between guard pages (``guarded_malloc.c``),
+so that reading or writing outside is a signal. A sweep that was stopped goes on with ``--after``.
 
 For each overload, a random search finds arguments that it accepts; then each argument, and pairs of
 arguments, are replaced by odd ones. The search starts from the overload's name, so that each run
@@ -12,6 +13,7 @@ makes the same calls.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import itertools
@@ -37,15 +39,20 @@ from ckpttool.formats.torch.torch_operators import OPERATORS
 
 SEARCHED, ACCEPTED, PAIRS = 400, 3, 60
 """How many arguments are tried until some are accepted, how many accepted are varied, how many pairs."""
-SECONDS_OF_ONE, SECONDS_OF_ALL = 2, 6
+SECONDS_OF_ONE, SECONDS_OF_ALL, SECONDS_STUCK = 2, 6, 60
+"""What a call, and all calls of one overload, may take of the processor; when a call waits for something."""
 MEMORY = 2 << 30
 FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGILL, signal.SIGTRAP}
 SKIPPED = ("c10d::", "_c10d_functional", "symm_mem::", "_dtensor::", "cuda::", "prim::rpc", "higher_order::")
 """Operators of several processes, other devices and functions."""
 OUTSIDE = "a view that reaches behind its storage"
+NEVER_CALLED = "took none of the arguments tried"
+_SIZES = frozenset({"int", "List[int]", "Optional[int]", "Optional[List[int]]"})
+_OF_INDICES = re.compile("ind|offset|len|size|stride")
 KEPT = frozenset(
     {
         "aten::linear",
+        "aten::_convolution",
         "aten::embedding_bag",
         "aten::view",
         "aten::floordiv",
@@ -63,7 +70,8 @@ KEPT = frozenset(
 LIST = Path(torch_operators.__file__).with_name("names") / "torch_unchecked_ops.txt"
 HEADER = """\
 # Operators of PyTorch that crash, or read or write memory that isn't their tensors', if sizes or indices are
-# wrong, with what was seen: written by `python -m tests.security.operator_sweep`, which removes none.
+# wrong, with what was seen, or that took none of the arguments tried: written by
+# `python -m tests.security.operator_sweep`, which removes none.
 """
 RESTARTS = 1
 ENUMERATIONS = {
@@ -363,9 +371,15 @@ class Trial:
             for argument in schema.arguments
         ]
         self.is_possible = all(self._pools)
+        kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+        self.takes_sizes = any("Tensor" in kind for kind in kinds.values()) and any(
+            (kind in _SIZES and name not in ENUMERATIONS) or ("Tensor" in kind and _OF_INDICES.search(name))
+            for name, kind in kinds.items()
+        )
+        self.accepted = 0
 
-    def run(self, skipped: set[int], begin: Callable[[int, str], None]) -> int:
-        """Make the calls, but those that took too long, and return how many were accepted.
+    def run(self, skipped: set[int], begin: Callable[[int, str], None]) -> None:
+        """Make the calls, but those that took too long, and count those that were accepted.
 
         ``begin`` is told the number and the arguments of each call before it is made.
         """
@@ -375,7 +389,10 @@ class Trial:
 
         def is_accepted(chosen: list[int]) -> bool:
             number = next(count)
-            return number not in skipped and self._is_accepted(chosen, lambda text: begin(number, text))
+            if number in skipped or not self._is_accepted(chosen, lambda text: begin(number, text)):
+                return False
+            self.accepted += 1
+            return True
 
         for _ in range(SEARCHED):
             chosen = self._first_choice(chance)
@@ -383,16 +400,15 @@ class Trial:
                 accepted.append(chosen)
             if len(accepted) == ACCEPTED:
                 break
-        total = len(accepted)
         for base in accepted:
             for at, pool in enumerate(self._pools):
-                total += sum(is_accepted([*base[:at], other, *base[at + 1 :]]) for other in range(len(pool)))
+                for other in range(len(pool)):
+                    is_accepted([*base[:at], other, *base[at + 1 :]])
             for _ in range(PAIRS if len(self._pools) > 1 else 0):
                 chosen = list(base)
                 for at in chance.sample(range(len(chosen)), 2):
                     chosen[at] = chance.randrange(len(self._pools[at]))
-                total += is_accepted(chosen)
-        return total
+                is_accepted(chosen)
 
     def _first_choice(self, chance: random.Random) -> list[int]:
         """Return a choice for each argument that is likely to be accepted: defaults, and equal tensors."""
@@ -414,7 +430,8 @@ class Trial:
             if at != DEFAULT
         ]
         begin(", ".join(f"{argument.name}={_shown(value)}" for argument, value in pairs))
-        signal.alarm(SECONDS_OF_ONE)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_OF_ONE)
+        signal.alarm(SECONDS_STUCK)
         try:
             result = self._call(
                 **{argument.name: value for argument, value in pairs},
@@ -425,6 +442,7 @@ class Trial:
         except Exception:  # noqa: BLE001 (operators raise anything)
             return False
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
         return True
 
@@ -454,8 +472,9 @@ class Ending:
 def tried(schema: Any, arguments: Arguments) -> Ending:
     """Try one overload in forked processes, as many as calls take too long."""
     trial = Trial(schema, arguments)
+    nothing = NEVER_CALLED if trial.takes_sizes else ""
     if not trial.is_possible:
-        return Ending(trial.name, -1)
+        return Ending(trial.name, -1, nothing)
     skipped: set[int] = set()
     shared = mmap.mmap(-1, 4096)
     while True:
@@ -468,15 +487,17 @@ def tried(schema: Any, arguments: Arguments) -> Ending:
         text = shared[_HEAD.size : _HEAD.size + length].decode(errors="replace")
         if os.WIFSIGNALED(status):
             died_of = signal.Signals(os.WTERMSIG(status))
-            if died_of in (signal.SIGALRM, signal.SIGXCPU) and len(skipped) < RESTARTS:
+            if died_of in (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU) and len(skipped) < RESTARTS:
                 skipped.add(number)
                 continue
             if died_of in FATAL:
                 return Ending(
                     trial.name, accepted, _cause(died_of, *_FAULT.unpack_from(shared, _FAULT_AT)), text
                 )
-            return Ending(trial.name, accepted)
-        return Ending(trial.name, accepted, OUTSIDE if os.WEXITSTATUS(status) == 3 else "", text)
+            return Ending(trial.name, accepted, "" if accepted else nothing)
+        if os.WEXITSTATUS(status) == 3:
+            return Ending(trial.name, accepted, OUTSIDE, text)
+        return Ending(trial.name, accepted, "" if accepted else nothing)
 
 
 def _cause(died_of: signal.Signals, address: int, is_write: int) -> str:
@@ -493,7 +514,7 @@ def _cause(died_of: signal.Signals, address: int, is_write: int) -> str:
 def _run_child(trial: Trial, skipped: set[int], shared: mmap.mmap) -> None:
     def begin(number: int, text: str) -> None:
         data = text.encode()[:1000]
-        _HEAD.pack_into(shared, 0, number, len(data), 0)
+        _HEAD.pack_into(shared, 0, number, len(data), trial.accepted)
         shared[_HEAD.size : _HEAD.size + len(data)] = data
 
     fault = ctypes.addressof(ctypes.c_char.from_buffer(shared, _FAULT_AT))
@@ -508,8 +529,8 @@ def _run_child(trial: Trial, skipped: set[int], shared: mmap.mmap) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     status = 0
     try:
-        accepted = trial.run(skipped, begin)
-        _HEAD.pack_into(shared, 0, 0, 0, accepted)
+        trial.run(skipped, begin)
+        _HEAD.pack_into(shared, 0, 0, 0, trial.accepted)
     except OutsideError:
         status = 3
     except BaseException:  # noqa: BLE001 (a child must not go on as its parent)
@@ -517,12 +538,16 @@ def _run_child(trial: Trial, skipped: set[int], shared: mmap.mmap) -> None:
     os._exit(status)
 
 
-def sweep(names: Iterable[str] = ()) -> Iterator[Ending]:
-    """Try all overloads of the listed operators, or of the named ones."""
+def sweep(names: Iterable[str] = (), after: str = "") -> Iterator[Ending]:
+    """Try all overloads of the listed operators behind one, or of the named ones."""
     import torch
 
     torch.set_num_threads(1)
     torch.set_warn_always(False)
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a process's first error takes seconds, as a call that hangs does
+        torch.ones(2) + torch.ones(3)
     arguments = Arguments()
     wanted = frozenset(names)
     for schema in sorted(torch._C._jit_get_all_schemas(), key=lambda one: (one.name, one.overload_name)):
@@ -530,40 +555,48 @@ def sweep(names: Iterable[str] = ()) -> Iterator[Ending]:
         is_twin = (
             len(wanted) != 1 and "out" in schema.overload_name
         )  # the same code, writing to a given tensor
-        if is_wanted and not is_twin and not schema.name.startswith(SKIPPED):
+        if is_wanted and not is_twin and schema.name > after and not schema.name.startswith(SKIPPED):
             with contextlib.suppress(RuntimeError):  # no operator of the interpreter's
                 yield tried(schema, arguments)
 
 
 def record(endings: Iterable[Ending]) -> None:
-    """Add the operators that fell to the list."""
+    """Add the operators that fell to the list, and those of which no overload was ever called."""
     lines = lines_of(LIST) if LIST.exists() else []
     seen = dict(line.partition(" ")[::2] for line in lines)
+    of_operator: dict[str, list[Ending]] = {}
     for ending in endings:
-        name = ending.name.partition(".")[0]
-        if ending.what and name not in KEPT:
-            seen.setdefault(name, re.sub(r" at 0x\w+", "", ending.what))
+        of_operator.setdefault(ending.name.partition(".")[0], []).append(ending)
+    for name, overloads in of_operator.items():
+        is_called = any(ending.accepted > 0 for ending in overloads)
+        for what in sorted((ending.what for ending in overloads), key=NEVER_CALLED.__eq__):
+            if what and name not in KEPT and not (is_called and what == NEVER_CALLED):
+                seen.setdefault(name, re.sub(r" at 0x\w+", "", what))
     LIST.write_text(HEADER + "".join(f"{name} {seen[name]}\n" for name in sorted(seen)), encoding="utf-8")
 
 
-def main(names: list[str]) -> None:
-    """Print what fell, and record it unless the first name is ``--dry``."""
+def main() -> None:
+    """Print what fell, and record it unless it is a dry run."""
     if _PRELOADED not in os.environ:
-        _start_again(names)
-    is_dry = names[:1] == ["--dry"]
-    names = names[is_dry:]
+        _start_again(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="record nothing")
+    parser.add_argument("--after", default="", help="the last operator that is not called again")
+    parser.add_argument("names", nargs="*")
+    wanted = parser.parse_args()
+    untried = accepting = 0
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
-        untried = accepting = 0
-        fallen = []
-        for ending in sweep(names):
-            untried += ending.accepted < 0 or not (ending.accepted or ending.what)
-            accepting += ending.accepted > 0
-            if ending.what:
-                fallen.append(ending)
-                print(f"{ending.name}\t{ending.what}\t{ending.arguments}", flush=True)
-        if not is_dry:
-            record(fallen)
+        endings = sweep(wanted.names, wanted.after)
+        for _, overloads in itertools.groupby(endings, lambda ending: ending.name.partition(".")[0]):
+            found = list(overloads)
+            for ending in found:
+                untried += ending.accepted < 1 and ending.what in ("", NEVER_CALLED)
+                accepting += ending.accepted > 0
+                if ending.what:
+                    print(f"{ending.name}\t{ending.what}\t{ending.arguments}", flush=True)
+            if not wanted.dry:
+                record(found)
     print(f"{accepting} overloads took some of the arguments, {untried} none")
 
 
@@ -579,4 +612,4 @@ def _start_again(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
