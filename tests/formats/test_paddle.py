@@ -326,6 +326,18 @@ def test_other_json_beside_parameters_is_no_program(pir_pair: Path) -> None:
     assert codes(pir_pair.with_suffix(".pdiparams")) == ["no-program"]
 
 
+def test_a_program_in_another_order_is_not_safe(pir_pair: Path) -> None:
+    program = json.loads(pir_pair.read_text())
+    pir_pair.write_text(json.dumps(dict(reversed(program.items()))))
+    assert verify(pir_pair.with_suffix(".pdiparams")).safety is Safety.UNKNOWN
+
+
+def test_a_second_program_is_not_safe(pir_pair: Path, files: Path) -> None:
+    shutil.copyfile(files / "paddle" / "net.pdmodel", pir_pair.with_suffix(".pdmodel"))
+    assert verify(pir_pair.with_suffix(".pdmodel")).safety is Safety.UNKNOWN
+    assert verify(pir_pair.with_suffix(".pdiparams")).safety is Safety.UNKNOWN
+
+
 def test_parameters_of_paddle_3_are_missing(pir_pair: Path) -> None:
     pir_pair.with_suffix(".pdiparams").unlink()
     assert codes(pir_pair) == ["parameters-missing"]

@@ -53,10 +53,10 @@ class PaddleFiles(SetFormat):
         files = scan(directory or os.curdir)
         stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
         parameters = files.get(stem + PARAMETERS if is_program else name)
+        json = files.get(stem + PIR_PROGRAM) if stem != name else None
         if is_program:
             program = files.get(name)
         else:  # any kind of JSON may have the name of Paddle 3's program
-            json = files.get(stem + PIR_PROGRAM)
             program = files.get(stem + PROGRAM) or (json if json and _is_program(json) else None)
         if stem == name:  # no pair: a name that says nothing of another file
             parameters, program = (None, program) if is_program else (parameters, None)
@@ -68,6 +68,9 @@ class PaddleFiles(SetFormat):
                 _add_pickles(parts, pickled, read)
             elif read is not None and read.stored:
                 parts.fault("parameters-missing", f"the program has {len(read.stored):,} variables", name)
+            if json is not None and json is not program:
+                message = "Paddle 3 loads it as the program, and it was not looked at"
+                parts.safety.append(warning("not-scanned", message, json.name))
             if read is not None:
                 check_program(parts, read)
                 information = files.get(stem + INFORMATION)
