@@ -18,7 +18,6 @@ from ckpttool.formats.torch.torchscript_code import (
     MAX_TEXT,
     CodeReferences,
     judge_byte_code,
-    judge_byte_code_loops,
     judge_loops,
     judge_text,
 )
@@ -308,6 +307,38 @@ def test_loops_that_loading_runs(body: bytes, looping: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "cast"),
+    [
+        ("b = unchecked_cast(Tuple[int, int], a)", ""),
+        (
+            "b : Optional[Tuple[int, int]] = a\n    b = a\n    if torch.__isnot__(b, None):\n"
+            "      c = unchecked_cast(Tuple[int, int], b)",
+            "",
+        ),
+        ("b = unchecked_cast(Dict[str, List[Tensor]], n)", ""),
+        ("b = unchecked_cast(Tuple[int, int], n)", "Tuple[int, int]"),
+        ("b = unchecked_cast(Tuple[int], a)", "Tuple[int]"),
+        ("b = unchecked_cast(__torch__.A, n)", "__torch__.A"),
+        ("a = n\n    b = unchecked_cast(Tuple[int, int], a)", "Tuple[int, int]"),
+        ("(a, c) = n\n    b = unchecked_cast(Tuple[int, int], a)", "Tuple[int, int]"),
+        ("c, a, = n\n    b = unchecked_cast(Tuple[int, int], a)", "Tuple[int, int]"),
+        ("for a in n:\n      b = unchecked_cast(Tuple[int, int], a)", "Tuple[int, int]"),
+        (
+            "b : Optional[Tuple[int, int]] = a\n    b = a if n else n\n"
+            "    c = unchecked_cast(Tuple[int, int], b)",
+            "Tuple[int, int]",
+        ),
+        ("b = unchecked_cast\n    b(Tuple[int, int], a)", "a type that can't be read"),
+        ("unchecked_cast(" + "List[" * 500, "a type that can't be read"),
+    ],
+)
+def test_casts(body: str, cast: str) -> None:
+    text = f"def f(a: Optional[Tuple[int, int]], n: int) -> int:\n    {body}\n    return 1\n"
+    found = [finding.message for finding in judge_text(text.encode(), "a.py")]
+    assert found == ([f"its code takes values for {cast} unchecked"] if cast else [])
+
+
+@pytest.mark.parametrize(
     ("texts", "codes"),
     [
         (["aten::linear", "Tensor", "__torch__.Net.forward", "__torch__", "torch"], []),
@@ -318,21 +349,8 @@ def test_loops_that_loading_runs(body: bytes, looping: str) -> None:
     ],
 )
 def test_what_byte_code_names(texts: list[str], codes: list[str]) -> None:
-    assert [finding.code for finding in judge_byte_code(texts, "bytecode.pkl")] == codes
-
-
-@pytest.mark.parametrize(
-    ("name", "instruction", "looping"),
-    [
-        ("__torch__.A.__setstate__", ("LOOP", 3, 0), True),
-        ("__torch__.A.__setstate__", ("JMP", -3, 0), True),
-        ("__torch__.A.__setstate__", ("JF", 0, 0), True),
-        ("__torch__.A.__setstate__", ("JF", 2, 0), False),
-        ("__torch__.A.forward", ("LOOP", 3, 0), False),
-    ],
-)
-def test_loops_in_byte_code(name: str, instruction: tuple[str, int, int], looping: bool) -> None:
-    assert len(list(judge_byte_code_loops([(name, [instruction])], "bytecode.pkl"))) == looping
+    found = [finding.code for finding in judge_byte_code(texts, "bytecode.pkl")]
+    assert found == ["unchecked-ops", *codes]
 
 
 # The lists --------------------------------------------------------------------------------------------

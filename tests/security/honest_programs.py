@@ -167,6 +167,29 @@ class Text(nn.Module):
         return out * len(f"n={self.labels['b']}")
 
 
+@torch.jit.script
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.shift = torch.ones(1)
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = {"a": [Scale(2.0), Scale(3.0)], "b": [Scale(1.0)]}
+        self.spans = [((0, 2), 1), ((2, 2), 1)]
+        self.first = Scale(0.5)
+        self.cell = nn.LSTMCell(4, 4)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        for scale in self.scales["a"]:
+            x = x * scale.factor + scale.shift
+        for (start, size), repeats in self.spans:
+            x = x + x[:, start : start + size].sum() * repeats
+        return self.cell(x * self.first.factor, state)[0]
+
+
 def models() -> Iterator[tuple[str, nn.Module, tuple[Tensor, ...]]]:
     """Yield names, models in evaluation mode, and inputs."""
     torch.manual_seed(0)
@@ -197,6 +220,7 @@ def models() -> Iterator[tuple[str, nn.Module, tuple[Tensor, ...]]]:
     yield "boxes", Boxes(), (torch.rand(6, 4),)
     yield "spectral", Spectral(), (torch.rand(2, 16),)
     yield "convolution1d", Convolution1d(), (torch.rand(2, 4, 12),)
+    yield "scales", Scales(), (row,)
     yield "text", Text(), (torch.arange(4),)
     yield "instance", nn.Sequential(nn.InstanceNorm2d(4), nn.ZeroPad2d(1), nn.PixelShuffle(2)), (image,)
     yield (

@@ -32,7 +32,7 @@ def test_no_program_that_does_harm_is_safe(tmp_path: Path) -> None:
         run("torch_programs", str(tmp_path), "3", cwd=tmp_path).splitlines()[-1]
     )
     harmful = {name: tmp_path / file for name, file, what in found if not what.startswith("nothing")}
-    assert len(harmful) >= 80
+    assert len(harmful) >= 130
     verdicts = {name: verify(path).safety for name, path in harmful.items()}
     assert {name for name, safety in verdicts.items() if safety is Safety.SAFE} == set()
     files = {name for name, _, what in found if what == "file"}
@@ -42,8 +42,11 @@ def test_no_program_that_does_harm_is_safe(tmp_path: Path) -> None:
 @pytest.mark.framework
 def test_honest_programs_are_safe(tmp_path: Path) -> None:
     assert int(run("honest_programs", str(tmp_path / "honest"), cwd=tmp_path).splitlines()[-1]) >= 100
-    verdicts = {path.name: verify(path) for path in sorted((tmp_path / "honest").iterdir())}
-    assert {name: one.findings for name, one in verdicts.items() if one.safety is not Safety.SAFE} == {}
+    verdicts = {path: verify(path) for path in sorted((tmp_path / "honest").iterdir())}
+    lite = {path: verdicts.pop(path) for path in list(verdicts) if path.suffix == ".ptl"}
+    assert {path: one.findings for path, one in verdicts.items() if one.safety is not Safety.SAFE} == {}
+    codes = {(one.safety, finding.code) for one in lite.values() for finding in one.findings}
+    assert codes == {(Safety.UNKNOWN, "unchecked-ops")}
 
 
 def test_the_list_of_unchecked_operators() -> None:

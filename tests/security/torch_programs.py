@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -243,6 +244,108 @@ class Looping{number}(torch.nn.Module):
 {function}
 """
 
+CASTS = {
+    "cast": "return torch.add(x, unchecked_cast(__torch__.CLASSES.Point, self.empty).h59)",
+    "alias": "cast = unchecked_cast\n    return torch.add(x, cast(__torch__.CLASSES.Point, self.empty).h59)",
+    "list": "y = unchecked_cast(List[__torch__.CLASSES.Point], [self.empty])\n"
+    "    return torch.add(x, (y)[0].h59)",
+    "optional": "y : Optional[__torch__.CLASSES.Point] = None\n    y = self.empty\n"
+    "    return torch.add(x, unchecked_cast(__torch__.CLASSES.Point, y).h59)",
+}
+"""Bodies of a method that take an object of one class for one of another, which has more attributes."""
+CONFUSIONS = {
+    "attribute": ("Point", "Point()", "x + self.held.h59"),
+    "optional": ("Optional[Point]", "Point()", "x + torch.jit._unwrap_optional(self.held).h59"),
+    "list": ("List[Point]", "[Point()]", "x + self.held[0].h59"),
+    "dictionary": ("Dict[str, Point]", "{'a': Point()}", "x + self.held['a'].h59"),
+    "tuple": ("Tuple[Point, int]", "(Point(), 1)", "x + self.held[0].h59"),
+    "named": ("Pair", "Pair(Point(), 1)", "x + self.held.point.h59"),
+    "deep": ("Dict[str, List[Tuple[int, Point]]]", "{'a': [(1, Point())]}", "x + self.held['a'][0][1].h59"),
+    "any": ("Any", "[Point()]", "x + points(self.held)[0].h59"),
+}
+"""Types, values and uses of an attribute of which the pickle holds objects of another class."""
+STATE = """
+    @torch.jit.export
+    def __getstate__(self) -> Tuple[List[Point], Empty, bool]:
+        return self.held, self.empty, self.training
+    @torch.jit.export
+    def __setstate__(self, state: Tuple[List[Point], Empty, bool]):
+        self.held, self.empty, self.training = state
+"""
+HOLDING = """
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+import torch
+
+@torch.jit.script
+class Empty:
+    def __init__(self):
+        pass
+
+@torch.jit.script
+class Point:
+    def __init__(self):
+        {slots}
+
+class Pair(NamedTuple):
+    point: Point
+    n: int
+
+def points(held: Any) -> List[Point]:
+    assert isinstance(held, List[Point])
+    return held
+
+class Holder(torch.nn.Module):
+    held: {type}
+    empty: Empty
+    def __init__(self):
+        super().__init__()
+        self.held = {value}
+        self.empty = Empty()
+    def forward(self, x):
+        return {use}
+    {methods}
+"""
+
+
+def confusing(directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield archives whose objects aren't of the classes that their code declares."""
+    makers = {name: (*parts, "") for name, parts in CONFUSIONS.items()}
+    for name, parts in (makers | {"state": (*CONFUSIONS["list"], STATE)}).items():
+        held, module = holding(directory, name, *parts)
+        yield f"confused/{name}", archive(held | with_empty(held, module))
+    held, module = holding(directory, "attribute", *makers["attribute"])
+    code = f"archive/code/__torch__/{module}.py"
+    head, separator, rest = held[code].decode().partition(") -> Tensor:\n")
+    method, _, classes = rest.partition("class ")
+    for name, body in CASTS.items():
+        text = f"{head}{separator}    {body.replace('CLASSES', module)}\nclass {classes}"
+        yield f"cast/{name}", archive(held | {code: text.encode()})
+    declaration = f"  held : __torch__.{module}.Point\n"
+    text = f"{head.replace(declaration, '')}{separator}{method}{declaration}class {classes}"
+    yield "confused/behind_methods", archive(held | with_empty(held, module) | {code: text.encode()})
+
+
+def with_empty(held: dict[str, bytes], module: str) -> dict[str, bytes]:
+    """Return the record of the objects, with one of a class without attributes for the first of another."""
+    point, empty = (f"c__torch__.{module}\n{kind}\n".encode() for kind in ("Point", "Empty"))
+    assert point in held["archive/data.pkl"]
+    return {"archive/data.pkl": held["archive/data.pkl"].replace(point, empty, 1)}
+
+
+def holding(
+    directory: Path, name: str, type: str, value: str, use: str, methods: str
+) -> tuple[dict[str, bytes], str]:
+    """Return the records of an archive with an object that holds another, and the module of their classes."""
+    import torch
+
+    module = f"holding_{name}"
+    slots = "\n        ".join(f"self.h{number} = torch.ones(1)" for number in range(60))
+    parts = {"type": type, "value": value, "use": use, "methods": methods, "slots": slots}
+    (directory / f"{module}.py").write_text(HOLDING.format(**parts))
+    path = directory / "holding.pt"
+    torch.jit.script(importlib.import_module(module).Holder()).save(str(path))
+    return {f"archive/{name.partition('/')[2]}": data for name, data in members(path).items()}, module
+
 
 def scripted(made: str) -> Iterator[tuple[str, bytes]]:
     """Yield attacks of ``torch.jit.load``, and of running what it gives."""
@@ -284,12 +387,70 @@ def lite(made: str, directory: Path) -> Iterator[tuple[str, bytes]]:
         yield name.replace("script/", "lite/"), archive(left)
 
 
+RELU, LOADED = ("aten::relu", "", 1), ("LOAD", 2, 0)
+UNCHECKED = {
+    "operator": ([LOADED, ("OP", 1 << 20, 0)], [RELU], [], []),
+    "operator.far": ([LOADED, ("OP", 1 << 30, 0)], [RELU], [], []),
+    "attribute": ([("LOAD", 1, 0), ("GET_ATTR", 1 << 20, 0)], [], [], []),
+    "attribute.far": ([("LOAD", 1, 0), ("GET_ATTR", 1 << 30, 0)], [], [], []),
+    **{
+        f"warning.{number}": ([("WARN", number, 0), LOADED], [], [], [])
+        for number in (0, -1, 100, -100, 1 << 20, 1 << 30)
+    },
+    **{
+        f"{kind.lower()}.{number}": ([LOADED, (kind, 0, number)], [], [], [type])
+        for kind, type in (("LIST_CONSTRUCT", "List[Tensor]"), ("NAMED_TUPLE_CONSTRUCT", "Tensor"))
+        for number in (100, 1000, -1, -100)
+    },
+    **{
+        f"{name.rpartition(':')[2]}.{number}.{len(loads)}": (
+            [*loads, ("OP", 0, 0)], [(name, "", number) if number is not None else (name, "")], [], [],
+        )
+        for name, numbers in {"aten::linear": (None, -1, 5, 100), "aten::__is__": (None, 0, 1, 100)}.items()
+        for number in numbers
+        for loads in ([], [LOADED])
+        if name != "aten::linear" or not loads
+    },
+    "jump": ([("JMP", 0, 0)], [], [], []),
+    "jump.back": ([("LOADC", 0, 0), ("JF", -1, 0)], [], [False], []),
+}  # fmt: skip
+"""Instructions, operators, constants and types that the lite interpreter runs, whatever they are."""
+
+
+def byte_code(directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield lite archives whose byte code no compiler made."""
+    import torch
+
+    path = directory / "honest.ptl"
+    torch.jit.script(torch.nn.ReLU())._save_for_lite_interpreter(str(path))
+    held = {name: data for name, data in members(path).items() if "/code/" not in name}
+    version, (name, _, schema) = pickle.loads(held["honest/bytecode.pkl"])
+    for attack, (instructions, operators, constants, types) in UNCHECKED.items():
+        parts = {
+            "instructions": (("STOREN", 1, 2), *instructions, ("RET", 0, 0)),
+            "operators": tuple(operators),
+            "constants": tuple(constants),
+            "types": tuple(types),
+            "register_size": 4,
+        }
+        code = (version, (name, tuple(parts.items()), schema))
+        record = {"honest/bytecode.pkl": pickle.dumps(code, protocol=2)}
+        yield f"bytecode/{attack}", archive(held | record)
+
+
 def attacks(directory: Path) -> Iterator[tuple[str, Path, str]]:
     """Write the attacks below a directory; yield name, path, and the file that each is to make."""
     count = 0
     sys.path.insert(0, str(directory))
-    makers = (exported, scripted, lambda _: looping(directory), lambda made: lite(made, directory))
-    for maker, suffix in zip(makers, (".pt2", ".pt", ".pt", ".ptl"), strict=True):
+    makers: dict[Callable[[str], Iterator[tuple[str, bytes]]], str] = {
+        exported: ".pt2",
+        scripted: ".pt",
+        lambda _: looping(directory): ".pt",
+        lambda _: confusing(directory): ".pt",
+        lambda made: lite(made, directory): ".ptl",
+        lambda _: byte_code(directory): ".ptl",
+    }
+    for maker, suffix in makers.items():
         for name, data in maker("MARKER"):
             path = directory / f"{count:03}{suffix}"
             made = str(directory / f"{count:03}")

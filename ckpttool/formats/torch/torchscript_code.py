@@ -17,6 +17,7 @@ from zlib import crc32
 from ckpttool.core.report import Finding, error, warning
 from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.torch.torch_operators import OPERATORS, judge_classes
+from ckpttool.formats.torch.torchscript_types import unchecked_casts
 
 _PREFIX = "code/"
 _DEFINITION = re.compile(rb"^(?=(?:class|def) )", re.MULTILINE)
@@ -57,12 +58,11 @@ _SAME = "autograd"
 """``torch.autograd`` is ``torch``, and so is it below any ``ops.NAMESPACE``."""
 _CLASSES = ["__torch__", "torch", "classes"]
 """Where classes in C++ are, each by namespace and name."""
-_LONGEST_PATH = 100
+_LONGEST_PATH, _SHOWN = 100, 8
 _LOOPS = frozenset({b"for", b"while"})
 _DEFINITIONS = frozenset({b"def", b"class"})
 _CALLED_VALUES = frozenset({b"getattr", b"fork"})
 _SAVING = b"__getstate__"
-_JUMPS = frozenset({"JMP", "JF"})
 _LOADING_LOOPS = "loading it runs a loop, which may never end"
 _LOADING = b"__setstate__"
 """The method that loading an archive runs, for each object of its class."""
@@ -147,6 +147,9 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
         names = ", ".join(sorted(references.unresolved))
         message = f"its code hands on {names}, so that it can't be told what it calls"
         yield error("unsafe-op", message, where)
+    if casts := sorted(set(unchecked_casts(references.tokens))):
+        message = f"its code takes values for {', '.join(casts[:_SHOWN])} unchecked"
+        yield warning("unchecked-ops", message, where)
     if references.readable < len(text):
         message = f"code that PyTorch can't read from byte {references.readable:,} on"
         yield warning("not-scanned", message, where)
@@ -160,7 +163,7 @@ def judge_loops(files: Iterable[tuple[str, bytes]]) -> Iterator[Finding]:
     bodies: dict[bytes, list[tuple[str, list[bytes]]]] = {}
     values: set[bytes] = set()
     for file, text in files:
-        tokens = _code_tokens(text[:MAX_TEXT])[0]
+        tokens = code_tokens(text[:MAX_TEXT])[0]
         values.update(name for name, sign in pairwise(tokens) if sign in _NAMED and _NAME.fullmatch(name))
         for name, body in _definitions(tokens):
             bodies.setdefault(name, []).append((file, body))
@@ -191,27 +194,8 @@ def _definitions(tokens: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
             yield tokens[start + 1], tokens[start + 2 : end]
 
 
-def judge_byte_code_loops(
-    functions: Iterable[tuple[object, Iterable[object]]], where: str
-) -> Iterator[Finding]:
-    """Yield a warning if byte code that loading runs has a loop.
-
-    ``functions`` are the names of functions and all nodes below each. An instruction is an operation with two
-    numbers. A called function is part of its caller, unless it is called through an interface.
-    """
-    for name, held in functions:
-        if not (isinstance(name, str) and name.endswith(_LOADING.decode())):
-            continue
-        for node in held:
-            operation, distance = node[:2] if isinstance(node, tuple) and len(node) == 3 else (None, None)
-            is_back = operation in _JUMPS and not (isinstance(distance, int) and distance > 0)
-            if is_back or operation in ("LOOP", "INTERFACE_CALL"):
-                yield warning("unsafe-op", _LOADING_LOOPS, where)
-                return
-
-
 def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
-    """Yield what the texts in the byte code of a lite archive lead to: names of operators, and of types."""
+    """Yield what byte code of a lite archive could do, and what its texts lead to: operators, and types."""
     operators: set[str] = set()
     classes: set[str] = set()
     for text in texts:
@@ -219,6 +203,8 @@ def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
             operators.add(text)
         elif _CLASSES[0] in text:
             classes |= CodeReferences(text.encode("utf-8", "surrogatepass")).classes
+    message = "byte code, which the lite interpreter runs without checking what it reads and writes"
+    yield warning("unchecked-ops", message, where)
     yield from OPERATORS.judge(operators, where, "its byte code calls")
     yield from judge_classes(classes, where)
 
@@ -230,6 +216,7 @@ class CodeReferences:
         operators: Operators that it calls, ``aten::add``.
         classes: Classes in C++, by namespace and name.
         unresolved: Names that lead to operators or classes, but don't call or name one there.
+        tokens: Its tokens, without blanks and comments.
         readable: How many bytes of the text PyTorch could read.
     """
 
@@ -237,7 +224,8 @@ class CodeReferences:
         self.operators: set[str] = set()
         self.classes: set[str] = set()
         self.unresolved: set[str] = set()
-        tokens, self.readable = _code_tokens(text)
+        tokens, self.readable = code_tokens(text)
+        self.tokens = tokens
         for index in [index for index, token in enumerate(tokens) if token in _ROOTS]:
             if index == 0 or tokens[index - 1] not in _NAMING:
                 self._follow_path(tokens, index)
@@ -268,7 +256,7 @@ class CodeReferences:
             self.unresolved.add(".".join(path))
 
 
-def _code_tokens(text: bytes) -> tuple[list[bytes], int]:
+def code_tokens(text: bytes) -> tuple[list[bytes], int]:
     """Return the tokens of a text but blanks and comments, and how many bytes PyTorch could read."""
     tokens: list[bytes] = _TOKEN_OR_REST.findall(text)
     while tokens and not tokens[-1]:

@@ -25,30 +25,21 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import TorchObjects
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
 from ckpttool.formats.torch.torchscript_code import (
+    code_tokens,
     definitions_of,
     describe_code,
     judge_byte_code,
-    judge_byte_code_loops,
     judge_loops,
     judge_text,
     without_mangles,
 )
+from ckpttool.formats.torch.torchscript_types import WRAPPERS, classes_in, judge_types
 from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.io.pickle_nodes import Call, Global, Pickle, children, nodes
 from ckpttool.io.pickle_safety import PickleSequence, attach_safety, judge
 from ckpttool.io.zip_reader import Member
 
 _OWN_PREFIX = "__torch__"
-_WRAPPERS = frozenset(
-    Global("torch.jit._pickle", name)
-    for name in (
-        "build_intlist",
-        "build_tensorlist",
-        "build_doublelist",
-        "build_boollist",
-        "restore_type_tag",
-    )
-)
 _PICKLES = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
@@ -73,11 +64,14 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
         )
         texts_of_code = ((member.name, records.archive.read(member)) for _, member in _code(records))
         pickles.safety |= dict.fromkeys(judge_loops(texts_of_code))
+        classes = classes_in(
+            (name, code_tokens(records.archive.read(member))[0]) for name, member in _code(records)
+        )
+        for name in ("data.pkl", "constants.pkl"):
+            pickles.safety |= dict.fromkeys(judge_types(pickles.root(name), classes, name))
         if "bytecode.pkl" in records.by_name:
             texts = _texts(pickles.root("bytecode.pkl"))
             pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
-            functions = _functions(pickles.root("bytecode.pkl"))
-            pickles.safety |= dict.fromkeys(judge_byte_code_loops(functions, "bytecode.pkl"))
     code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
     findings = (
         *records.findings(),
@@ -184,7 +178,7 @@ def _unwrap(node: object) -> object:
     while (
         isinstance(node, Call)
         and isinstance(node.function, Global)
-        and node.function in _WRAPPERS
+        and node.function in WRAPPERS
         and node.args
         and not node.kwargs
     ):
@@ -267,10 +261,3 @@ def _texts(root: object) -> Iterator[str]:
                 yield part
             elif isinstance(part, bytes):
                 yield part.decode("utf-8", "replace")
-
-
-def _functions(root: object) -> Iterator[tuple[object, Iterator[object]]]:
-    """Yield the functions of byte code: the name of each, and all nodes below it."""
-    for entry in children(root) or ():
-        if isinstance(entry, tuple) and entry:
-            yield entry[0], nodes(entry)
