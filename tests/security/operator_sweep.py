@@ -53,6 +53,9 @@ KEPT = frozenset(
     {
         "aten::linear",
         "aten::_convolution",
+        "aten::_upsample_nearest_exact1d",
+        "aten::_upsample_nearest_exact3d",
+        "aten::affine_grid_generator",
         "aten::embedding_bag",
         "aten::view",
         "aten::floordiv",
