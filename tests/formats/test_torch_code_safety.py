@@ -255,6 +255,7 @@ def test_what_is_named_without_harm(text: bytes) -> None:
         (b"ops.torchvision.nms(x)", "custom-ops", Severity.WARNING),
         (b"torch.newer(x)", "custom-ops", Severity.WARNING),
         (b"__torch__.torch.classes.mine.Reader('x')", "custom-ops", Severity.WARNING),
+        (b"p : __torch__.torch.classes.mkldnn.ConvOpContext", "unchecked-ops", Severity.WARNING),
         (b"c = __torch__.torch\nc.classes.mine.Reader('x')", "unsafe-op", Severity.ERROR),
         (b"getattr(__torch__, 'torch')", "unsafe-op", Severity.ERROR),
         (b"ops.prim.PythonOp(x)", "unsafe-op", Severity.ERROR),

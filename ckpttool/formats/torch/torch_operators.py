@@ -22,13 +22,20 @@ CLASSES = "__torch__.torch.classes."
 
 
 def judge_classes(names: Iterable[str], where: str) -> Iterator[Finding]:
-    """Yield which classes in C++, by namespace and name, are on no list."""
-    foreign = sorted(set(names) - _known_classes())
+    """Yield which classes in C++, by namespace and name, are on no list, or take any settings."""
+    known, found = _known_classes(), set(names)
+    foreign = sorted(found - known.keys())
+    unchecked = sorted(name for name in found & known.keys() if known[name])
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
         yield warning("custom-ops", f"it uses classes in C++ that only other code registers: {shown}", where)
+    if unchecked:
+        message = f"it uses classes in C++ that don't check their settings: {', '.join(unchecked)}"
+        yield warning("unchecked-ops", message, where)
 
 
 @cache
-def _known_classes() -> frozenset[str]:
-    return frozenset(lines_of(_NAMES / "torch_classes.txt"))
+def _known_classes() -> dict[str, bool]:
+    """Return the known classes, and of each whether it takes settings that it doesn't check."""
+    rows = (line.partition(" ") for line in lines_of(_NAMES / "torch_classes.txt"))
+    return {name: bool(mark) for name, _, mark in rows}
