@@ -146,7 +146,10 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
         metadata=lambda: metadata,
         training=lambda: merge_training(training_of(metadata, tensors, name), training),
         native=lambda: {**checkpoint.native, **native},
-        safety=(*checkpoint.safety, *native_safety(native, ENTRY)),
+        safety=(
+            *checkpoint.safety,
+            *native_safety(native, ENTRY, sum(file.nbytes for file in checkpoint.files)),
+        ),
         **changes,
     )
 
@@ -284,10 +287,11 @@ def _is_number(value: object) -> TypeGuard[float]:
 # Native parts ---------------------------------------------------------------------------------------
 
 
-def native_safety(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
+def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple[Finding, ...]:
     """Return what the readers of the formats that native parts come from would say against them.
 
-    ``native`` is as in ``Checkpoint``, and ``where`` the place that carries it.
+    ``native`` is as in ``Checkpoint``, ``where`` the place that carries it, and ``nbytes`` the size of the
+    files.
     """
     findings: list[Finding] = []
     for key, data in native.items():
@@ -296,7 +300,7 @@ def native_safety(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...
             if key in _MODELS:
                 from ckpttool.formats.keras.config import judge, read_config
 
-                findings += judge(read_config("", data), place)
+                findings += judge(read_config("", data), place, nbytes)
             elif key.startswith(_ASSET):
                 findings += _asset_findings(key, data, place)
         except CheckpointError:

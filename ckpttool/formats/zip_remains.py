@@ -75,6 +75,6 @@ def judge_record(name: str, content: bytes) -> Iterator[Finding]:
         elif name.rpartition("/")[2] == _CONFIG:
             from ckpttool.formats.keras.config import judge, read_config
 
-            yield from judge(read_config(name, content), name)
+            yield from judge(read_config(name, content), name, len(content))
     except CheckpointError as failure:
         yield from getattr(failure, "safety", ())  # that the zip is damaged is told, and that it isn't safe

@@ -192,9 +192,18 @@ def test_a_deep_config_with_many_elements_keeps_no_text_for_each() -> None:
     for _ in range(100):
         deep = {"k" * 40: deep}
     tracemalloc.start()
-    assert judge({"class_name": "Dense", "config": deep}, "config") == ()
+    assert judge({"class_name": "Dense", "config": deep}, "config", 1000) == ()
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def test_initializers_of_tensorflow_are_those_of_keras_2() -> None:
+    initializer = {"class_name": "Constant", "config": {"value": 1.0}, "registered_name": None}
+    initializer["module"] = "tensorflow.python.ops.init_ops_v2"
+    assert judge({"class_name": "Dense", "config": {"kernel_initializer": initializer}}, "config", 1000) == ()
+    initializer["class_name"] = "_compute_fans"
+    (finding,) = judge({"class_name": "Dense", "config": {"kernel_initializer": initializer}}, "config", 1000)
+    assert finding.code in ("keras-gadget", "unknown-class")
 
 
 def test_sizes_are_held_against_the_file() -> None:
@@ -208,7 +217,7 @@ def test_sizes_are_held_against_the_file() -> None:
 @pytest.mark.parametrize(("pattern", "is_slow"), [("dense", False), (".*dense.*", False), ("(a+)+$", True)])
 def test_slow_patterns(pattern: str, is_slow: bool) -> None:
     for config in ({"exclude_layers": [pattern]}, {"policy_map": {pattern: "float32"}}):
-        assert bool(judge({"class_name": "Muon", "config": config}, "config")) == is_slow
+        assert bool(judge({"class_name": "Muon", "config": config}, "config", 1000)) == is_slow
 
 
 def test_a_config_that_is_no_config(files: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Run:
     ],
 )
 def test_each_part_is_judged(key: str, data: bytes, code: str, severity: Severity) -> None:
-    found = native_safety({key: data}, "entry")
+    found = native_safety({key: data}, "entry", 0)
     assert {(one.code, one.severity) for one in found} == {(code, severity)}
     assert all(str(one.where).startswith(f"entry.{key}") for one in found)
 
@@ -75,10 +75,17 @@ def test_a_pickle_beside_a_model_is_judged_as_in_its_own_file(tmp_path: Path, fi
         made.writestr("assets/p.pkl", data)
     with open_checkpoint(target) as opened:
         own_codes = [one.code for one in opened.safety]
-    found = native_safety({"keras.asset:assets/p.pkl": data}, "entry")
+    found = native_safety({"keras.asset:assets/p.pkl": data}, "entry", 0)
     assert [one.code for one in found] == own_codes != []
 
 
 def test_other_parts_run_nothing() -> None:
     native = {"tensorflow.object_graph": b"\x80\x02x", "fluid.heights": b"{}", "keras.stored": b"{"}
-    assert native_safety(native, "entry") == ()
+    assert native_safety(native, "entry", 0) == ()
+
+
+def test_sizes_are_held_against_the_file_that_carries_the_model() -> None:
+    layer = {"class_name": "Dense", "config": {"name": "l", "units": 1 << 22}}
+    data = json.dumps({"class_name": "Sequential", "config": {"name": "s", "layers": [layer]}}).encode()
+    assert [one.code for one in native_safety({"keras.config": data}, "entry", 1 << 20)] == ["keras-work"]
+    assert native_safety({"keras.config": data}, "entry", 1 << 24) == ()

@@ -561,6 +561,18 @@ def test_lambda_layers_of_older_keras_are_unsafe(tmp_path: Path, more: bytes) ->
     assert "keras-lambda" in {finding.code for finding in found.findings}
 
 
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [({"units": 8}, set()), ({"units": 1 << 40}, {"keras-work"}), ({"unroll": True}, {"keras-work"})],
+)
+def test_sizes_of_layers_are_held_against_the_savedmodel(tmp_path: Path, own: dict, code: set[str]) -> None:
+    layer = {"class_name": "SimpleRNN", "config": {"name": "l", "units": 4, **own}}
+    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))
+    node = pb.number(2, 0) + pb.part(3, "root.layer-0") + pb.part(5, json.dumps(layer))
+    (path / "keras_metadata.pb").write_bytes(pb.part(1, node))
+    assert {finding.code for finding in verify(path).findings if finding.check == "safety"} == code
+
+
 @pytest.mark.parametrize("content", [b"\xff" * 9, pb.part(1, pb.part(5, "{no json"))])
 def test_keras_metadata_that_cant_be_read_is_not_clean(tmp_path: Path, content: bytes) -> None:
     path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))

@@ -1,4 +1,4 @@
-"""What loading a Keras config could run: it names classes and functions at any depth, and may hold code.
+"""Safety findings for a Keras configuration: classes, functions and code at any depth.
 
 Code is recognised by the field that a loader decodes, never by how it looks: the decoders are lenient. Texts
 that are configurations are looked into. Nothing is imported or unmarshalled.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import builtins
 import codecs
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -50,27 +49,27 @@ from ckpttool.io.jsontext import Doubled, parse_json
 from ckpttool.io.trust import Trust, trust
 
 _FREE_VALUES = 1 << 20
-"""How many values a small file may have made."""
+"""Minimum limit for the size of one object, in values."""
 _LITERAL = re.compile(r"[^\[\](){}*+?|]*(?:\.\*[^\[\](){}*+?|]*){0,2}")
-"""Patterns that take no time: plain text with two gaps at most."""
+"""Regular expressions that match in linear time: literal text with up to two ``.*``."""
 ASSETS = "assets/"
 _VOCABULARY = "/vocabulary.txt"
 MAX_CONFIG = 100_000_000
-"""The longest config in bytes."""
+"""Maximum size of a configuration in bytes."""
 MAX_ALIKE = 100
-"""The most findings of one code that are told of a config."""
+"""Maximum number of findings per code."""
 _MAX_TEXTS = 8
-"""How deep texts that are configurations may stand in each other."""
+"""Maximum nesting depth of JSON strings inside JSON."""
 TEXT = "(text)"
 _KIND_OF_FUNCTION = "_type"
-"""End of the keys with which Keras 2 says how the function in the field beside it is stored."""
+"""Suffix of the Keras 2 keys that give the serialization of a function in a sibling field."""
 _RUNS_CODE = "loading it would run code that is stored in the config"
 Node = Mapping[str, Any]
 _ELSEWHERE = {
     "utils": frozenset({"Cross", "Feature", "FeatureSpace"}),
     "applications": frozenset({"CustomScaleLayer", "LayerScale", "StochasticDepth"}),
 }
-"""Classes in the parts of Keras that hold other things, too."""
+"""Safe classes in modules of Keras that also contain unsafe names."""
 _REMOTE = ("http://", "https://", "ftp://", "gs://", "s3://", "hdfs://", "file://")
 _CALLS = {
     "TFOpLambda": ("function", TENSORFLOW),
@@ -80,11 +79,11 @@ _CALLS = {
     "InstanceProperty": ("attr_name", ATTRIBUTES),
     "TensorFlowOpLayer": ("node_def", frozenset[str]()),
 }
-"""Layers of Keras 2 that call something by its name: where they have it, and what it may be."""
+"""Keras 2 layers that call a function by name: the key of the name, and the names allowed."""
 
 
 def read_config(path: str, text: bytes, what: str = "config") -> Any:
-    """Return the object that a config in JSON holds, in any encoding that ``json.loads`` recognises."""
+    """Parse a JSON configuration in any encoding that ``json.loads`` accepts."""
     encoding = json.detect_encoding(text)
     if encoding not in ("utf-8", "utf-8-sig"):
         text = text.decode(encoding, "replace").encode("utf-8", "replace")
@@ -98,10 +97,10 @@ def read_config(path: str, text: bytes, what: str = "config") -> Any:
 
 
 class Place(NamedTuple):
-    """Path of a node below the config, linked upwards: its text is made for findings only.
+    """Path of a node, linked to its parent; formatted only for findings.
 
     Attributes:
-        step: A key, the index in a list, or ``TEXT`` between a text and the tree that it holds.
+        step: Key, list index, or ``TEXT`` for the parsed content of a JSON string.
     """
 
     above: Place | None
@@ -118,11 +117,11 @@ class Place(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Children of an object or list that are still to be visited.
+    """Unvisited children of an object or list.
 
     Attributes:
-        texts: How many texts the level lies in.
-        is_looked_up: Whether a loader looks up texts on this level as names.
+        texts: Number of enclosing JSON strings.
+        is_looked_up: Whether Keras resolves strings at this level as names.
     """
 
     place: Place | None
@@ -131,13 +130,13 @@ class _Level(NamedTuple):
     is_looked_up: bool
 
 
-def judge(config: object, where: str, nbytes: int | None = None) -> tuple[Finding, ...]:
-    """Return an error for all that is known to be dangerous, a warning for what nobody knows.
+def judge(config: object, where: str, nbytes: int) -> tuple[Finding, ...]:
+    """Return an error for each dangerous part of a configuration, a warning for each unknown one.
 
     Args:
-        config: The tree.
-        where: Its name in the file.
-        nbytes: Size of the file with its weights, against which sizes are held; None if it is not known.
+        config: Parsed configuration.
+        where: Name of the configuration in the file.
+        nbytes: Size of the file with its weights, which limits what an object may make room for.
     """
     by_code: dict[str, dict[Finding, None]] = {}
     for place, finding in _findings_in(config, nbytes):
@@ -147,10 +146,10 @@ def judge(config: object, where: str, nbytes: int | None = None) -> tuple[Findin
     return tuple(finding for alike in by_code.values() for finding in alike)
 
 
-def _findings_in(config: object, nbytes: int | None) -> Iterator[tuple[Place | None, Finding]]:
-    """Yield what is to be said of every object and text at any depth.
+def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Finding]]:
+    """Yield the findings for every object and string.
 
-    One level is kept for each depth, and nothing for each node.
+    Memory grows with the depth of the tree, not with its number of nodes.
     """
     levels = [_Level(None, _nested([("", config)]), 0, False)]
     while levels:
@@ -182,12 +181,12 @@ def _findings_in(config: object, nbytes: int | None) -> Iterator[tuple[Place | N
 
 
 def _nested(children: Iterable[tuple[str | int, object]]) -> Iterator[tuple[str | int, object]]:
-    """Yield the children of a node that may name something, with their keys or indexes."""
+    """Yield the objects, lists and strings among the children, with their keys or indexes."""
     return ((step, node) for step, node in children if isinstance(node, dict | list | str))
 
 
 def _tree_in_text(text: str, texts: int) -> object:
-    """Return the JSON that a text is, None if it is just a text."""
+    """Return the JSON value of a string, None if it is not JSON."""
     try:
         tree = parse_json("", text.encode("utf-8", "replace"), "text", constants=True, surrogates=True)
     except LimitExceeded:
@@ -200,7 +199,7 @@ def _tree_in_text(text: str, texts: int) -> object:
 
 
 def _judge_object(node: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what is to be said of an object, and of the names in it that a loader resolves."""
+    """Yield the findings for one object and the names that Keras resolves in it."""
     if isinstance(node, Doubled):
         yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones")
     if "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node:
@@ -217,7 +216,7 @@ def _judge_object(node: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _judge_kind_of_function(key: str, kind: str, node: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge a field such as ``residual_fn_type``: how Keras 2 decodes the field that it is named after."""
+    """Judge a field such as ``residual_fn_type``, which selects how Keras 2 decodes ``residual_fn``."""
     if kind == "lambda":
         yield error("keras-lambda", _RUNS_CODE)
     elif kind == "function" and isinstance(name := node.get(key.removesuffix(_KIND_OF_FUNCTION)), str):
@@ -227,13 +226,17 @@ def _judge_kind_of_function(key: str, kind: str, node: Mapping[str, Any]) -> Ite
 # Work ------------------------------------------------------------------------------------------------
 
 
-def _judge_work(node: Mapping[str, Any], nbytes: int | None) -> Iterator[Finding]:
-    """Yield a warning for sizes that the file is too small for, and for patterns that may be slow."""
+def _judge_work(node: Mapping[str, Any], nbytes: int) -> Iterator[Finding]:
+    """Yield warnings for sizes above the limit of the file, and for slow regular expressions."""
     for key, power in SIZES.items():
         size = node.get(key)
-        most = math.inf if nbytes is None else max(_FREE_VALUES, nbytes) ** (1 / power)
+        most = max(_FREE_VALUES, nbytes) ** (1 / power)
         if isinstance(size, int | float) and size > most:
             yield warning("keras-work", f"its {key} makes room for more values than the file has bytes")
+    if node.get("unroll"):
+        yield warning(
+            "keras-work", "its loop is unrolled when it is loaded, step by step, however long it is"
+        )
     for key in PATTERNS & node.keys():
         patterns = node[key] if isinstance(node[key], dict | list) else [node[key]]
         if any(isinstance(one, str) and not _LITERAL.fullmatch(one) for one in patterns):
@@ -302,7 +305,7 @@ def _judge_module(
 
 
 def _judge_class_without_module(name: str, other: str | None, is_listed: bool) -> Iterator[Finding]:
-    """Judge a class without a module: it is looked up among those of Keras, and those of the user."""
+    """Judge a class without a module, which is looked up among Keras classes and custom objects."""
     for found_by_name in (name, other):
         if found_by_name in LOOKUPS:
             yield _gadget(found_by_name)
@@ -314,7 +317,7 @@ def _judge_class_without_module(name: str, other: str | None, is_listed: bool) -
 
 
 def _judge_import(module: str, name: str) -> Finding:
-    """Return what is to be said of a name in a module that isn't Keras's, and that is imported."""
+    """Return the finding for a name imported from a module outside Keras."""
     parts = [*module.split("."), *name.split(".")]
     is_dunder = any(part.startswith("__") and part != "__main__" for part in parts)
     is_python = module == "builtins" and hasattr(builtins, name)
@@ -347,7 +350,7 @@ def _judge_function(function: object, module: str | None, registered: str | None
 
 
 def _is_looked_up(key: str) -> bool:
-    """Return whether texts below a key are names of activations, losses, optimizers …"""
+    """Return whether Keras resolves strings below a key as activations, losses, optimizers …"""
     return key in LOOKED_UP or key.endswith(LOOKED_UP_ENDS)
 
 
@@ -380,7 +383,7 @@ def _judge_call(name: str, config: Node) -> Iterator[Finding]:
 
 
 def _judge_typespec(node: Node) -> Iterator[Finding]:
-    """Judge a type specification: Keras 2 imports its module, and calls what it finds there."""
+    """Judge a type specification, whose class Keras 2 imports and calls."""
     if node["class_name"] == "TypeSpec":
         if node.get("type_spec") not in TYPESPECS:
             yield _unknown(f"the type {node.get('type_spec')}")
@@ -396,5 +399,5 @@ def _judge_typespec(node: Node) -> Iterator[Finding]:
 
 
 def is_own_asset(name: str) -> bool:
-    """Return whether a record is a file beside a model that Keras's own layers write and read."""
+    """Return whether an archive member is a vocabulary saved by a Keras layer."""
     return name.startswith(ASSETS) and name.endswith(_VOCABULARY)

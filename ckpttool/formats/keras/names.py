@@ -182,8 +182,14 @@ PATTERNS = frozenset(["exclude_layers", "policy_map", "optimizer_map"])
 """Keys with regular expressions that are matched with the paths of variables: in a list, or as keys."""
 
 
+_INITIALIZERS = "tensorflow.python.ops.init_ops_v2"
+"""Where Keras 2 has initializers from."""
+
+
 def part_of_keras(module: str) -> str | None:
     """Return the part of Keras that a module belongs to, "" for the top, or None if it is none."""
+    if module == _INITIALIZERS:
+        return "initializers"
     for root in _ROOTS:
         if module == root:
             return ""

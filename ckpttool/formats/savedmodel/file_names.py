@@ -1,4 +1,4 @@
-"""Origins of the file names that ops open: an asset, the loader's name of the variables, or anything else.
+"""Data-flow analysis of the file names that TensorFlow ops open.
 
 A name is followed backwards through the nodes that pass it on, and through the arguments of a function to
 all that call it. The loader feeds assets while it initialises a model, and the prefix of the variables while
@@ -22,7 +22,7 @@ from ckpttool.formats.savedmodel.ops import known_ops
 from ckpttool.io.protobuf import Field, fields
 
 MAX_DEPTH = 100
-"""How many nodes a name may pass through; TensorFlow's savers have ten."""
+"""Maximum number of nodes between a file name and the op; TensorFlow's savers use ten."""
 
 
 class Origin(Enum):
@@ -30,11 +30,11 @@ class Origin(Enum):
 
     ASSET = auto()
     PREFIX = auto()
-    """The prefix of the variables, which a saver is fed."""
+    """Checkpoint prefix, fed to the saver."""
     BESIDE = auto()
-    """A file whose name begins with the prefix, in the same directory or in one that the saver makes."""
+    """File name that starts with the checkpoint prefix."""
     SUFFIX = auto()
-    """A constant that TensorFlow's savers append to the prefix."""
+    """Constant suffix that TensorFlow's savers append to the prefix."""
     ELSEWHERE = auto()
 
 
@@ -44,7 +44,7 @@ _WRITTEN, _ELSEWHERE = frozenset({Origin.PREFIX, Origin.BESIDE}), frozenset({Ori
 
 
 class FileInput(NamedTuple):
-    """An input of an op that names a file, and the origins that make it harmless."""
+    """Input of an op that is a file name, and its allowed origins."""
 
     position: int
     origins: Origins
@@ -62,11 +62,11 @@ FILE_INPUTS: Mapping[str, tuple[FileInput, ...]] = {
     "SaveSlices": (FileInput(0, _WRITTEN),),
     "MergeV2Checkpoints": (FileInput(0, _WRITTEN), FileInput(1, _PREFIX)),
 }
-"""The ops that are harmless if the files that they open are the model's own."""
+"""Ops that are safe if they open only files of the model."""
 
 
 class Passing(NamedTuple):
-    """The inputs that an op passes on, and what becomes of names on the way."""
+    """Inputs that an op forwards, and the origin of the result for each origin of an input."""
 
     inputs: slice
     becomes: Mapping[Origin, Origin]
@@ -89,14 +89,14 @@ _FIRST_ARGUMENT: Mapping[tuple[str, bytes], int] = {
     ("StatelessIf", b"then_branch"): 1,
     ("StatelessIf", b"else_branch"): 1,
 }
-"""For each op and attribute that call a function: the input that its first argument is."""
+"""Index of the input that becomes the first argument of the called function, by op and attribute."""
 _SUFFIX = re.compile(rb"\.part|_temp(_[0-9a-f]{1,64})?/part")
 _HANDLE, _READ, _ASSIGN = "VarHandleOp", "ReadVariableOp", "AssignVariableOp"
 _OF_VARIABLES = frozenset({_READ, _ASSIGN, "VarIsInitializedOp"})
 
 
 class Call(NamedTuple):
-    """A node that refers to a function, in a function or (``""``) in the graph."""
+    """Node that refers to a function, and the function that contains it (``""`` for the graph)."""
 
     body: str
     node: int
@@ -104,14 +104,14 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class FileNames:
-    """Follows the names of files through one meta graph.
+    """Origins of file names in one meta graph.
 
     Attributes:
-        bodies: The nodes of each function, and under ``""`` those of the graph.
-        calls: The nodes that refer to each function.
-        bound: Origins of what objects bind to the last arguments of each function, once for each object.
-        opaque: Functions that may be called in ways that are not seen here.
-        fed: Origins of the tensors that the loader feeds, by node and output.
+        bodies: Nodes by function; ``""`` is the graph.
+        calls: Nodes that refer to each function.
+        bound: Origins of the captured inputs of each function, one entry per object.
+        opaque: Functions with callers outside this graph.
+        fed: Origins of fed tensors, by node and output.
     """
 
     bodies: Mapping[str, BodyWires]
@@ -123,7 +123,7 @@ class FileNames:
     _handles: dict[str, list[GraphNode]] | None = None
 
     def are_own(self, op: str, name: str, function: str) -> bool:
-        """Return whether all files that a node opens are the model's own."""
+        """Return whether a node opens only files of the model."""
         node = self.bodies[function].nodes.get(hash(name)) if function in self.bodies else None
         if node is None or node.op != op or op in self.bodies:
             return False
@@ -139,7 +139,7 @@ class FileNames:
         return frozenset().union(*(self._origins(body, one, depth + 1) for one in references))
 
     def _origins(self, body: str, reference: str, depth: int) -> Origins:
-        """Return the origins of a tensor; those of one that depends on itself are elsewhere."""
+        """Return the origins of a tensor; a cycle counts as ``ELSEWHERE``."""
         key = body, reference
         if key not in self._known:
             self._known[key] = _ELSEWHERE
@@ -170,7 +170,7 @@ class FileNames:
         return frozenset(passing.becomes.get(one, Origin.ELSEWHERE) for one in found)
 
     def _origins_of_joined(self, body: str, node: GraphNode, depth: int) -> Origins:
-        """Return the prefix with suffixes as a name beside it."""
+        """Return ``BESIDE`` for the checkpoint prefix joined with suffixes."""
         first = self._origins_of_inputs(body, node, slice(0, 1), depth)
         rest = self._origins_of_inputs(body, node, slice(1, None), depth)
         is_beside = first <= _PREFIX and rest <= {Origin.SUFFIX} and not _attribute_text(node, b"separator")
@@ -179,7 +179,7 @@ class FileNames:
     # Functions --------------------------------------------------------------------------------------
 
     def _origins_of_argument(self, function: str, position: int, depth: int) -> Origins:
-        """Return the origins of an argument over all calls; none where there is no call."""
+        """Return the origins of an argument over all calls; empty if there are none."""
         if function in self.opaque or function in known_ops():
             return _ELSEWHERE
         found: set[Origin] = set()
@@ -198,7 +198,7 @@ class FileNames:
     # Variables: TensorFlow 2 keeps the path of an asset in one, for those who load the graph ----------
 
     def _origins_of_variable(self, node: GraphNode, depth: int) -> Origins:
-        """Return the origins of all that is assigned to a variable that only this graph can assign to."""
+        """Return the origins of the values assigned to a variable private to this graph."""
         names = [one.partition(":")[0] for one in _data_inputs(node)]
         handle = self.bodies[""].nodes.get(hash(names[0])) if names else None
         if handle is None or handle.op != _HANDLE or not self._is_alone(handle):
@@ -214,7 +214,7 @@ class FileNames:
         return frozenset().union(*values) if values else _ELSEWHERE
 
     def _users_of_handles(self) -> dict[str, list[GraphNode]]:
-        """Return the nodes of the graph that take variables, by the names of these."""
+        """Return the nodes that take a variable handle, by the name of the handle."""
         handles = {at for at, node in self.bodies[""].nodes.items() if node.op == _HANDLE}
         users: dict[str, list[GraphNode]] = {}
         for node in self.bodies[""].nodes.values():
@@ -224,7 +224,7 @@ class FileNames:
         return users
 
     def _is_alone(self, handle: GraphNode) -> bool:
-        """Return whether no other node refers to the resource of a handle."""
+        """Return whether a handle is the only reference to its resource."""
         own = _attribute_text(handle, b"shared_name")
         nodes = (node for body in self.bodies.values() for node in body.nodes.values() if node.op == _HANDLE)
         same = [node for node in nodes if _attribute_text(node, b"shared_name") in (own, None)]
@@ -232,7 +232,7 @@ class FileNames:
 
 
 def _first_argument(node: GraphNode, function: str) -> int | None:
-    """Return the input of a call that is the first argument of a function; None if it isn't known."""
+    """Return the index of the input that becomes the first argument; None if unknown."""
     naming = [one for one in node.attributes if function in one.functions]
     if node.op == function:
         return None if naming else 0
@@ -254,7 +254,7 @@ _STRING = 7  # the number of the type of strings
 
 
 def _attribute_text(node: GraphNode, key: bytes) -> bytes | None:
-    """Return an attribute that is a string, ``b""`` where there is none; None if it isn't told here."""
+    """Return a string attribute, ``b""`` if absent; None if it is not one string."""
     entries = [one for one in node.attributes if one.key == key]
     if not entries:
         return b""
@@ -263,7 +263,7 @@ def _attribute_text(node: GraphNode, key: bytes) -> bytes | None:
 
 
 def _constant_text(node: GraphNode) -> bytes | None:
-    """Return the string that a constant is; None if it is something else, or several."""
+    """Return the value of a scalar string constant; None for any other constant."""
     entries = [one for one in node.attributes if one.key == b"value"]
     value = _only_field(_value_of(entries[0].content)) if len(entries) == 1 else None
     parts = _fields(value.data) if value is not None and value.number == _TENSOR else []
@@ -274,7 +274,7 @@ def _constant_text(node: GraphNode) -> bytes | None:
 
 
 def _value_of(entry: bytes) -> list[Field]:
-    """Return the fields of the value of an entry of a map; none where it has several, or is no entry."""
+    """Return the fields of the value of a map entry; empty unless there is exactly one value."""
     values = [one for one in _fields(entry) if one.number == 2]
     return _fields(values[0].data) if len(values) == 1 else []
 
@@ -296,12 +296,12 @@ def _fields(message: bytes | memoryview) -> list[Field]:
 def bound_origins(
     functions: Iterable[tuple[str, Sequence[int]]], offered: Iterable[str], assets: Collection[int]
 ) -> dict[str, list[Sequence[Origin]]]:
-    """Return the origins of what objects bind to functions.
+    """Return the origins of the captured inputs of functions.
 
     Args:
-        functions: The functions of an object graph, and the objects that are bound to their last arguments.
-        offered: All functions that objects call; to one that isn't among the others, nothing is bound.
-        assets: The objects that are assets.
+        functions: Concrete functions of the object graph, with the node ids of their captured inputs.
+        offered: Names of all functions that objects expose, including those without captured inputs.
+        assets: Node ids of the assets.
     """
     bound: dict[str, list[Sequence[Origin]]] = {}
     for name, objects in functions:
@@ -313,7 +313,7 @@ def bound_origins(
 
 
 def fed_tensors(assets: Iterable[str], prefix: str) -> Iterator[tuple[tuple[str, str], Origin]]:
-    """Yield the tensors that the loader feeds, by node and output, and what it feeds."""
+    """Yield each fed tensor, by node and output, with its origin."""
     for reference, origin in (*((one, Origin.ASSET) for one in assets), (prefix, Origin.PREFIX)):
         name, _, output = reference.partition(":")
         if name:

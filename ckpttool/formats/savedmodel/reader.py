@@ -100,12 +100,13 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors} if bundle else {}
             return {one.name: name for one in tensors if (name := known.get(one.key)) is not None}
 
+        files = tuple(_files(directory))
         checkpoint = Checkpoint(
             path=directory,
             format=_FORMAT,
             variant="v1" if graph is None else "v2",
             tensors=tensors,
-            files=tuple(_files(directory)),
+            files=files,
             spans=lambda: chain(parts.spans(), _other_spans(directory)),
             metadata=cache(lambda: _metadata(model, directory, file, fingerprint)),
             layers=lambda: layers_of_variables(
@@ -116,7 +117,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             native=lambda: _native_parts(bundle, tensors),
             producer=Producer("tensorflow", model.graphs[0].version),
             findings=tuple(parts.findings),
-            safety=tuple(safety_of(model, directory, entries)),
+            safety=tuple(safety_of(model, directory, entries, sum(file.nbytes for file in files))),
             complete=parts.complete,
             derives_metadata=True,  # digests of all that a graph computes take their time
             close=parts.keep(),

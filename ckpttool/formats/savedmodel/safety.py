@@ -39,19 +39,22 @@ _LONGEST = 200
 
 
 def safety_of(
-    model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]]
+    model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]], nbytes: int
 ) -> Iterator[Finding]:
-    """Yield what loading or running the model could do besides computing."""
+    """Yield what loading or running the model could do besides computing.
+
+    ``nbytes`` is the size of its files.
+    """
     for graph in model.graphs:
         yield from judge_ops(graph)
         for at, item in enumerate(graph.objects or ()):
             if item.keras:
-                yield from judge_layer(item.keras, directory, f"object {at}")
+                yield from judge_layer(item.keras, directory, f"object {at}", nbytes)
     yield from judge_paths(model, directory)
     if KERAS_METADATA in entries:
         try:
             require_inside(os.path.join(directory, KERAS_METADATA), directory)
-            yield from judge_keras(os.path.join(directory, KERAS_METADATA))
+            yield from judge_keras(os.path.join(directory, KERAS_METADATA), nbytes)
         except CheckpointError as failure:
             yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS_METADATA)
     if CHUNKED in entries or (BINARY in entries and TEXT in entries):
@@ -125,21 +128,21 @@ def _body_name(function: str) -> str:
 # Keras ----------------------------------------------------------------------------------------------
 
 
-def judge_keras(path: str) -> Iterator[Finding]:
+def judge_keras(path: str, nbytes: int) -> Iterator[Finding]:
     """Yield what the layers in a ``keras_metadata.pb`` would run."""
     with fs.open_source(path) as source:
         for number, _, node in message_in(source).fields():
             parts = {at: part for at, _, part in node.fields()} if number == 1 else {}
             if 5 in parts:
                 where = parts[3].text() if 3 in parts else None
-                yield from judge_layer(parts[5].data(MAX_METADATA), path, where)
+                yield from judge_layer(parts[5].data(MAX_METADATA), path, where, nbytes)
 
 
-def judge_layer(metadata: bytes, path: str, where: str | None) -> Iterator[Finding]:
+def judge_layer(metadata: bytes, path: str, where: str | None, nbytes: int) -> Iterator[Finding]:
     """Yield what the description of a Keras layer, as JSON, would run."""
     try:
         tree = parse_json(path, metadata, "keras-metadata", constants=True)
     except CheckpointError as failure:
         yield warning("not-scanned", f"the layer's description can't be read: {failure.reason}", where)
         return
-    yield from judge(tree, where or "keras_metadata.pb")
+    yield from judge(tree, where or "keras_metadata.pb", nbytes)
