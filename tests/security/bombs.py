@@ -3,7 +3,6 @@
 Each writer puts one checkpoint of less than 1 MB at a path, or a directory of such.
 """
 
-# ruff: noqa: E501, SIM223
 from __future__ import annotations
 
 import json
@@ -33,6 +32,15 @@ def bomb(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None]
         return write
 
     return add
+
+
+def holding(data: bytes) -> Callable[[Path], None]:
+    """Return a writer of a file's bytes."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(data)
+
+    return write
 
 
 # TensorFlow -----------------------------------------------------------------------------------------
@@ -119,20 +127,17 @@ def _variables_along_long_names(path: Path) -> None:
 
 @bomb("state/checkpoint")
 def _state_file(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     path.write_text('model_checkpoint_path: "a"\n' + 'all_model_checkpoint_paths: "a"\n' * 25_000)
 
 
 @bomb("graphs/saved_model.pb")
 def _many_nodes(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     node = bytes_field(1, text_field(1, "n") + text_field(2, "NoOp"))
     path.write_bytes(number_field(1, 1) + bytes_field(2, bytes_field(2, node * 80_000)))
 
 
 @bomb("shallow/saved_model.pb")
 def _nested_messages(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     message = b""
     for _ in range(20_000):
         message = bytes_field(2, message)
@@ -233,15 +238,11 @@ BOMBS["export.pt2"] = zipped(
 )  # fmt: skip
 _NPY = b"\x93NUMPY\x02\x00"
 _HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1," * 400_000 + b"), }\n"
-BOMBS["shape.npy"] = lambda path: (
-    path.write_bytes(_NPY + struct.pack("<I", len(_HEADER)) + _HEADER + bytes(4)) and None
-)
+BOMBS["shape.npy"] = holding(_NPY + struct.pack("<I", len(_HEADER)) + _HEADER + bytes(4))
 BOMBS["shapes.npz"] = zipped(
     *[(f"m{at}.npy", _NPY + struct.pack("<I", len(_HEADER)) + _HEADER) for at in range(20)]
 )
-BOMBS["nested.npy"] = lambda path: (
-    path.write_bytes(_NPY + struct.pack("<I", 800_000) + b"(" * 800_000) and None
-)
+BOMBS["nested.npy"] = holding(_NPY + struct.pack("<I", 800_000) + b"(" * 800_000)
 
 
 # JSON -----------------------------------------------------------------------------------------------
@@ -271,7 +272,6 @@ def _many_tensors(path: Path) -> None:
 
 @bomb("sharded/model.safetensors.index.json")
 def _shard_index(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"weight_map": {f"w{at}": f"s{at}.safetensors" for at in range(25_000)}}))
 
 
@@ -282,7 +282,6 @@ def _one_tensor(path: Path) -> None:
 
 @bomb("trainer/checkpoint-1/trainer_state.json")
 def _trainer_state(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     history = [{"step": at, "loss": 0.5} for at in range(25_000)]
     path.write_text(json.dumps({"global_step": 1, "log_history": history}))
     _one_tensor(path.with_name("model.safetensors"))
@@ -292,10 +291,7 @@ def _trainer_state(path: Path) -> None:
 
 
 def pickled(*opcodes: bytes) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_bytes(b"\x80\x04" + b"".join(opcodes) + b".")
-
-    return write
+    return holding(b"\x80\x04" + b"".join(opcodes) + b".")
 
 
 def _doubling(levels: int, opener: bytes, closer: bytes) -> bytes:
@@ -321,12 +317,9 @@ BOMBS["deep.pkl"] = pickled(b"]" * 400_000 + b"a" * 399_999)
 BOMBS["memo.pkl"] = pickled(b"Nr\xff\xff\xff\xff")
 BOMBS["ints.pkl"] = pickled(b"\x8b" + struct.pack("<I", 800_000) + b"\x7f" * 800_000)
 BOMBS["decimals.pkl"] = pickled(b"I" + b"9" * 800_000 + b"\n")
-BOMBS["legacy.pth"] = lambda path: path.write_bytes(
-    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}." + pickle.dumps([0] * 150_000, 2) * 2
-) and None  # fmt: skip
-BOMBS["dcp/.metadata"] = lambda path: (
-    (path.parent.mkdir(exist_ok=True), pickled(_shared_dicts(40))(path)) and None
-)
+_LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}."
+BOMBS["legacy.pth"] = holding(_LEGACY_HEAD + pickle.dumps([0] * 150_000, 2) * 2)
+BOMBS["dcp/.metadata"] = pickled(_shared_dicts(40))
 BOMBS["model.pdparams"] = pickled(_shared_dicts(40))
 
 
@@ -344,21 +337,18 @@ def _paddle_program(path: Path) -> None:
 
 @bomb("noted/best.txt")
 def _note(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     path.write_text("model " * 600)
     _one_tensor(path.with_name("model.safetensors"))
 
 
 @bomb("sums/model.safetensors.sha256")
 def _manifest(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     path.write_text(("0" * 64 + "  model.safetensors\n") * 9_000)
     _one_tensor(path.with_name("model.safetensors"))
 
 
 @bomb("pins/.ckpttool-pins")
 def _pins(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"p{at}*?*?*?\n" for at in range(60_000)))
     _one_tensor(path.with_name("model.safetensors"))
 
