@@ -71,8 +71,9 @@ class Case:
         return f"{self.attack}/{self.variant}/{self.spelling}"
 
     @property
-    def is_alone(self) -> bool:
-        return f"{self.attack}/{self.variant}" in ALONE
+    def order(self) -> tuple[str, Path, Path, bool]:
+        """The loader, what it is given, where the payload makes a file, and whether that needs a fork."""
+        return self.loader, self.path, self.marker.parent, f"{self.attack}/{self.variant}" in ALONE
 
     @property
     def is_provable(self) -> bool:

@@ -1,22 +1,24 @@
-"""Hostile Paddle programs, written and run with Paddle: ``python -m tests.security.paddle_programs OUT``.
+"""Hostile and honest Paddle programs, written and run with Paddle.
 
-Prints as JSON which of them made a file outside, or returned the content of one, by each of Paddle's loaders.
+``python -m tests.security.paddle_programs OUT`` proves that attacks make a file outside, or return the
+content of one, by each of Paddle's loaders.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
+from tests.security.truth import Attack, prove_all
+
 OUT = Path(sys.argv[1]).resolve()
 SECRET = np.array([42.0, 43.0], "float32")
-PROVEN: dict[str, str] = {}
 Adding = Callable[[Any, Any, str], Any]
 """Adds operators to a block, which take a variable and a path; returns what is to be told."""
 
@@ -105,20 +107,10 @@ NESTED: dict[str, Callable[[Adding], Adding]] = {
 LOADERS = ("static", "fluid", "jit")
 
 
-def attempt(name: str, add: Adding, loader: str, victim: str, *, is_honest: bool = False) -> None:
-    """Save a program as a loader expects it, load it in a new scope, and run it."""
+def attempt(name: str, add: Adding, loader: str, victim: str) -> Attack:
+    """Save a program as a loader expects it; it is loaded in a new scope, and run."""
     directory = OUT / "beside" / name
     directory.mkdir(parents=True)
-    made = directory / "made"
-    path = victim if victim else str(made)
-    try:
-        told = _told(name, add, loader, path)
-    except Exception as error:  # noqa: BLE001 (hostile programs raise anything)
-        told = f"failed: {error}"[-300:]
-    PROVEN[name] = "made" if made.exists() else told
-
-
-def _told(name: str, add: Adding, loader: str, path: str) -> str:
     paddle.enable_static()
     main, startup = paddle.static.Program(), paddle.static.Program()
     executor = paddle.static.Executor()
@@ -128,7 +120,7 @@ def _told(name: str, add: Adding, loader: str, path: str) -> str:
         block = main.global_block()
         weight = paddle.static.create_parameter([2], "float32", name="weight")
         y = x + weight
-        told = add(block, x, path)
+        told = add(block, x, victim or str(directory / "made"))
         executor.run(startup)
         target.mkdir(parents=True)
         prefix = str(target / "model")
@@ -148,10 +140,14 @@ def _told(name: str, add: Adding, loader: str, path: str) -> str:
     if loader == "fluid":
         (target / "model.pdmodel").rename(target / "__model__")
         (target / "model.pdiparams").rename(target / "__params__")
-    return _run(target, loader)
+        path = target
+    else:
+        path = target / "model.pdmodel"
+    return Attack(name, path, partial(tells, target, loader), directory)
 
 
-def _run(target: Path, loader: str) -> str:
+def tells(target: Path, loader: str) -> bool:
+    """Load a program, run it, and return whether it told what is kept outside."""
     executor = paddle.static.Executor()
     ones = np.ones(2, "float32")
     if loader == "jit":
@@ -168,10 +164,10 @@ def _run(target: Path, loader: str) -> str:
             )
             values = executor.run(program, {"x": ones}, fetched)
     flat = b"".join(np.asarray(one).tobytes() for one in values)
-    return "told" if SECRET.tobytes() in flat else f"{values}"[:200]
+    return SECRET.tobytes() in flat
 
 
-def named_outside(name: str, variable: Callable[[Path], str]) -> None:
+def named_outside(name: str, variable: str) -> Attack:
     """Write a program without a file of parameters, one of whose variables is named like a file outside."""
     directory = OUT / "beside" / name
     directory.mkdir(parents=True)
@@ -179,24 +175,25 @@ def named_outside(name: str, variable: Callable[[Path], str]) -> None:
     target.mkdir(parents=True)
     paddle.enable_static()
     main, startup = paddle.static.Program(), paddle.static.Program()
+    with paddle.static.scope_guard(paddle.static.Scope()), paddle.static.program_guard(main, startup):
+        x = paddle.static.data("x", [2], "float32")
+        weight = paddle.static.create_parameter([2], "float32", name=variable)
+        y = x * 0.0 + weight
+        paddle.static.io.prepend_feed_ops(main, ["x"])
+        paddle.static.io.append_fetch_ops(main, [y.name])
+    (target / "__model__").write_bytes(main.desc.serialize_to_string())
+    return Attack(name, target, partial(loads_what_it_names, target, y.name), directory)
+
+
+def loads_what_it_names(target: Path, output: str) -> bool:
+    """Load a program's variables by their names, run it, and return whether it told what is kept outside."""
+    paddle.enable_static()
     executor = paddle.static.Executor()
-    told = variable(target)
-    try:
-        with paddle.static.scope_guard(paddle.static.Scope()), paddle.static.program_guard(main, startup):
-            x = paddle.static.data("x", [2], "float32")
-            weight = paddle.static.create_parameter([2], "float32", name=told)
-            y = x * 0.0 + weight
-            paddle.static.io.prepend_feed_ops(main, ["x"])
-            paddle.static.io.append_fetch_ops(main, [y.name])
-        (target / "__model__").write_bytes(main.desc.serialize_to_string())
-        with paddle.static.scope_guard(paddle.static.Scope()):
-            program = paddle.static.Program.parse_from_string((target / "__model__").read_bytes())
-            paddle.static.io.load_vars(executor, str(target), program, predicate=_is_parameter)
-            values = executor.run(program, {"x": np.ones(2, "float32")}, [y.name])
-        flat = values[0].tobytes()
-        PROVEN[name] = "told" if flat == SECRET.tobytes() else f"{values}"
-    except Exception as error:  # noqa: BLE001 (hostile programs raise anything)
-        PROVEN[name] = f"failed: {error}"[-300:]
+    with paddle.static.scope_guard(paddle.static.Scope()):
+        program = paddle.static.Program.parse_from_string((target / "__model__").read_bytes())
+        paddle.static.io.load_vars(executor, str(target), program, predicate=_is_parameter)
+        values = executor.run(program, {"x": np.ones(2, "float32")}, [output])
+    return bool(values[0].tobytes() == SECRET.tobytes())
 
 
 def _is_parameter(variable: Any) -> bool:
@@ -215,21 +212,21 @@ def victim_file() -> str:
     return path
 
 
-def main() -> None:
+def attacks() -> Iterator[Attack]:
+    """Write the programs; those whose names begin with ``honest`` are."""
     victim = victim_file()
     for loader in LOADERS:
         for place, nested in NESTED.items():
             for kind, add in WRITING.items():
                 if kind != "check_numerics" or place == "flat":
-                    attempt(f"{kind}-{place}-{loader}", nested(add), loader, "")
+                    yield attempt(f"{kind}-{place}-{loader}", nested(add), loader, "")
         for kind, add in READING.items():
-            attempt(f"{kind}-{loader}", add, loader, victim)
-        attempt(f"honest-{loader}", lambda block, x, path: paddle.nn.functional.relu(x), loader, "")
-        attempt(f"honest-nested-{loader}", in_branch(lambda block, x, path: x + 1.0), loader, "")
-    named_outside("named-above", lambda target: "../../victim")
-    named_outside("named-absolute", lambda target: victim)
-    print(json.dumps(PROVEN))
+            yield attempt(f"{kind}-{loader}", add, loader, victim)
+        yield attempt(f"honest-{loader}", lambda block, x, path: paddle.nn.functional.relu(x), loader, "")
+        yield attempt(f"honest-nested-{loader}", in_branch(lambda block, x, path: x + 1.0), loader, "")
+    yield named_outside("named-above", "../../victim")
+    yield named_outside("named-absolute", victim)
 
 
 if __name__ == "__main__":
-    main()
+    prove_all(attacks())

@@ -158,7 +158,7 @@ def main(python: str) -> None:
             for case in corpus.all(every=bool(os.environ.get("CKPTTOOL_EVERY_ATTACK")))
             if case.is_provable
         ]
-        load_all([(case.loader, case.path, case.is_alone) for case in cases], corpus.modules, ROOT)
+        load_all([case.order for case in cases], corpus.modules)
         proven = [case for case in cases if case.has_run]
         for case in proven:
             for made in case.marker.parent.iterdir():

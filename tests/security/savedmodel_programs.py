@@ -1,21 +1,23 @@
 """Hostile and honest SavedModels, written and run with TensorFlow.
 
-``python -m tests.security.savedmodel_programs OUT`` prints as JSON which attacks wrote a file
-outside of the model, or returned the content of one.
+``python -m tests.security.savedmodel_programs OUT`` proves that attacks write a file outside of the model, or
+return the content of one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+
+from tests.security.truth import Attack, prove_all
 
 v1, raw = tf.compat.v1, tf.raw_ops
 TEXT, NUMBER, SCALAR = (
@@ -25,11 +27,10 @@ TEXT, NUMBER, SCALAR = (
 )
 SECRET = "secret: 42"
 OUT = Path(sys.argv[1]).resolve()
-PROVEN: dict[str, str] = {}
 
 
-def saved(name: str, run: Callable[[str], Any]) -> None:
-    """Save a function that is given a path outside, load it and call it; what is read exists."""
+def saved(name: str, run: Callable[[str], Any]) -> Attack:
+    """Save a function that is given a path outside; what is read exists."""
     directory = OUT / "beside" / name
     directory.mkdir(parents=True)
     (directory / "secret").write_text(f"{SECRET}\n")
@@ -44,19 +45,19 @@ def saved(name: str, run: Callable[[str], Any]) -> None:
 
     model.serve = serve
     tf.saved_model.save(model, str(OUT / "models" / name), signatures=serve)
-    prove(name, directory)
+    return served(name, directory)
 
 
-def prove(name: str, directory: Path) -> None:
-    """Load a model, ask it, and note whether something was made, or what was kept beside it was told."""
-    before = {one.name for one in directory.iterdir()}
-    try:
-        loaded = tf.saved_model.load(str(OUT / "models" / name))
-        told = [str(loaded.signatures["serving_default"](x=tf.constant(0.0)))]
-    except Exception as error:  # noqa: BLE001 (hostile models raise anything)
-        told = [f"failed: {error}"[:300]]
-    made = {one.name for one in directory.iterdir()} - before
-    PROVEN[name] = "made" if made else "told" if SECRET in told[0] else told[0]
+def served(name: str, directory: Path) -> Attack:
+    """Return a model that is loaded and asked, and the directory outside."""
+    path = OUT / "models" / name
+    return Attack(name, path, partial(tells, path), directory)
+
+
+def tells(path: Path) -> bool:
+    """Load a model, ask it, and return whether it told what is kept outside."""
+    loaded = tf.saved_model.load(str(path))
+    return SECRET in str(loaded.signatures["serving_default"](x=tf.constant(0.0)))
 
 
 def proto_of(name: str) -> Any:
@@ -65,18 +66,16 @@ def proto_of(name: str) -> Any:
     return model
 
 
-def changed(
-    name: str, honest: str, change: Callable[[Any, str], None], directory: Path | None = None
-) -> None:
-    """Write a copy of an honest model whose meta graph is changed, and prove it."""
-    directory = directory or OUT / "beside" / name
-    directory.mkdir(parents=True, exist_ok=True)
+def changed(name: str, honest: str, change: Callable[[Any, str], None]) -> Attack:
+    """Write a copy of an honest model whose meta graph is changed."""
+    directory = OUT / "beside" / name
+    directory.mkdir(parents=True)
     (directory / "secret").write_text(f"{SECRET}\n")
     shutil.copytree(OUT / "models" / honest, OUT / "models" / name)
     model = proto_of(name)
     change(model.meta_graphs[0], str(directory / "secret"))
     (OUT / "models" / name / "saved_model.pb").write_bytes(model.SerializeToString())
-    prove(name, directory)
+    return served(name, directory)
 
 
 # Ops and where they stand ---------------------------------------------------------------------------
@@ -270,7 +269,7 @@ def bound_to_another(graph: Any, path: str) -> None:
         function.bound_inputs[:] = [at if one in assets else one for one in function.bound_inputs]
 
 
-def linked_asset() -> None:
+def linked_asset() -> Attack:
     name = "read_linked_asset"
     directory = OUT / "beside" / name
     directory.mkdir(parents=True)
@@ -279,14 +278,14 @@ def linked_asset() -> None:
     asset = OUT / "models" / name / "assets" / "words.txt"
     asset.unlink()
     asset.symlink_to(directory / "secret")
-    prove(name, directory)
+    return served(name, directory)
 
 
 # TensorFlow 1 ---------------------------------------------------------------------------------------
 
 
-def old(name: str, change: Callable[[Any, str], None] | None, *, saves: bool = False) -> None:
-    """Save a graph of one variable with TensorFlow 1; change it, load it, save it again if asked to."""
+def old(name: str, change: Callable[[Any, str], None] | None, *, saves: bool = False) -> Attack:
+    """Save a graph of one variable with TensorFlow 1, and change it; it is saved again, too, if asked to."""
     directory, model = OUT / "beside" / name, OUT / "models" / name
     directory.mkdir(parents=True)
     victim = str(directory / "secret")
@@ -318,23 +317,19 @@ def old(name: str, change: Callable[[Any, str], None] | None, *, saves: bool = F
         proto = proto_of(name)
         change(proto.meta_graphs[0], victim)
         (model / "saved_model.pb").write_bytes(proto.SerializeToString())
-    prove_old(name, directory, saves=saves)
+    return Attack(name, model, partial(old_tells, model, saves=saves), directory)
 
 
-def prove_old(name: str, directory: Path, *, saves: bool) -> None:
-    before = {one.name for one in directory.iterdir()}
-    try:
-        with v1.Graph().as_default(), v1.Session() as session:
-            meta = v1.saved_model.load(session, ["serve"], str(OUT / "models" / name))
-            outputs = meta.signature_def["serving_default"].outputs.values()
-            told = str(session.run([one.name for one in outputs], {"x:0": 0.0}))
-            if saves:
-                saver = v1.train.Saver(saver_def=meta.saver_def)
-                saver.save(session, str(OUT / "again"), write_meta_graph=False, write_state=False)
-    except Exception as error:  # noqa: BLE001 (hostile models raise anything)
-        told = f"failed: {error}"[:300]
-    made = {one.name for one in directory.iterdir()} - before
-    PROVEN[name] = "made" if made else "told" if SECRET in told else told
+def old_tells(path: Path, *, saves: bool) -> bool:
+    """Load a model with TensorFlow 1, ask it, and return whether it told what is kept outside."""
+    with v1.Graph().as_default(), v1.Session() as session:
+        meta = v1.saved_model.load(session, ["serve"], str(path))
+        outputs = meta.signature_def["serving_default"].outputs.values()
+        told = str(session.run([one.name for one in outputs], {"x:0": 0.0}))
+        if saves:
+            saver = v1.train.Saver(saver_def=meta.saver_def)
+            saver.save(session, str(OUT / "again"), write_meta_graph=False, write_state=False)
+    return SECRET in told
 
 
 def nodes_of(graph: Any, op: str) -> list[Any]:
@@ -393,13 +388,15 @@ def asked_for(graph: Any, path: str) -> None:
     graph.signature_def.pop("__saved_model_init_op", None)
 
 
-def main() -> None:
+def attacks() -> Iterator[Attack]:
+    """Write the models; those whose names begin with ``honest`` are."""
     for name, run in WRITING.items():
-        saved(f"write_{name}", run)
+        yield saved(f"write_{name}", run)
     for name, run in READING.items():
-        saved(f"read_{name}", run)
-    model = Looking()
-    tf.saved_model.save(model, str(OUT / "models" / "honest_table"), signatures=model.serve)
+        yield saved(f"read_{name}", run)
+    model, name = Looking(), "honest_table"
+    tf.saved_model.save(model, str(OUT / "models" / name), signatures=model.serve)
+    yield served(name, OUT)
     changes = {
         "object": constant_object,
         "bound": bound_to_another,
@@ -408,10 +405,10 @@ def main() -> None:
         "asset_above": other_asset(lambda path: os.path.relpath(path, OUT / "models/read_x/assets")),
     }
     for name, change in changes.items():
-        changed(f"read_{name}", "honest_table", change)
-    linked_asset()
-    old("honest_old", None)
-    old("honest_old_again", None, saves=True)
+        yield changed(f"read_{name}", "honest_table", change)
+    yield linked_asset()
+    yield old("honest_old", None)
+    yield old("honest_old_again", None, saves=True)
     restoring = {
         "restore": taking("RestoreV2", 0),
         "restore_identity": taking("RestoreV2", 0, "Identity"),
@@ -422,11 +419,10 @@ def main() -> None:
         "asked_for": asked_for,
     }
     for name, change in restoring.items():
-        old(f"read_{name}", change)
+        yield old(f"read_{name}", change)
     for op, at in (("SaveV2", 0), ("MergeV2Checkpoints", 1)):
-        old(f"write_{op}", taking(op, at), saves=True)
-    print(json.dumps(PROVEN))
+        yield old(f"write_{op}", taking(op, at), saves=True)
 
 
 if __name__ == "__main__":
-    main()
+    prove_all(attacks())

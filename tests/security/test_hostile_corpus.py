@@ -40,7 +40,7 @@ def safety_of(path: Path) -> str:
 def test_every_attack_runs_in_its_framework(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path)
     cases = [case for case in corpus.all(every=EVERY) if case.is_provable]
-    ends = load_all([(case.loader, case.path, case.is_alone) for case in cases], corpus.modules, ROOT)
+    ends = load_all([case.order for case in cases], corpus.modules)
     idle = [f"{case.name}: {end}" for case, end in zip(cases, ends, strict=True) if not case.has_run]
     assert not idle, lines(idle)
 
@@ -110,5 +110,5 @@ def test_a_prediction_without_trust_runs_no_attack(
         assert "internal error" not in out + err
         assert not case.has_run, case.name
         assert status == 1, out
-    load_all([(case.loader, case.path, False) for case in cases], corpus.modules, ROOT)
+    load_all([case.order for case in cases], corpus.modules)
     assert [case.name for case in cases if not case.has_run] == []

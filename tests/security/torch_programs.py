@@ -1,8 +1,6 @@
 """Attacks of TorchScript archives, lite ones, and exported programs, and what PyTorch does with them.
 
-``python -m tests.security.torch_programs DIRECTORY [SECONDS]`` writes the attacks, loads and runs
-each in a forked process, and prints as JSON what it did: ``file`` (made a file), ``hang``, ``signal`` or
-nothing.
+``python -m tests.security.torch_programs DIRECTORY`` writes and proves them, each in a forked process.
 """
 
 from __future__ import annotations
@@ -10,24 +8,22 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import os
 import pickle
-import resource
-import signal
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.security.truth import Attack, prove_all
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 EXPORTED, SCRIPTED = FILES / "torch-export" / "program.pt2", FILES / "torchscript" / "scripted.pt"
 GRAPH, CONSTANTS = "program/models/model.json", "program/data/constants/model_constants_config.json"
 CODE = "scripted/code/__torch__/fixture_models.py"
-SECONDS = 10
+SECONDS = 3
 """How long a load may take until it counts as a hang."""
-MEMORY = 6 << 30
 
 EXPRESSIONS = {
     "power": "9**9**9**9",
@@ -438,9 +434,8 @@ def byte_code(directory: Path) -> Iterator[tuple[str, bytes]]:
         yield f"bytecode/{attack}", archive(held | record)
 
 
-def attacks(directory: Path) -> Iterator[tuple[str, Path, str]]:
-    """Write the attacks below a directory; yield name, path, and the file that each is to make."""
-    count = 0
+def attacks(directory: Path) -> Iterator[Attack]:
+    """Write the attacks, each into a directory of its own below one, where it makes a file if it runs."""
     sys.path.insert(0, str(directory))
     makers: dict[Callable[[str], Iterator[tuple[str, bytes]]], str] = {
         exported: ".pt2",
@@ -452,11 +447,10 @@ def attacks(directory: Path) -> Iterator[tuple[str, Path, str]]:
     }
     for maker, suffix in makers.items():
         for name, data in maker("MARKER"):
-            path = directory / f"{count:03}{suffix}"
-            made = str(directory / f"{count:03}")
+            path = directory / name.replace("/", "-") / f"a{suffix}"
+            path.parent.mkdir()
             path.write_bytes(data)
-            yield name, path, made
-            count += 1
+            yield Attack(name, path, partial(load, path), path.parent, is_alone=True)
 
 
 def load(path: Path) -> None:
@@ -476,45 +470,14 @@ def load(path: Path) -> None:
         _load_for_lite_interpreter(str(path))(inputs)
 
 
-def outcome(path: Path, made: str, seconds: int) -> str:
-    """Load an attack in a forked process whose directory is empty, and return what it did."""
-    Path(made).mkdir()
-    started = time.monotonic()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        quiet = os.open(os.devnull, os.O_RDWR)
-        os.dup2(quiet, 1), os.dup2(quiet, 2)
-        os.chdir(made)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(seconds)
-        try:
-            load(path)
-        except BaseException as failure:  # noqa: BLE001 (whatever it thinks of the file)
-            os.write(writing, f"{type(failure).__name__}: {failure}".encode(errors="replace")[-300:])
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
-    status = os.waitpid(child, 0)[1]
-    if any(Path(made).iterdir()):
-        return "file"
-    if os.WIFSIGNALED(status):
-        return "hang" if time.monotonic() - started >= seconds - 1 else f"signal {os.WTERMSIG(status)}"
-    return f"nothing: {said}" if said else "nothing"
-
-
-def main(directory: Path, seconds: int = SECONDS) -> None:
-    """Print what each attack did."""
+def main(directory: Path) -> None:
+    """Prove the attacks."""
     import torch
 
     torch.export.load(EXPORTED)  # imports what the forks need
     torch.set_num_threads(1)
-    found = [(name, path.name, outcome(path, made, seconds)) for name, path, made in attacks(directory)]
-    print(json.dumps(found))
+    prove_all(attacks(directory), seconds=SECONDS)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]).resolve())

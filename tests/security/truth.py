@@ -1,8 +1,8 @@
-"""The real loaders, in a process of their own: which of many files do run their payload?
+"""Proofs that attacks work in their frameworks, in processes that import those.
 
-``python -m tests.security.truth GROUP`` reads lines ``LOADER <tab> PATH <tab> ALONE`` and loads each file,
-in a forked process those that change the interpreter or wait for its end. It prints how each load ended; the
-marker files tell the rest.
+``python -m tests.security.truth GROUP`` proves files: it reads lines of LOADER, PATH, DIRECTORY and ALONE,
+with tabs between them. ``python -m tests.security.PROGRAMS DIRECTORY`` writes and proves attacks that only a
+framework can write. Both print a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -11,18 +11,32 @@ import contextlib
 import gc
 import importlib
 import io
+import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 GROUPS = {
-    "torch": ("pickle", "pickles", "torch", "torchscript", "numpy", "numpys", "dcp"),
+    "torch": (
+        "pickle",
+        "pickles",
+        "torch",
+        "torchscript",
+        "numpy",
+        "numpys",
+        "dcp",
+        "dcp_values",
+        "joblib",
+        "exported",
+    ),
     "keras": (
         "keras",
         "tf_keras",
@@ -38,14 +52,18 @@ PRELOADED = {
     "torch": (
         "torch", "numpy", "torch.fx", "torch.hub", "torch.package", "torch.utils.data",
         "torch.distributed.checkpoint", "sympy", "yaml", "h5py", "safetensors.numpy", "numpy.f2py",
-        "numpy.testing", "distutils", "logging.handlers",
+        "numpy.testing", "distutils", "logging.handlers", "torch.export", "joblib",
     ),
     "keras": ("tensorflow", "keras", "tf_keras"),
     "paddle": ("paddle",),
 }  # fmt: skip
-SECONDS, SECONDS_OF_ONE = 900, 10
+ROOT = Path(__file__).parents[2]
+SECONDS, SECONDS_OF_ONE = 900, 30
+BYTES_ALONE = 6 << 30
 SECONDS_OF_WORK, BYTES_OF_WORK = 8, 3 << 30
 """What a model of a few kilobytes may take to be loaded."""
+DOES_HARM = ("ran", "hang", "signal")
+"""First words of the ends of attacks that work."""
 IN_OPEN = 0x20
 READ = "read.txt"
 """File in a case's directory that a loader shall not read."""
@@ -97,6 +115,24 @@ def load_dcp(path: str) -> None:
     FileSystemReader(str(Path(path).parent)).read_metadata()
 
 
+def load_dcp_values(path: str) -> None:
+    from torch.distributed import checkpoint
+
+    checkpoint.load({"x": None}, checkpoint_id=str(Path(path).parent))
+
+
+def load_joblib(path: str) -> None:
+    import joblib
+
+    joblib.load(path)
+
+
+def load_exported(path: str) -> None:
+    import torch
+
+    torch.export.load(path)
+
+
 def load_paddle(path: str) -> None:
     import paddle
 
@@ -128,41 +164,38 @@ def load_model(loader: str, path: str) -> Any:
     return importlib.import_module(loader).models.load_model(path, **options)
 
 
-def load_keras_reads(path: str) -> None:
-    _mark_if_read(path, load_keras)
+def load_keras_reads(path: str) -> bool:
+    return _opens_what_is_beside(path, load_keras)
 
 
-def load_tf_keras_reads(path: str) -> None:
-    _mark_if_read(path, load_tf_keras)
+def load_tf_keras_reads(path: str) -> bool:
+    return _opens_what_is_beside(path, load_tf_keras)
 
 
-def _mark_if_read(path: str, load: Callable[[str], None]) -> None:
-    """Load a file, and make the marker if the file beside it has been opened."""
+def _opens_what_is_beside(path: str, load: Callable[[str], None]) -> bool:
+    """Load a file, and return whether that opened the file beside it."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(os.O_NONBLOCK)
     (Path(path).parent / READ).write_text("one\ntwo\n")
     libc.inotify_add_watch(watch, os.fsencode(Path(path).parent / READ), IN_OPEN)
-    try:
-        load(path)
-    finally:
-        with contextlib.suppress(BlockingIOError):
-            if os.read(watch, 4096):
-                marker_of(path).touch()
-        os.close(watch)
+    with os.fdopen(watch, "rb", buffering=0) as events:
+        with contextlib.suppress(Exception):  # hostile files raise anything
+            load(path)
+        return bool(events.read(4096))
 
 
-def load_keras_works(path: str) -> None:
-    _mark_if_endless(path, "keras")
+def load_keras_works(path: str) -> bool:
+    return _is_endless(path, "keras")
 
 
-def load_tf_keras_works(path: str) -> None:
-    _mark_if_endless(path, "tf_keras")
+def load_tf_keras_works(path: str) -> bool:
+    return _is_endless(path, "tf_keras")
 
 
-def _mark_if_endless(path: str, loader: str) -> None:
-    """Make the marker if loading a file takes all of a child's time or memory."""
+def _is_endless(path: str, loader: str) -> bool:
+    """Return whether loading a file takes all of a child's time or memory."""
     signal.alarm(0)
     code = f"import {loader}, tests.security.truth as t; t.load_in_limits({loader!r}, {path!r})"
     command = [sys.executable, "-W", "ignore", "-c", code]
@@ -170,17 +203,14 @@ def _mark_if_endless(path: str, loader: str) -> None:
         assert child.stdout is not None
         child.stdout.readline()  # it has imported the framework
         try:
-            if child.wait(SECONDS_OF_WORK) != 0:
-                marker_of(path).touch()
+            return child.wait(SECONDS_OF_WORK) != 0
         except subprocess.TimeoutExpired:
             child.kill()
-            marker_of(path).touch()
+            return True
 
 
 def load_in_limits(loader: str, path: str) -> None:
     """Load a file with little memory to spare, and end with 1 if that isn't enough."""
-    import resource
-
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + BYTES_OF_WORK
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -194,54 +224,96 @@ def load_in_limits(loader: str, path: str) -> None:
     os._exit(0)
 
 
-def marker_of(path: str) -> Path:
-    """Return what the payload of a case makes: see `corpus.Corpus.place`."""
-    directory = Path(path).parent
-    return directory.parents[1] / "ran" / directory.name / "m"
-
-
-LOADERS: dict[str, Callable[[str], None]] = {
+LOADERS: dict[str, Callable[[str], object]] = {
     loader: globals()[f"load_{loader}"] for loaders in GROUPS.values() for loader in loaders
 }
 
 
-def outcome(loader: str, path: str) -> str:
-    """Load a file, and say how that ended."""
-    os.chdir(Path(path).parent)
-    signal.alarm(SECONDS_OF_ONE)
+class Attack(NamedTuple):
+    """A file or model, and how it is loaded and used."""
+
+    name: str
+    path: Path
+    load: Callable[[], object]
+    """Returns True if it did what only can be noticed while it loads, such as reading a file outside."""
+    directory: Path
+    """Where the payload makes a file."""
+    is_alone: bool = False
+    """Whether it changes or ends the interpreter, or waits for its end: it is loaded in a forked process."""
+
+
+class End(NamedTuple):
+    """``ran``, ``hang`` or ``signal NUMBER`` of an attack that works; else the error, or ``loaded``."""
+
+    name: str
+    path: Path
+    how: str
+
+    @property
+    def does_harm(self) -> bool:
+        return self.how.split(" ", 1)[0] in DOES_HARM
+
+
+def prove_all(attacks: Iterable[Attack], *, seconds: int = SECONDS_OF_ONE) -> None:
+    """Print how each attack ended."""
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    signal.signal(signal.SIGALRM, partial(_give_up, seconds))
+    gc.freeze()  # a fork then copies little
+    for attack in attacks:
+        before = set(attack.directory.iterdir())
+        how = _in_fork(attack, seconds) if attack.is_alone else _loaded(attack, seconds)
+        has_run = set(attack.directory.iterdir()) - before
+        print(json.dumps([attack.name, str(attack.path), "ran" if has_run else how]), file=answers)
+
+
+def _give_up(seconds: int, signum: int, frame: object) -> None:
+    raise TimeoutError(f"more than {seconds} seconds")
+
+
+def _loaded(attack: Attack, seconds: int) -> str:
+    """Load an attack, and return how that ended."""
+    os.chdir(attack.path.parent)
+    signal.alarm(seconds)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            LOADERS[loader](path)
+            found = attack.load()
     except BaseException as error:  # noqa: BLE001 (hostile files raise anything)
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     finally:
         sys.settrace(None)
         sys.setprofile(None)
         signal.alarm(0)
+    if found is True:
+        (attack.directory / "noticed").touch()
     return "loaded"
 
 
-def in_fork(loader: str, path: str) -> str:
-    """Load a file in a forked process, which ends as an interpreter ends."""
+def _in_fork(attack: Attack, seconds: int) -> str:
+    """Load an attack in a forked process, which ends as an interpreter ends."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        said = outcome(loader, path)
-        os.write(writing, said.encode(errors="replace"))
-        _end()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # compiled code doesn't return to a handler of Python's
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES_ALONE, BYTES_ALONE))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.write(writing, _loaded(attack, seconds).encode(errors="replace"))
+        _end(seconds)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         said = pipe.read().decode(errors="replace")
-    os.waitpid(child, 0)
-    return said or "the process died"
+    number = os.WTERMSIG(os.waitpid(child, 0)[1])
+    return said or ("hang" if number == signal.SIGALRM else f"signal {number}")
 
 
-def _end() -> None:
+def _end(seconds: int) -> None:
     """Run what waits for the interpreter's end, then end without torch's own farewells."""
     import atexit
     import threading
 
+    signal.alarm(seconds)
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join(2)
@@ -251,71 +323,64 @@ def _end() -> None:
 
 
 def main(group: str) -> None:
-    """Answer each line of stdin with one of stdout."""
-    warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for module in PRELOADED[group]:
         importlib.import_module(module)
-    signal.signal(signal.SIGALRM, _give_up)
-    gc.freeze()  # a fork then copies little
     orders = [line.split("\t") for line in sys.stdin.read().splitlines()]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for loader, path, alone in orders:
-        load = in_fork if alone == "alone" else outcome
-        print(load(loader, path), file=answers)
+    prove_all(
+        Attack(loader, Path(path), partial(LOADERS[loader], path), Path(directory), alone == "alone")
+        for loader, path, directory, alone in orders
+    )
 
 
-def _give_up(signum: int, frame: object) -> None:
-    raise TimeoutError(f"more than {SECONDS_OF_ONE} seconds")
+# The process that asks ------------------------------------------------------------------------------
 
 
-def load_all(orders: Iterable[tuple[str, Path, bool]], modules: Path, root: Path) -> list[str]:
+def load_all(orders: Iterable[tuple[str, Path, Path, bool]], modules: Path) -> list[str]:
     """Return how each load ended; one process a framework loads all files that are its own."""
     orders = list(orders)
-    ends: dict[tuple[str, Path, bool], str] = {}
+    ends: dict[tuple[str, Path, Path, bool], str] = {}
     for group, loaders in GROUPS.items():
         own = [order for order in orders if order[0] in loaders]
-        if own:
-            ends.update(zip(own, _answers(group, own, modules, root), strict=True))
+        lines = [f"{loader}\t{path}\t{made}\t{'alone' * alone}\n" for loader, path, made, alone in own]
+        answers: list[str] = []
+        while len(answers) < len(own):  # behind a file that ends the process, the rest goes on
+            status, new = run("truth", group, stdin="".join(lines[len(answers) :]), cwd=modules)
+            answers += [end.how for end in ends_in(new)]
+            if len(answers) < len(own):
+                assert status < 0
+                answers.append(f"signal {-status}")
+        ends.update(zip(own, answers, strict=True))
     return [ends[order] for order in orders]
 
 
-def _answers(group: str, orders: list[tuple[str, Path, bool]], modules: Path, root: Path) -> list[str]:
-    """Return one answer for each order; behind a file that ends the process, the rest goes on."""
-    answers: list[str] = []
-    while len(answers) < len(orders):
-        status, new, errors = _answers_of_one_process(group, orders[len(answers) :], modules, root)
-        if status > 0 or (status == 0 and len(answers) + len(new) != len(orders)):
-            raise RuntimeError(f"the loaders of {group} ended with {status}: {errors[-2000:]}")
-        answers += new
-        if status < 0:
-            answers.append(f"the process died of signal {-status}")
-    return answers
+def ends_in(answers: str) -> list[End]:
+    """Return what `prove_all` printed."""
+    return [End(name, Path(path), how) for name, path, how in map(json.loads, answers.splitlines())]
 
 
-def _answers_of_one_process(
-    group: str, orders: list[tuple[str, Path, bool]], modules: Path, root: Path
-) -> tuple[int, list[str], str]:
+def run(module: str, *arguments: str, cwd: Path, stdin: str = "") -> tuple[int, str]:
+    """Run a module of these tests, which may die of a signal but not fail; return its status and output."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), str(modules)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd)]),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "CUDA_VISIBLE_DEVICES": "",
-        "HOME": str(modules),
+        "HOME": str(cwd),
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.security.truth", group],
-        input="".join(f"{loader}\t{path}\t{'alone' * alone}\n" for loader, path, alone in orders),
+        [sys.executable, "-W", "ignore", "-m", f"tests.security.{module}", *arguments],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=SECONDS,
         env=environment,
-        cwd=modules,
+        cwd=cwd,
         check=False,
     )
-    return done.returncode, done.stdout.splitlines(), done.stderr
+    assert done.returncode <= 0, done.stderr[-3000:]
+    return done.returncode, done.stdout
 
 
 if __name__ == "__main__":
