@@ -11,7 +11,8 @@ from typing import Any
 
 from fixtures import zip_raw
 from fixtures.zip_raw import DEFLATED, Member
-from tests.security.assembler import Code, Name, PersistentId, call, pickled
+from tests.security.assembler import Build, Call, Code, Name, PersistentId, call, pickled
+from tests.security.torch_programs import program
 
 FOUR_FLOATS = struct.pack("<4f", 1, 2, 3, 4)
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
@@ -102,6 +103,37 @@ def sharded(data: bytes) -> dict[str, bytes]:
     return {"sharded/pytorch_model.bin.index.json": index, SHARD: torch_zip(data)}
 
 
+def distributed(data: bytes) -> dict[str, bytes]:
+    """Return a distributed checkpoint, one of whose values is the attack."""
+    module, shard = "torch.distributed.checkpoint", torch_zip(data)
+    key = _record(f"{module}.metadata", "MetadataIndex", fqn="x", offset=None, index=None)
+    where = {
+        "relative_path": "__0_0.distcp",
+        "offset": 0,
+        "length": len(shard),
+        "transform_descriptors": None,
+    }
+    metadata = _record(
+        f"{module}.metadata",
+        "Metadata",
+        state_dict_metadata={"x": _record(f"{module}.metadata", "BytesStorageMetadata")},
+        planner_data={"x": ("x",)},
+        storage_data={key: _record(f"{module}.filesystem", "_StorageInfo", **where)},
+        storage_meta=None,
+        version=None,
+    )
+    return {"dcp/.metadata": pickled(metadata, 2), "dcp/__0_0.distcp": shard}
+
+
+def _record(module: str, name: str, **fields: Any) -> Build:
+    return Build(Call(Name(module, name), how="newobj"), fields)
+
+
+def exported(data: bytes) -> dict[str, bytes]:
+    """Return an exported program, whose example of an input is the attack."""
+    return {"a.pt2": program(None, **{"program/data/sample_inputs/model.pt": data})}
+
+
 SHARD = "sharded/pytorch_model-00001-of-00001.bin"
 TRAINER_FILES = ("training_args.bin", "optimizer.pt", "rng_state.pth", "scheduler.pt", "scaler.pt")
 
@@ -127,6 +159,14 @@ CONTAINERS = (
     ),
 )
 BY_NAME = {container.name: container for container in CONTAINERS}
+KINDS = (
+    *(BY_NAME[name] for name in ("pkl", "zip", "deflated", "legacy", "tar", "npy", "npz", "dcp", "sharded")),
+    *(BY_NAME[name] for name in ("training_args", "optimizer")),
+    Container("joblib", "a.joblib", "joblib", in_file("a.joblib")),
+    Container("distcp", "dcp/__0_0.distcp", "dcp_values", distributed, True),
+    Container("pt2", "a.pt2", "exported", exported),
+)
+"""A container of each kind, for attacks that are tried in each."""
 
 
 def tensor() -> Any:

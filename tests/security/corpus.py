@@ -11,16 +11,18 @@ from typing import Any
 from zipfile import ZipFile
 
 from fixtures.zip_raw import Member, build
-from tests.security import hooks, keras_configs  # noqa: F401  # add to ATTACKS and MODELS
+from tests.security import hooks, keras_configs, triggers  # noqa: F401  # add to ATTACKS and MODELS
 from tests.security.archives import FILES, tree
 from tests.security.assembler import PROTOCOLS, pickled, spelled
 from tests.security.calls import ATTACKS, USER_MODULE, USER_SOURCE, Place
-from tests.security.containers import CONTAINERS, Container, beside_a_tensor, in_persistent_id
+from tests.security.containers import CONTAINERS, KINDS, Container, beside_a_tensor, in_persistent_id
 from tests.security.models import MODELS
 from tests.security.streams import STREAMS
 
 EVERYWHERE = ("plain_calls", "os.mknod")
 """The attack that the sample holds in every container and protocol."""
+IN_EACH_KIND = {"called_attributes"}
+"""Attacks that the sample holds in every kind of container, in one protocol after the other."""
 BARE = {"first_opcodes": ("pkl", "bin"), "trailing_pickles": ("pkl", "bin"), "torn_trailing": ("pkl", "bin")}
 """Streams that mean something in a file of their own alone."""
 PROTOCOLS_OF = {"python2_names": range(3), "dbm.open": range(3, 6)}
@@ -48,7 +50,7 @@ ALONE = {
 """What changes the loader's interpreter, or waits for its end."""
 ELSEWHERE = {"aliases/nt.system"}
 """What runs on another system than Linux, so that no loader can prove it here."""
-USERS = {"users_names", "keras_work", "keras_half_characters"}
+USERS = {"users_names", "called_attributes", "keras_work", "keras_half_characters"}
 """Attacks of which unknown may be said: they name only the user's own, take long, or can't be read."""
 
 
@@ -133,10 +135,14 @@ class Corpus:
     def _calls(self, *, every: bool) -> Iterator[Case]:
         turn = itertools.count()
         for attack, generator in ATTACKS.items():
-            for variant in _variants(generator):
+            for number, variant in enumerate(_variants(generator)):
                 wide = every or (attack, variant) == EVERYWHERE
                 allowed = PROTOCOLS_OF.get(attack, PROTOCOLS_OF.get(variant, PROTOCOLS))
-                for container, protocol in _spellings(turn, wide=wide):
+                if attack in IN_EACH_KIND:
+                    spellings, wide = _in_each_kind(number, every=every), True
+                else:
+                    spellings = _spellings(turn, wide=wide)
+                for container, protocol in spellings:
                     if protocol not in allowed or _stops(attack, variant, container):
                         continue
                     try:
@@ -222,6 +228,13 @@ def _spellings(turn: Iterator[int], *, wide: bool) -> Iterable[tuple[Container, 
         (CONTAINERS[(start + step) % len(CONTAINERS)], (start + 2 + step) % len(PROTOCOLS))
         for step in range(12)
     ]
+
+
+def _in_each_kind(number: int, *, every: bool) -> Iterable[tuple[Container, int]]:
+    """Return a container of each kind in all protocols, or in one that moves on with both."""
+    if every:
+        return itertools.product(KINDS, PROTOCOLS)
+    return [(one, (number + at) % len(PROTOCOLS)) for at, one in enumerate(KINDS)]
 
 
 def _variants(generator: Any) -> list[str]:

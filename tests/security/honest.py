@@ -128,6 +128,45 @@ def torch_values() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def state_values() -> dict[str, Any]:
+    """Return state dicts of all optimizers and schedulers, after a step of each."""
+    import torch
+    from torch.optim import lr_scheduler
+
+    found = {}
+    for name in torch.optim.__all__:
+        kind = getattr(torch.optim, name)
+        if name == "Optimizer" or not isinstance(kind, type):
+            continue
+        weight = torch.nn.Parameter(torch.ones(2, 2))
+        optimizer = kind([weight], lr=0.1)
+        weight.grad = torch.ones(2, 2).to_sparse() if name == "SparseAdam" else torch.ones(2, 2)
+        optimizer.step(*([lambda w=weight: w.sum()] if name == "LBFGS" else []))
+        found[name] = optimizer.state_dict()
+    for name, arguments in SCHEDULERS.items():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1, momentum=0.9)
+        scheduler = getattr(lr_scheduler, name)(optimizer, *arguments)
+        optimizer.step()
+        scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        found[name] = scheduler.state_dict()
+    return found
+
+
+SCHEDULERS: dict[str, tuple[Any, ...]] = {
+    "StepLR": (5,),
+    "MultiStepLR": ([1, 3],),
+    "ConstantLR": (),
+    "LinearLR": (),
+    "ExponentialLR": (0.9,),
+    "PolynomialLR": (),
+    "CosineAnnealingLR": (10,),
+    "CosineAnnealingWarmRestarts": (10,),
+    "ReduceLROnPlateau": (),
+    "OneCycleLR": (0.1, 10),
+    "CyclicLR": (0.1, 0.2),
+}
+
+
 def _modules() -> list[Any]:
     """Return modules with states of their own, and functions among their attributes."""
     import torch
@@ -185,7 +224,7 @@ def write(directory: Path) -> Iterator[Path]:
             path = directory / f"{name}-{protocol}.pkl"
             path.write_bytes(pickle.dumps({"value": value}, protocol))
             yield path
-    for name, value in {**torch_values(), **plain_values()}.items():
+    for name, value in {**torch_values(), **state_values(), **plain_values()}.items():
         for protocol, zipped in ((2, True), (4, True), (2, False)):
             path = directory / f"{name}-{protocol}-{'zip' if zipped else 'legacy'}.pth"
             torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)

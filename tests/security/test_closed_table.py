@@ -14,6 +14,7 @@ import pytest
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.report import has_errors
 from tests.security.assembler import Build, Call, Code, Discarded, Name, PersistentId, call, pickled, spelled
+from tests.security.triggers import ATTRIBUTES, calling, mappings, optimizers, sequences
 from tests.support.containers import pickles_in
 
 TENSOR, OBJECT = Name("torch", "Tensor"), Name("builtins", "object")
@@ -59,7 +60,6 @@ OVERLAPPING = dtype("V8", 3, "|", None, ("a", "b"), {"a": (OBJECTS, 0), "b": (LO
 VIEW = {"__array_interface__": {"data": (16705, False), "shape": (64,), "typestr": "|u1", "version": 3}}
 STATE = Name("accelerate.state", "PartialState")
 INDEX = Call(Name("torch.distributed.checkpoint.metadata", "MetadataIndex"), how="newobj")
-ATTRIBUTES = Name("lightning.fabric.utilities.data", "AttributeDict")
 TAG = ("torch.jit._pickle", "restore_type_tag")
 BIG, PRIME = b"x" * 60_000, (1 << 61) - 1
 EMPTY = dtype("V0", 3, "|", (dtype("S0"), (2**31 - 1,)), None, None, 0, 1, 0)
@@ -178,74 +178,8 @@ def test_a_storage_in_bytes_has_what_it_says() -> None:
 # One chain, in all that could trigger it ------------------------------------------------------------------
 
 
-def new(module: str, name: str, **state: Any) -> Any:
-    return Build(Call(Name(module, name), how="newobj"), state)
-
-
-def calling(function: Any, *arguments: Any) -> Any:
-    """Return an object that, when it is called, calls what it only keeps: ``ParametrizationList.forward``."""
-    kept = ("_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_parameters", "_buffers")
-    hooks: dict[str, Any] = {name: {} for name in kept}
-    originals = {f"original{at}": argument for at, argument in enumerate(arguments)}
-    return new(
-        "torch.nn.utils.parametrize", "ParametrizationList", **hooks, **originals,
-        _modules={"0": function}, is_tensor=False, ntensors=len(arguments), unsafe=True,
-    )  # fmt: skip
-
-
 CALLS = calling(Name("torch.nn.functional", "torch"), "x")
-SPACE = call("types", "SimpleNamespace")
-OPTIMIZERS = [
-    *(
-        "ASGD",
-        "Adadelta",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "LBFGS",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-    ),
-    *("SGD", "SparseAdam"),
-]
-TRIGGERS: dict[str, Any] = {
-    **{
-        f"{name} of {module}.{owner}": call(
-            *maker, Build(Call(Name(module, owner), how=how), {"keys": CALLS})
-        )
-        for name, maker in {
-            "dict": ("builtins", "dict"),
-            "OrderedDict": ("collections", "OrderedDict"),
-            "UserDict": ("collections", "UserDict"),
-            "Counter": ("collections", "Counter"),
-            "AttributeDict": (ATTRIBUTES.module, ATTRIBUTES.attribute),
-        }.items()
-        for module, owner, how in (
-            ("argparse", "Namespace", "newobj"),
-            ("types", "SimpleNamespace", "reduce"),
-            ("collections", "UserDict", "newobj"),
-            (ATTRIBUTES.module, ATTRIBUTES.attribute, "newobj"),
-        )
-    },
-    **{
-        f"{name} of UserList": call(owner, name, new("collections", "UserList", data=CALLS))
-        for owner, name in (
-            *(("builtins", name) for name in ("list", "tuple", "set", "frozenset")),
-            *(("collections", name) for name in ("deque", "UserList", "ChainMap")),
-        )
-    },
-    "ChainMap": new("collections", "ChainMap", maps=[Build(SPACE, {"__contains__": CALLS})]),
-    **{
-        f"torch.optim.{name}": Build(
-            Call(Name(f"torch.optim.{name.lower()}", name), how="newobj"),
-            {"param_groups": [Build(SPACE, {"setdefault": CALLS})], "state": {}},
-        )
-        for name in OPTIMIZERS
-    },
-}
+TRIGGERS: dict[str, Any] = {**mappings(CALLS), **sequences(CALLS), **optimizers(CALLS)}
 
 
 @pytest.mark.parametrize("name", TRIGGERS)
