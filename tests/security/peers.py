@@ -168,7 +168,10 @@ def main(python: str) -> None:
         print(f"{len(paths)} hostile files, proven in their frameworks; {len(honest)} honest files\n\n{HEAD}")
         print(row("ckpttool", scored(sys.executable, OURS, paths, honest)), flush=True)
         for name, script in PEERS.items():
-            print(row(name, scored(python, script, paths, honest)), flush=True)
+            try:
+                print(row(name, scored(python, script, paths, honest)), flush=True)
+            except subprocess.TimeoutExpired:
+                print(f"{name:12} took more than {SECONDS} seconds", flush=True)
         ran = [case.name for case in proven if case.has_run]
         print(f"\n{len(ran)} payloads were run by a scanner" + "".join(f"\n  {name}" for name in ran))
 
