@@ -321,7 +321,9 @@ def size_of(node: object) -> int:
         return len(node)
     if isinstance(node, Payload):
         return node.nbytes
-    return size_of(node.args[0]) if isinstance(node, Call) and node.kind == "bytearray" and node.args else 0
+    if isinstance(node, Call) and node.kind in ("bytearray", "tuple") and node.args:
+        return size_of(node.args[0])
+    return 0
 
 
 def _judge_result(call: Call, result: str) -> Trust:
@@ -336,6 +338,8 @@ def _judge_result(call: Call, result: str) -> Trust:
             return Trust.UNKNOWN
         result = "tensor"
     elif result == "retyped":
+        if not isinstance(args[2], tuple):
+            return Trust.UNKNOWN
         inner = Call(args[0], args[2])
         if (meaning := evaluate(inner)) is not Trust.PLAIN:
             return meaning
@@ -473,7 +477,7 @@ _TEXT_ELEMENTS = frozenset({str, type(None)})
 def _is_array_state(state: object) -> bool:
     """Tell whether a state is ``(version, shape, dtype, is_fortran, elements)``, with as many objects as fit.
 
-    Elements of a structure or a string type are converted to it, whatever that takes: they are texts.
+    Those of a string type are texts; elements of other types are converted, whatever that takes.
     """
     if not isinstance(state, tuple) or len(state) != 5 or not _is_shape(state[1]):
         return False
@@ -481,7 +485,8 @@ def _is_array_state(state: object) -> bool:
     if not isinstance(elements, list):
         return kind_of(dtype) == "dtype" and kind_of(elements) in ("bytes", "text")
     are_objects = numpy_types.kind_without_state(dtype) == "object-dtype"
-    is_plain = are_objects or _TEXT_ELEMENTS.issuperset(map(type, elements))
+    are_texts = kind_of(dtype) == "dtype" and _TEXT_ELEMENTS.issuperset(map(type, elements))
+    is_plain = are_objects or (are_texts and not numpy_types.is_described(dtype))
     return is_plain and kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
 
 

@@ -1,11 +1,8 @@
 """The inert pickle interpreter: it builds plain data and described nodes, and runs nothing.
 
-What a real unpickler would import, call or set becomes a node (``Global``, ``Call``, ``Persistent``) that
-says so. A few constructors of plain data, with exactly the arguments that make them harmless, become the
-data itself: ordered dictionaries, sets, byte strings.
-
-Every opcode of protocols 0 to 5 is known but for the extension registry and out-of-band buffers, which no
-checkpoint uses. Work and memory are bounded by budgets. Nothing here recurses.
+What a real unpickler would import, call or set becomes a node (``Global``, ``Call``, ``Persistent``); what
+constructors of containers make becomes the data itself. Work and memory are bounded by budgets, and nothing
+here recurses.
 
 Source: CPython ``Lib/pickle.py`` and ``Lib/pickletools.py``.
 """
@@ -15,6 +12,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
@@ -31,7 +29,7 @@ from ckpttool.io.constructors import (
     takes_items,
     takes_pairs,
 )
-from ckpttool.io.numpy_types import fields_of
+from ckpttool.io.numpy_types import KINDS, fields_of, number_of_parts
 from ckpttool.io.opcodes import OPERATIONS
 from ckpttool.io.pickle_nodes import (
     ENTRY,
@@ -66,11 +64,15 @@ _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 _MOST_MISUSE = 100
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
-_COST_OF_STATE = 80
+_SLOW_KEYS = frozenset({"decimal", "fraction", "version"})
+"""Kinds of objects that are compared with numbers, or texts, however long these are."""
+_COST_OF_STATE, _COST_OF_LOADING = 80, 1 << 14
 _MAX_CONTAINERS = 20_000
 _HASH_MODULUS = (1 << 61) - 1
 
-_COLLECTIONS: dict[str, Callable[[Any], object]] = {"set": set, "frozenset": frozenset, "list": list}
+_COLLECTIONS: dict[str, Callable[[Any], object]] = {
+    kind.__name__: kind for kind in (set, frozenset, list, tuple)
+}
 _PLAIN_KINDS = _COLLECTIONS.keys() | {
     OPAQUE,
     "bytes",
@@ -392,6 +394,8 @@ class Interpreter(PickleStream):
                     self.charge(part.bit_length())
                 elif isinstance(part, Call):
                     pending.append(self._hashed_parts(part))
+                elif isinstance(part, Persistent):  # which may give back a part of its id
+                    pending.append((part.id,))
         self.charge(ENTRY * count)
 
     def _hashed_parts(self, key: Call) -> Iterable[Any]:
@@ -399,12 +403,13 @@ class Interpreter(PickleStream):
         if key.kind == "record":
             states = key.state if isinstance(key.state, tuple) else (key.state,)
             return [value for state in states if isinstance(state, dict) for value in state.values()]
-        if key.kind == "size":
-            return key.args
-        self._odd_keys += key.kind != OPAQUE
+        if key.kind in _SLOW_KEYS and isinstance(key.function, Global):
+            self.pickle.unknown.setdefault(key.function, "compares")
+        self._odd_keys += key.kind not in (OPAQUE, "size")
         if self._odd_keys > _MAX_COLLISIONS:
             raise self.excess(f"more than {_MAX_COLLISIONS:,} objects as keys")
-        return ()
+        given = (arg if isinstance(arg, list | tuple | set | frozenset) else (arg,) for arg in key.args)
+        return chain.from_iterable(given)
 
     def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
@@ -488,6 +493,7 @@ class Interpreter(PickleStream):
         elif call.kind in ("deque", "default-dict"):
             self._count_container(function)
         elif function.name == "_load_from_bytes":
+            self.charge(_COST_OF_LOADING)
             content = call.args[0]
             place = (content.offset, content.kind) if isinstance(content, Payload) else content
             self.pickle.stored[place] = content
@@ -512,6 +518,8 @@ class Interpreter(PickleStream):
             return
         self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
         target.state = state
+        if isinstance(target, Call) and target.kind in KINDS:
+            self.charge(ENTRY * number_of_parts(state))
         meaning = judge_state(target, state)
         made = target.kind if isinstance(target, Mapped) else target.function
         if meaning is Trust.DANGEROUS:
@@ -529,15 +537,16 @@ class Interpreter(PickleStream):
         if kind == OPAQUE:
             found = attribute_name(call)
             return call if found is None else self._name(found.module, found.name)
-        if any(isinstance(arg, Call) for arg in args) or not isinstance(function, Global):
+        if not isinstance(function, Global):
+            return call
+        if kind in _COLLECTIONS:
+            return self._collection(call, function)
+        if any(isinstance(arg, Call) for arg in args):
             return call
         if function.name == "eval":
             return args[1]["data"]
-        if kind in _COLLECTIONS:
-            items = args[0] if args else ()
-            return _COLLECTIONS[kind](items if kind == "list" else map(self.hashable, items))
         if kind == "bytes":
-            return self._latin1_bytes(args[0], call) if args else b""
+            return self._latin1_bytes(args[0]) if args else b""
         if kind == "default-dict":
             return Mapped(function, factory=args[0] if args else None)
         made: dict[Any, Any] = {} if kind == "dict" else Mapped(function)
@@ -546,17 +555,25 @@ class Interpreter(PickleStream):
                 made[self.hashable(key)] = value
         return made
 
-    def _latin1_bytes(self, text: object, call: Call) -> object:
+    def _collection(self, call: Call, maker: Global) -> object:
+        """Return the list, tuple or set that a call makes; of a tuple Python makes none anew."""
+        given = call.args[0] if call.args else ()
+        items = given.args[0] if isinstance(given, Call) else given  # the call of a tuple of a tuple
+        if call.kind == "tuple" and isinstance(items, tuple):
+            return given if given is not items or not call.args else call
+        if maker.module != "builtins":
+            return items  # a list that PyTorch only tags with its type
+        return _COLLECTIONS[call.kind](map(self.hashable, items) if "set" in call.kind else items)
+
+    def _latin1_bytes(self, text: Any) -> object:
         """Return the bytes that protocol 2 spells as text."""
         if isinstance(text, Payload):
             return Payload(text.source, text.offset, text.nbytes, "latin1")
-        if not isinstance(text, str):
-            return call
         self.charge(len(text))
         try:
             return text.encode("latin-1")
         except UnicodeEncodeError:
-            return call
+            raise self.damage("bytes spelled with other characters than those of Latin-1") from None
 
     # Errors ---------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ _BYTE_ORDERS = ("|", "<", ">", "=")
 _ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
 _POINTER_BYTES = 8
 _MAX_AXES = 64
+_MOST_PARTS = 1 << 20
 
 
 def is_typecode(node: object) -> bool:
@@ -44,6 +45,11 @@ def kind_without_state(dtype: object) -> str:
         return "dtype"
     letter, _ = _type_of(dtype) or ("V", -1)
     return {"O": "object-dtype", "V": "open-dtype", "user": "open-dtype"}.get(letter, "dtype")
+
+
+def is_described(dtype: object) -> bool:
+    """Tell whether a type is one of bytes that its name or its fields describe."""
+    return isinstance(dtype, Call) and dtype.function == _DTYPE
 
 
 def fields_of(call: Call) -> object:
@@ -87,6 +93,21 @@ def kind_with_state(dtype: Call, state: object) -> str | None:
     else:
         is_sound = flags == _OBJECT_FLAGS if letter == "O" else flags & _POINTERS == 0
     return ("object-dtype" if flags & _POINTERS else "dtype") if is_sound else None
+
+
+def number_of_parts(state: object) -> int:
+    """Return how many parts a type has at any depth, counted as often as NumPy goes through them."""
+    pending, count = [state], 0
+    while pending and count < _MOST_PARTS:
+        described = pending.pop()
+        if isinstance(described, tuple) and len(described) > 4:
+            base, _, fields = described[2:5]
+            types = [base[0]] if isinstance(base, tuple) and base else []
+            if isinstance(fields, dict):
+                types += [field[0] for field in fields.values() if isinstance(field, tuple) and field]
+            pending += [dtype.state for dtype in types if isinstance(dtype, Call)]
+            count += len(types)
+    return count
 
 
 def _has_unit(state: object) -> bool:

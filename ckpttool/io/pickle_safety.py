@@ -127,6 +127,7 @@ _CODE = {
     "creates": "code of the class runs",
     "calls": "its code runs",
     "fills": "what it is filled with is not known to be plain",
+    "compares": "where these are keys, it may take very long to compare them",
     "nests": "so many of these, if one holds the other, end the process",
     "stores": "it is a function or class, whose code may run",
     "imports": "code of its module runs",

@@ -42,10 +42,6 @@ _PYTHON_2_GLOBALS: dict[Global, Global] = {
     ("__builtin__", "long"): ("builtins", "int"),
     ("__builtin__", "unicode"): ("builtins", "str"),
     ("__builtin__", "xrange"): ("builtins", "range"),
-    ("UserDict", "IterableUserDict"): ("collections", "UserDict"),
-    ("UserDict", "UserDict"): ("collections", "UserDict"),
-    ("UserList", "UserList"): ("collections", "UserList"),
-    ("UserString", "UserString"): ("collections", "UserString"),
 }
 
 
@@ -111,16 +107,11 @@ def _values() -> dict[Global, str]:
 
 @cache
 def _objects() -> frozenset[Global]:
-    return _globals_in("objects.txt")
+    return globals_in("objects.txt")
 
 
-@cache
-def admitted_by_weights_only() -> frozenset[Global]:
-    """Return the globals that ``torch.load(weights_only=True)`` admits unless it is told of more."""
-    return _globals_in("weights_only.txt")
-
-
-def _globals_in(file: str) -> frozenset[Global]:
+def globals_in(file: str) -> frozenset[Global]:
+    """Return the globals of a list: in each line a module, and names in it."""
     rows = (line.split() for line in lines(file))
     return frozenset((module, name) for module, *names in rows for name in names)
 

@@ -19,7 +19,7 @@ from ckpttool.io.constructors import (
     tensor_properties,
 )
 from ckpttool.io.pickle_nodes import Call, Global, Mapped, Persistent
-from ckpttool.io.trust import Trust, admitted_by_weights_only, is_object, modern, value_kind
+from ckpttool.io.trust import Trust, globals_in, is_object, modern, value_kind
 from tests.support.containers import pickles_in
 
 
@@ -197,7 +197,7 @@ def test_what_pytorch_loads_with_weights_only_is_listed() -> None:
     from torch._weights_only_unpickler import _get_allowed_globals
 
     allowed = {tuple(dotted.rpartition(".")[::2]) for dotted in _get_allowed_globals()}
-    assert admitted_by_weights_only() == allowed
+    assert globals_in("weights_only.txt") == allowed
     names = [modern(module, name) for module, name in allowed]
     missing = {pair for pair in names if value_kind(*pair) is None and not is_constructor(Global(*pair))}
     # A wrapper makes an object of a class that is not PyTorch's own; the others take memory.

@@ -62,8 +62,9 @@ def _shared() -> Any:
 
 
 def numpy_values() -> dict[str, Any]:
-    """Return what NumPy makes."""
+    """Return what NumPy and pandas make."""
     import numpy as np
+    import pandas as pd
 
     return {
         "array": np.arange(6, dtype="float32").reshape(2, 3),
@@ -79,6 +80,11 @@ def numpy_values() -> dict[str, Any]:
         "objects": np.array([(1, None, [2])], dtype=[("a", "i1"), ("b", "O"), ("c", "O", (1,))]),
         "aligned": np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
         "strings": np.array(["a", "bc"], np.dtypes.StringDType()),
+        "frames": [
+            pd.DataFrame({"a": [1, 2.5], "b": ["x", "y"], "c": pd.Categorical(["u", "v"])}),
+            pd.Series([1, None], index=pd.date_range("2026", periods=2, tz="Europe/Berlin")),
+            [pd.Timestamp("2026", tz="UTC"), pd.Timedelta("1s"), pd.Interval(0, 1), pd.offsets.Hour(2)],
+        ],
         "generators": [np.random.Generator(kind(1)) for kind in (np.random.Philox, np.random.SFC64)],
     }
 

@@ -64,6 +64,20 @@ TAG = ("torch.jit._pickle", "restore_type_tag")
 BIG, PRIME = b"x" * 60_000, (1 << 61) - 1
 EMPTY = dtype("V0", 3, "|", (dtype("S0"), (2**31 - 1,)), None, None, 0, 1, 0)
 
+STORAGE_HEAD = (
+    b"\x80\2\x8a\x0a" + (0x1950A86A20F9469CFC6C).to_bytes(10, "little") + b".\x80\2M\xe9\3.\x80\2}."
+)
+
+
+def spelled_storage(count: int) -> bytes:
+    """Return the pickle of a storage of so many elements, as PyTorch's old serialization has it."""
+    return pickled(PersistentId(("storage", Name("torch", "FloatStorage"), "0", "cpu", count, None)), 2)
+
+
+_PART = (Code(b"h\5"), 0)
+_TWICE = dtype("V8", 3, "|", None, ("a", "b"), {"a": _PART, "b": _PART}, 8, 1, 0)
+PARTS = Code(spelled(LONG, 2) + b"q\5" + (b"0" + spelled(_TWICE, 2) + b"q\5") * 28)
+
 HARMFUL: dict[str, Any] = {
     "changes a class by a type for a method": call(
         "torch._tensor", "_rebuild_from_type_v2", WITH_STATE, TENSOR,
@@ -125,6 +139,35 @@ HARMFUL: dict[str, Any] = {
         Code(b"ccollections\ndeque\nq\1" + b"0" + b"h\1)R" * 120_000 + b"a" * 119_999), {}
     ),
     "divides long numbers": call("builtins", "range", 0, 1 << 8_000, 1 << 4_000),
+    "fills a list that was only tagged": Code(
+        b"]q\1" + spelled(call("torch.jit._pickle", "build_intlist", Code(b"h\1")), 2)
+        + spelled(EVAL, 2) + b"a0"
+    ),
+    "rebuilds with arguments of another tuple": call(
+        "torch._tensor", "_rebuild_from_type_v2", Name("torch._utils", "_rebuild_tensor_v2"), TENSOR,
+        call("builtins", "tuple", (1,)), None,
+    ),
+    "hashes a tuple made of a list without end": keyed(call("builtins", "tuple", [nested(40)])),
+    "hashes what has a tag without end": keyed(call(*TAG, nested(40), "x")),
+    "hashes the elements of a set without end": call(
+        "builtins", "set", call("builtins", "tuple", (call("builtins", "tuple", [nested(40)]),))
+    ),
+    "hashes what a loader gives back without end": keyed(PersistentId(("module", nested(40), "", ""))),
+    "has the same type in types without end": keyed(PARTS),
+    "has elements of a gigabyte": array(
+        dtype("V900000000", 3, "|", None, ("a",), {"a": (OBJECTS, 0)}, 900_000_000, 1, 27), (3,), [None] * 3
+    ),
+    "copies what a tuple holds": again(
+        4_000, LIST, call("builtins", "tuple", call("builtins", "tuple", (None,) * 50_000))
+    ),
+    "compares a decimal with a long number": Code(
+        b"}\x8b" + struct.pack("<i", 10_000) + (PRIME << 79_900).to_bytes(10_000, "little") + b"Ns"
+        + spelled(call("decimal", "Decimal", "0"), 2) + b"Ns"
+    ),
+    "loads a storage again and again": again(
+        100_000, Name("torch.storage", "_load_from_bytes"),
+        STORAGE_HEAD + spelled_storage(2) + pickled(["0"], 2) + struct.pack("<Qff", 2, 1, 2),
+    ),
 }  # fmt: skip
 
 
@@ -161,16 +204,13 @@ def test_a_deque_holds_no_more_than_it_may() -> None:
 
 def test_a_storage_in_bytes_has_what_it_says() -> None:
     """A storage of elements that are not there would be whatever the memory holds."""
-    magic, protocol = (0x1950A86A20F9469CFC6C).to_bytes(10, "little"), struct.pack("<H", 1001)
-    head = b"\x80\2\x8a\x0a" + magic + b"." + b"\x80\2M" + protocol + b"." + b"\x80\2}."
-    root = pickled(PersistentId(("storage", Name("torch", "FloatStorage"), "0", "cpu", 2, None)), 2)
     for keys, elements, is_safe in (
         (["0"], struct.pack("<Qff", 2, 1, 2), True),
         ([], b"", False),
         (["0"], struct.pack("<Qf", 1, 1), False),
         (["0"], struct.pack("<Q", 2), False),
     ):
-        content = head + root + pickled(keys, 2) + elements
+        content = STORAGE_HEAD + spelled_storage(2) + pickled(keys, 2) + elements
         data = b"\x80\3" + spelled(call("torch.storage", "_load_from_bytes", content), 3) + b"."
         assert (pickles_in(data).safety == ()) is is_safe
 

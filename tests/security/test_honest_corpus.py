@@ -13,7 +13,7 @@ from tests.security.test_hostile_corpus import lines
 from tests.support.commands import run_redirected
 
 OBJECTS = {"module", "modules", "optimizers", "schedulers", "scaler", "attributes", "initialisers"} | {
-    "rng", "generators", "masked", "records", "objects",
+    "rng", "generators", "masked", "records", "objects", "frames",
 }  # fmt: skip
 """The honest files that hold objects of classes, functions, or structures of objects, whose code runs."""
 

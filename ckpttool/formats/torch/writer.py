@@ -23,7 +23,7 @@ from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.io.opcodes import PAYLOAD_BYTES
 from ckpttool.io.pickler import Storages, imported_by, pickle_into
 from ckpttool.io.sink import Sink
-from ckpttool.io.trust import admitted_by_weights_only
+from ckpttool.io.trust import globals_in
 from ckpttool.io.zip_writer import ALIGNMENT, Piece, TorchZip
 
 _STEM, _SUFFIX = "pytorch_model", ".bin"
@@ -79,7 +79,7 @@ class PyTorchWriter(Writer):
             names = imported_by(content.tree)
         except ValueError as failure:
             raise Unsupported(options.name, str(failure), where="data.pkl") from failure
-        admitted = admitted_by_weights_only()
+        admitted = globals_in("weights_only.txt")  # what `torch.load(weights_only=True)` admits
         return tuple(sorted(str(one) for one in names if (one.module, one.name) not in admitted))
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
