@@ -33,6 +33,12 @@ wait_for_no_disk()
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
 
 
+@pytest.fixture(autouse=True)
+def state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands remember of a user stays among the temporary files."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
 @pytest.fixture(scope="session")
 def files() -> Path:
     """Return the directory of the fixtures."""

@@ -1,17 +1,17 @@
-"""Configuration files: where they are searched for, when they are trusted, and how their values are read.
+"""Configuration files: where they are searched for, how their values are read, and what these may do.
 
-A rule may name Python code that is run, so a file that was merely found is believed only if nobody but this
-user and root could have written it.
+A file that was merely found may have come with a download. It is read only if nobody but this user and root
+could have written it, and may only speak of what lies below it, unless its user confirmed it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.amounts import nbytes
 from ckpttool.core.errors import UsageError, from_os_error
@@ -19,6 +19,9 @@ from ckpttool.core.options import options_of
 from ckpttool.core.suggest import closest
 from ckpttool.io import fs
 from ckpttool.io.toml import parse_toml
+
+if TYPE_CHECKING:
+    from ckpttool.cli.config_trust import TrustDoubt
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming", "watch")
@@ -33,11 +36,39 @@ _UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
 
 
 class ConfigDocument(NamedTuple):
-    """The tables that belong to ckpttool; ``prefix`` is what their names begin with in the file."""
+    """The tables that belong to ckpttool.
+
+    Attributes:
+        path: The file, as the user knows it.
+        prefix: What the names of tables begin with in the file.
+        is_named: Whether the user named the file: then what it says is his own word.
+    """
 
     path: str
     prefix: str
     tables: Mapping[str, Any]
+    is_named: bool = False
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """Return a table; one that isn't there is empty."""
+        table = self.tables.get(name, {})
+        if not isinstance(table, Mapping):
+            raise self.wrong(name, f"{table!r:.40} (a table)")
+        return table
+
+    def trust_doubt(self) -> TrustDoubt | None:
+        """Return why only what the file says of what lies below it counts, or None."""
+        from ckpttool.cli.config_trust import trust_doubt
+
+        return None if self.is_named else trust_doubt(self.path, self.tables)
+
+    def require_trust(self, place: str, why: str) -> None:
+        """Require that the file is trusted; ``why`` says what is asked for at a place."""
+        if (doubt := self.trust_doubt()) is not None:
+            hint = f"--config {self.path} uses it anyway"
+            if doubt.can_be_confirmed:
+                hint = f"read it, and run ckpttool config --trust {self.path}, or use --config {self.path}"
+            raise self.wrong(place, f"{why}, and the file is {doubt.text} ({hint})")
 
     def wrong(self, place: str, problem: str) -> UsageError:
         """Return the error that says what is wrong at a place."""
@@ -138,7 +169,16 @@ def _device(directory: str) -> int | None:
 
 
 def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
-    """Return the tables of a configuration, of which ``verify`` is one; raises what ``read_config`` does."""
+    """Return the tables of a configuration.
+
+    Args:
+        path: A ``pyproject.toml``, or a file of our own under any name.
+        is_named: Whether the user named it. Otherwise it must be safe from other users.
+
+    Raises:
+        UsageError: It says what it can't, or must not be believed.
+        CheckpointError: It can't be read.
+    """
     tables = _parse(path, _read_bytes(path, is_named=is_named))
     prefix = ""
     if os.path.basename(path) == PROJECT:
@@ -155,7 +195,7 @@ def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
         else:
             allowed = f"there are {allowed}"
         raise UsageError(f"{path}: unknown {prefix}{unknown[0]} ({allowed})")
-    return ConfigDocument(path, prefix, tables)
+    return ConfigDocument(path, prefix, tables, is_named)
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
@@ -182,6 +222,8 @@ def _parse(path: str, data: bytes) -> Mapping[str, Any]:
 
 
 def _read_bytes(path: str, *, is_named: bool) -> bytes:
+    from ckpttool.cli.config_trust import ownership_doubt
+
     try:
         link = os.lstat(path)
         with fs.open_regular(path) as file:
@@ -196,64 +238,6 @@ def _read_bytes(path: str, *, is_named: bool) -> bytes:
         raise from_os_error(failure, path) from failure
 
 
-# Trusting -------------------------------------------------------------------------------------------
-
-
-def ownership_doubt(status: os.stat_result) -> str | None:
-    """Return why a file could hold what somebody else wrote, or None."""
-    if not hasattr(os, "geteuid"):
-        return None
-    if status.st_uid not in (0, os.geteuid()):
-        return "it belongs to another user"
-    if stat.S_ISLNK(status.st_mode):  # a link's own mode says nothing
-        return None
-    if status.st_mode & stat.S_IWOTH:
-        return "every user can write to it"
-    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
-        return "other users of its group can write to it"
-    return None
-
-
-def _is_private(group: int, user: int) -> bool:
-    """Tell whether a group is a user's own, as many systems make one for each."""
-    import grp
-    import pwd
-
-    try:
-        entry, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
-    except KeyError:  # nobody has told the system their names
-        return False
-    return entry.gr_name == name and not set(entry.gr_mem) - {name}
-
-
-def code_ownership_doubt(reference: str) -> str | None:
-    """Return why code that a configuration names could be what somebody else wrote, and where; or None.
-
-    Args:
-        reference: ``file.py:Name`` or ``package.module:Name``. What is installed is not asked.
-    """
-    for path in _code_paths(reference.rpartition(":")[0]):
-        try:
-            doubt = ownership_doubt(os.lstat(path)) or ownership_doubt(os.stat(path))
-        except OSError:  # it is not there, which whoever imports it says better
-            continue
-        if doubt is not None:
-            return f"{path}: {doubt}"
-    return None
-
-
-def _code_paths(module: str) -> list[str]:
-    """Return the files that are run for a module, and the directories whose others they may import."""
-    if module.endswith(".py"):
-        return [module, os.path.dirname(module), os.path.dirname(os.path.realpath(module))]
-    parts = module.split(".")
-    packages = [os.path.join(*parts[:count]) for count in range(1, len(parts) + 1)]
-    files = [os.path.join(one, "__init__.py") for one in packages] + [f"{one}.py" for one in packages]
-    # The current directory is where modules are looked for that are not installed.
-    is_here = any(map(os.path.lexists, (packages[0], f"{packages[0]}.py")))
-    return [os.curdir, *packages, *files] if is_here else []
-
-
 # Values ---------------------------------------------------------------------------------------------
 
 
@@ -266,6 +250,21 @@ class WrongValue(ValueError):
         super().__init__(f"{key} is {shortened} ({allowed})")
 
 
+class Reach(Enum):
+    """What a key may do; one with a value may do it only in a configuration that is trusted.
+
+    The value says it in an error, behind the key.
+    """
+
+    HARMLESS = None
+    """It says which checkpoints below the file are meant, and what is done with them."""
+    BELOW = "leads out of the directory of this file"
+    """It names files: those below the file are harmless. Others aren't, nor are trackers and URLs."""
+    YES = "answers for you"
+    TARGET = "names a place to write to"
+    CODE = "runs code"
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads the value of a key, which it is called with, and names the key in its errors.
@@ -274,17 +273,34 @@ class Reader:
         read: Returns the value, or raises ``WrongValue`` or ``UsageError``.
         schema: Which values it takes, as JSON Schema: never fewer, but maybe more. Its ``description``,
             ``default`` and ``examples`` are what ``ckpttool init`` writes.
+        reach: What the key may do. One that doesn't say so may do nothing in a file that was merely found.
     """
 
     read: Callable[[object, str], Any]
     schema: Mapping[str, Any]
+    reach: Reach | None = None
 
     def __call__(self, value: object, key: str) -> Any:
         return self.read(value, key)
 
-    def described(self, description: str, **more: Any) -> Reader:
-        """Return the reader of a key that means this."""
-        return replace(self, schema={"description": description, **self.schema, **more})
+    def described(self, description: str, reach: Reach | None = None, **more: Any) -> Reader:
+        """Return the reader of a key that means this, and may do that."""
+        schema = {"description": description, **self.schema, **more}
+        return replace(self, schema=schema, reach=self.reach if reach is None else reach)
+
+    def reaching(self, reach: Reach) -> Reader:
+        """Return the reader of a key that may do this."""
+        return replace(self, reach=reach)
+
+    def reach_of(self, value: object, path: str) -> str | None:
+        """Return what the key does that only a trusted configuration may, or None; ``path`` is its file."""
+        if value is False or self.reach is Reach.HARMLESS:
+            return None
+        if self.reach is not Reach.BELOW:
+            return "reaches further than this file" if self.reach is None else self.reach.value
+        places = value if isinstance(value, list) else [value]
+        out = [one for one in places if not is_below(str(one), os.path.dirname(path))]
+        return f"{self.reach.value} ({out[0]})" if out else None
 
 
 def takes(**schema: Any) -> Callable[[Callable[[object, str], Any]], Reader]:
@@ -319,6 +335,21 @@ def object_schema(readers: Mapping[str, Reader], *, required: Sequence[str] = ()
     }
 
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+-]+:", re.IGNORECASE)
+"""What a URL or the name of a tracker begins with, such as ``s3:`` or ``mlflow:``."""
+_COUNT = re.compile(r":(?:step|epoch)(?:[+-]\d+)?$")
+"""What the name of a log may end with."""
+
+
+def is_below(text: str, directory: str) -> bool:
+    """Tell whether a path, relative to a directory, lies in that or below, with all links resolved."""
+    if _SCHEME.match(text):
+        return False
+    root = os.path.join(os.path.realpath(directory), "")
+    places = (os.path.realpath(os.path.join(directory, one)) for one in (text, _COUNT.sub("", text)))
+    return all(os.path.join(place, "").startswith(root) for place in places)
+
+
 @takes(type="string", minLength=1)
 def glob_below(value: object, key: str) -> str:
     """Return a glob of what lies below a configuration's directory."""
@@ -344,7 +375,11 @@ def truth(value: object, key: str) -> bool:
 @takes(type="array", items={"type": "string", "minLength": 1}, minItems=1)
 def texts(value: object, key: str) -> tuple[str, ...]:
     """Return a list of texts."""
-    if not isinstance(value, list) or not value or not all(one and isinstance(one, str) for one in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(one, str) and one and "\0" not in one for one in value)
+    ):
         raise WrongValue(key, value, "a list of at least one text")
     return tuple(value)
 
@@ -390,16 +425,54 @@ def parse_bytes(value: object, key: str) -> int:
     return size
 
 
+# Tables ---------------------------------------------------------------------------------------------
+
+
+def read_table(
+    document: ConfigDocument,
+    place: str,
+    table: Mapping[str, Any],
+    keys: Mapping[str, Reader],
+    *,
+    others: Sequence[str] = (),
+    overridden: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the values of a table by their keys.
+
+    Args:
+        others: What else may stand there, for the error of an unknown key.
+        overridden: Keys of which the command line has other values, so that those of the table do nothing.
+    """
+    values = {}
+    for key, value in table.items():
+        if key not in keys:
+            raise document.wrong(place, f"unknown key {key} ({suggestion(key, [*keys, *others])})")
+        try:
+            values[key] = keys[key](value, key)
+        except WrongValue as failure:
+            raise document.wrong(place, str(failure)) from failure
+        except UsageError as failure:
+            raise document.wrong(place, f"{key}: {failure}") from failure
+    check_reach(document, place, {key: table[key] for key in table if key not in overridden}, keys)
+    return values
+
+
+def check_reach(
+    document: ConfigDocument, place: str, table: Mapping[str, Any], keys: Mapping[str, Reader]
+) -> None:
+    """Require that a configuration is trusted if a key reaches further than to what lies below it."""
+    for key, value in table.items():
+        if (why := keys[key].reach_of(value, document.path)) is not None:
+            document.require_trust(place, f"{key} {why}")
+
+
+NAMING_KEYS: Mapping[str, Reader] = {  # a template that names a directory is refused in any case
+    "template": one_text.described("Template of names.", Reach.HARMLESS, examples=["{run}-e{epoch:04d}"])
+}
+
+
 def naming_template(document: ConfigDocument) -> str | None:
-    """Return the template of a configuration; None if it has no ``[naming]``."""
-    table = document.tables.get("naming")
-    if table is None:
-        return None
-    if not isinstance(table, Mapping):
-        raise document.wrong("naming", f"{table!r:.40} (a table)")
-    if unknown := sorted(table.keys() - {"template"}):
-        raise document.wrong("naming", f"unknown key {unknown[0]} (there is template)")
-    template = table.get("template")
-    if not isinstance(template, str):
-        raise document.wrong("naming", f"template = {template!r:.40} (a text)")
+    """Return the template of a configuration; None if it has none."""
+    table = read_table(document, "naming", document.table("naming"), NAMING_KEYS)
+    template: str | None = table.get("template")
     return template

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckpttool.cli import retention_config, verify_config, watch_config
-from ckpttool.cli.config import Reader, object_schema, one_text, read_document
+from ckpttool.cli.config import NAMING_KEYS, ConfigDocument, Reader, naming_template, object_schema
 from ckpttool.io.toml import as_toml
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -39,7 +39,7 @@ TABLES: Mapping[str, ConfigTable] = {
     ),
     "naming": ConfigTable(
         "How `ckpttool rename` without --template names checkpoints.",
-        {"template": one_text.described("Template of names.", examples=["{run}-e{epoch:04d}"])},
+        NAMING_KEYS,
         {},
     ),
     "watch": ConfigTable("What `ckpttool watch` does as checkpoints land.", watch_config.KEYS, {}),
@@ -69,13 +69,19 @@ def _table_schema(table: ConfigTable) -> dict[str, Any]:
 
 
 class ConfigEntry(NamedTuple):
-    """A key of a table, or of its rule with a number, and its value; None if it is not set."""
+    """A key of a table, or of its rule with a number.
+
+    Attributes:
+        value: None if it is not set.
+        needs_trust: Whether commands refuse the key unless the file is trusted.
+    """
 
     table: str
     rule: int | None
     key: str
     value: Any
     is_from_file: bool
+    needs_trust: bool = False
 
     @property
     def name(self) -> str:
@@ -84,35 +90,35 @@ class ConfigEntry(NamedTuple):
         return f"{self.table}.{rule}{self.key}"
 
 
-def config_entries(path: str | None) -> list[ConfigEntry]:
+def config_entries(document: ConfigDocument | None) -> list[ConfigEntry]:
     """Return each key of a configuration's tables, and those of its rules that are set.
 
     Raises:
-        UsageError: The configuration is wrong, or not trusted.
-        CheckpointError: It can't be read.
+        UsageError: The configuration is wrong.
     """
-    tables = {} if path is None else _checked_tables(path)
-    return [entry for name in TABLES for entry in _table_entries(name, tables.get(name, {}))]
+    if document is None:
+        return [entry for name in TABLES for entry in _table_entries(name, {}, "")]
+    shown = document._replace(is_named=True)  # nothing is done that the file asks for
+    verify_config.read_config(shown)
+    retention_config.read_retention(shown)
+    watch_config.read_watch(shown)
+    naming_template(shown)
+    return [entry for name in TABLES for entry in _table_entries(name, document.table(name), document.path)]
 
 
-def _checked_tables(path: str) -> Mapping[str, Any]:
-    verify_config.read_config(path)
-    retention_config.read_retention(path)
-    document = read_document(path)
-    watch_config.read_watch(document)
-    naming = document.tables.get("naming", {})
-    if not isinstance(naming, Mapping):
-        raise document.wrong("naming", f"{naming!r:.40} (a table)")
-    retention_config.read_table(document, "naming", naming, TABLES["naming"].keys)
-    return document.tables
-
-
-def _table_entries(name: str, table: Mapping[str, Any]) -> Iterator[ConfigEntry]:
+def _table_entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[ConfigEntry]:
     for key, reader in TABLES[name].keys.items():
-        yield ConfigEntry(name, None, key, table.get(key, reader.schema.get("default")), key in table)
+        is_set = key in table
+        value = table[key] if is_set else reader.schema.get("default")
+        yield ConfigEntry(name, None, key, value, is_set, is_set and _needs_trust(reader, value, path))
+    readers = TABLES[name].rule_keys
     for number, rule in enumerate(table.get("rule", ()), 1):
         for key, value in rule.items():
-            yield ConfigEntry(name, number, key, value, True)
+            yield ConfigEntry(name, number, key, value, True, _needs_trust(readers[key], value, path))
+
+
+def _needs_trust(reader: Reader, value: object, path: str) -> bool:
+    return reader.reach_of(value, path) is not None
 
 
 # The file that init writes --------------------------------------------------------------------------

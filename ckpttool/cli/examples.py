@@ -336,9 +336,10 @@ CLOSINGS: Mapping[str, Closing] = {
         (
             Example("Show the configuration in force", "ckpttool config"),
             Example("Show the one that applies in a directory", "ckpttool config runs"),
+            Example("Trust it, once you have read it", "ckpttool config --trust"),
             Example("Print the JSON schema of ckpttool.toml", "ckpttool config --schema"),
         ),
-        {0: "the configuration is valid, or there is none", 2: "it is invalid, or not trusted"},
+        {0: "the configuration is valid, or there is none", 2: "it is invalid, or others can write to it"},
         f"{_REFERENCE}/config.md",
     ),
     "pin": Closing(

@@ -11,7 +11,7 @@ import typer
 from ckpttool.cli.options import Quiet
 from ckpttool.cli.output import say_warning
 from ckpttool.cli.render.terminal import printable
-from ckpttool.core.errors import NotFound, UsageError, from_os_error
+from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 
 Directory = Annotated[
     str,
@@ -25,8 +25,9 @@ _MODE = 0o644
 
 def init(directory: Directory = os.curdir, quiet: Quiet = False) -> int:
     """Write a ckpttool.toml in which every key is commented out, with its default or an example."""
-    from ckpttool.cli.config import NAME, find_config
+    from ckpttool.cli.config import NAME, find_config, read_document
     from ckpttool.cli.config_tables import config_template
+    from ckpttool.cli.config_trust import confirm_trust
 
     other = find_config(directory)
     path = os.path.normpath(os.path.join(directory, NAME))
@@ -36,6 +37,10 @@ def init(directory: Directory = os.curdir, quiet: Quiet = False) -> int:
     if not os.path.isdir(directory):
         raise NotFound(directory, "no such directory")
     _create(path, config_template())
+    try:
+        confirm_trust(path, read_document(path).tables)
+    except (CheckpointError, UsageError) as failure:
+        say_warning(f"{failure}, so {printable(path)} is not trusted")
     if other is not None and not quiet:
         say_warning(f"{other} no longer applies in {printable(directory)}: the nearest configuration counts")
     if not quiet:

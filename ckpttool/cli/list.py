@@ -293,7 +293,11 @@ def list_options(
     if given.keys() & {"keep_best", "keep_best_runs"}:
         own = {"metric": metric, "mode": None if mode is None else mode.value}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
-    return read_prune_options([str(directory) for directory in directories], given, config)
+    return read_prune_options(
+        [str(directory) for directory in directories],
+        {**given, "yes": True},
+        config,  # nobody is asked
+    )
 
 
 def read_listing(

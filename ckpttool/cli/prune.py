@@ -104,7 +104,9 @@ def prune(
     from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories
     from ckpttool.cli.prune_options import read_prune_options
 
-    own: dict[str, object] = {"trash": trash, "empty_trash": empty_trash, "yes": yes, "jobs": jobs}
+    is_dry = dry_run or check
+    own: dict[str, object] = {"trash": trash, "empty_trash": empty_trash, "jobs": jobs}
+    own["yes"] = yes or is_dry or explain is not None  # then nobody is asked
     own |= {"explain": explain, "require_copy": require_copy}
     given = {**rules, **request, **{name: one for name, one in own.items() if one not in (None, False)}}
     options = read_prune_options(
@@ -113,8 +115,8 @@ def prune(
     if not quiet and "metric" in rules:
         say_inferred_mode(rules["metric"], rules.get("mode"))
     output = OutputOptions(
-        consent=Consent(is_given=options.yes or dry_run or check),
-        dry_run=dry_run or check,
+        consent=Consent(is_given=options.yes),
+        dry_run=is_dry,
         check=check,
         json=json,
         quiet=quiet,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import RULES, Policy
 
 if TYPE_CHECKING:
+    from ckpttool.cli.config import ConfigDocument
     from ckpttool.cli.retention_config import Retention
     from ckpttool.runs.members.order import Group
     from ckpttool.runs.retention.policies import PathRule
@@ -92,7 +93,7 @@ class PruneOptions:
 def read_prune_options(
     directories: Sequence[str],
     given: Mapping[str, Any],
-    config: str | None = None,
+    config: str | ConfigDocument | None = None,
     *,
     tells_unread: bool = False,
 ) -> PruneOptions:
@@ -103,7 +104,7 @@ def read_prune_options(
     Args:
         directories: Those of the command line.
         given: Its options, by the names of attributes.
-        config: The configuration that it names.
+        config: The configuration that it names, or one that was read already.
         tells_unread: Whether to search for a configuration that is not read, to mention it.
     """
     older_than = given.get("older_than") if "empty_trash" in given else None
@@ -114,7 +115,9 @@ def read_prune_options(
     if "empty_trash" in given and others:
         raise UsageError(f"--empty-trash looks at no checkpoint (leave {_flag(others[0])} out)")
     policies = Policies(Policy(**rules)) if rules else None
-    retention = _retention_config(config, is_alone=not directories and not rules and "failed" not in given)
+    retention = None
+    if config is not None or not (directories or rules or "failed" in given):
+        retention = _retention_config(config, given)
     if retention is not None and policies is not None and retention.policies is not None:
         raise UsageError(f"{retention.path} has rules, and so has the command line (leave out one of them)")
     values = {} if retention is None else dict(retention.values)
@@ -145,17 +148,18 @@ def _unread_config() -> str | None:
     return path if tables.get("retention") else None
 
 
-def _retention_config(named: str | None, *, is_alone: bool) -> Retention | None:
-    """Return ``[retention]`` of the configuration that is named, or of one found if nothing else was said."""
-    if named is None and not is_alone:
-        return None
-    from ckpttool.cli.config import find_config
+def _retention_config(config: str | ConfigDocument | None, given: Collection[str]) -> Retention | None:
+    """Return ``[retention]`` of a configuration, or of the one that is found."""
+    from ckpttool.cli.config import find_config, read_document
     from ckpttool.cli.retention_config import read_retention
 
-    path = named or find_config()
-    retention = None if path is None else read_retention(path, is_named=named is not None)
-    if named is not None and retention is None:
-        raise UsageError(f"{named}: nothing is set in [retention]")
+    if config is None:
+        found = find_config()
+        return None if found is None else read_retention(read_document(found), given=given)
+    document = read_document(config, is_named=True) if isinstance(config, str) else config
+    retention = read_retention(document, given=given)
+    if retention is None:
+        raise UsageError(f"{document.path}: nothing is set in [retention]")
     return retention
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -77,7 +78,9 @@ def rename(
     from ckpttool.runs.renaming.plan import RenameRequest
     from ckpttool.runs.renaming.rename import rename as carry_out
 
-    request = RenameRequest(directory=str(directory), template=_template(template, config), **scope)
+    request = RenameRequest(
+        directory=str(directory), template=_template(template, config, directory), **scope
+    )
     is_dry = dry_run or check
     consent = Consent(is_given=yes or is_dry)
     is_shown = consent.asks or not (json or quiet)
@@ -113,23 +116,28 @@ def rename(
     return int(bool(renamed.problems) or is_off or is_void or renamed.declined)
 
 
-def _template(given: str | None, config: str | None) -> str:
+def _template(given: str | None, config: str | None, directory: str) -> str:
     """Return the template of the command line, else of a configuration.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or it is not for this directory.
         CheckpointError: The configuration can't be read.
     """
-    from ckpttool.cli.config import find_config, naming_template, read_document
+    from ckpttool.cli.config import find_config, is_below, naming_template, read_document
 
     if given is not None:
         if config is not None:
             raise UsageError("--template and --config both say what the names are (leave out one of them)")
         return given
     path = config or find_config()
-    template = None if path is None else naming_template(read_document(path, is_named=config is not None))
+    template = None
+    if path is not None:
+        document = read_document(path, is_named=config is not None)
+        template = naming_template(document)
+        if template is not None and not is_below(os.path.abspath(directory), os.path.dirname(path)):
+            document.require_trust("naming", f"{directory} lies outside of the directory of this file")
     if template is None:
-        where = "" if path is None else f"; {path} has no [naming]"
+        where = "" if path is None else f"; {path} has no template in [naming]"
         raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
     return template
 

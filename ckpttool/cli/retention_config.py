@@ -7,19 +7,19 @@ what selects checkpoints, are read by what their attributes say.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from ckpttool.cli.config import (
     ConfigDocument,
+    Reach,
     Reader,
     WrongValue,
     described_by,
     glob_below,
     one_text,
-    read_document,
-    suggestion,
+    read_table,
     takes,
     texts,
     truth,
@@ -81,21 +81,35 @@ def _reader(option: Option, type_: Any) -> Reader:
     return readers.get(type_, texts)
 
 
-RULES: Mapping[str, Reader] = _readers(Policy)
+RULES: Mapping[str, Reader] = {key: one.reaching(Reach.HARMLESS) for key, one in _readers(Policy).items()}
 """What says which checkpoints stay, in ``[retention]`` and in its rules."""
 
 _REQUEST = _readers(PruneRequest)
+_SCOPE_REACH = {
+    "recursive": Reach.HARMLESS,
+    "exclude": Reach.HARMLESS,
+    "max-depth": Reach.HARMLESS,
+    "series": Reach.HARMLESS,
+    "metrics": Reach.BELOW,
+    "group-by": Reach.HARMLESS,
+}
 KEYS: Mapping[str, Reader] = {
     **RULES,
-    "failed": _REQUEST["failed"],
-    "paths": texts.described("Directories to prune, relative to this file.", default=[os.curdir]),
-    **_readers(Scope),
-    "min-age": _REQUEST["min-age"],
-    "max-delete": replace(_REQUEST["max-delete"], read=_parsed(_delete_limit).read),
-    **described_by(PruneRequest, {"verify": _one_of("full", "quick")}),
-    "trash": truth.described("Move checkpoints to the trash, from which undo restores them.", default=False),
-    "yes": truth.described("Don't ask for confirmation.", default=False),
-    "jobs": whole_number(1).described("Use N threads. [default: number of CPUs]", examples=[4]),
+    "failed": _REQUEST["failed"].reaching(Reach.HARMLESS),
+    "paths": texts.described(
+        "Directories to prune, relative to this file.", Reach.BELOW, default=[os.curdir]
+    ),
+    **{key: one.reaching(_SCOPE_REACH[key]) for key, one in _readers(Scope).items()},
+    "min-age": _REQUEST["min-age"].reaching(Reach.HARMLESS),
+    "max-delete": replace(_REQUEST["max-delete"], read=_parsed(_delete_limit).read, reach=Reach.HARMLESS),
+    **described_by(PruneRequest, {"verify": _one_of("full", "quick").reaching(Reach.HARMLESS)}),
+    "trash": truth.described(
+        "Move checkpoints to the trash, from which undo restores them.", Reach.HARMLESS, default=False
+    ),
+    "yes": truth.described("Don't ask for confirmation.", Reach.YES, default=False),
+    "jobs": whole_number(1).described(
+        "Use N threads. [default: number of CPUs]", Reach.HARMLESS, examples=[4]
+    ),
 }
 _ATTRIBUTES = attributes_by_key(Policy) | attributes_by_key(PruneRequest)
 """The attributes that keys stand for."""
@@ -112,7 +126,7 @@ def _series_glob(value: object, key: str) -> str:
 
 RULE_KEYS: Mapping[str, Reader] = {
     "path": _series_glob.described(
-        "Series that the rule is for, relative to this file.", examples=["runs/final/**"]
+        "Series that the rule is for, relative to this file.", Reach.HARMLESS, examples=["runs/final/**"]
     ),
     **RULES,
 }
@@ -134,21 +148,25 @@ class Retention:
     policies: Policies | None
 
 
-def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
-    """Return what a configuration says of ``prune``; None if it says nothing."""
-    document = read_document(path, is_named=is_named)
-    table = document.tables.get("retention")
-    if table is None:
-        return None
-    if not isinstance(table, Mapping):
-        raise document.wrong("retention", f"{table!r:.40} (a table)")
+def read_retention(document: ConfigDocument, *, given: Collection[str] = ()) -> Retention | None:
+    """Return what a configuration says of ``prune``; None if it says nothing.
+
+    Args:
+        given: Attributes that the command line gives, by their names.
+    """
+    table = document.table("retention")
     if not table:  # as `ckpttool init` writes it
         return None
-    options = {key: value for key, value in table.items() if key != "rule"}
-    values = read_table(
-        document, "retention", options, KEYS, others=(f"[[{document.prefix}retention.rule]]",)
+    read = read_table(
+        document,
+        "retention",
+        {key: value for key, value in table.items() if key != "rule"},
+        KEYS,
+        others=(f"[[{document.prefix}retention.rule]]",),
+        overridden={key for key in KEYS if _ATTRIBUTES.get(key, key) in given},
     )
-    here = os.path.dirname(path)
+    values = {_ATTRIBUTES.get(key, key): value for key, value in read.items()}
+    here = os.path.dirname(document.path)
     paths = values.get("paths", (os.curdir,))
     values["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
     if "metrics" in values:
@@ -160,7 +178,7 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
         raise document.wrong("retention", str(failure)) from failure
     listed = tuple(_path_rules(document, table.get("rule", [])))
     policies = Policies(default, listed, here or os.curdir) if default or listed else None
-    return Retention(path, values, policies)
+    return Retention(document.path, values, policies)
 
 
 def _log_path(path: str, here: str) -> str:
@@ -185,27 +203,6 @@ def _path_rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
         glob = values.pop("path")
         origin = f"{document.path}[{document.prefix}{place}]"
         try:
-            yield PathRule(glob, Policy(**values), origin)
+            yield PathRule(glob, Policy(**{_ATTRIBUTES[key]: one for key, one in values.items()}), origin)
         except UsageError as failure:
             raise document.wrong(place, str(failure)) from failure
-
-
-def read_table(
-    document: ConfigDocument,
-    place: str,
-    table: Mapping[str, Any],
-    keys: Mapping[str, Reader],
-    others: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Return the values of a table by the names of attributes."""
-    values = {}
-    for key, value in table.items():
-        if key not in keys:
-            raise document.wrong(place, f"unknown key {key} ({suggestion(key, [*keys, *others])})")
-        try:
-            values[_ATTRIBUTES.get(key, key)] = keys[key](value, key)
-        except WrongValue as failure:
-            raise document.wrong(place, str(failure)) from failure
-        except UsageError as failure:
-            raise document.wrong(place, f"{key}: {failure}") from failure
-    return values

@@ -1,25 +1,37 @@
-"""``ckpttool config``: which configuration is in force, and its JSON schema."""
+"""``ckpttool config``: which configuration is in force, whether it is trusted, and its JSON schema."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ckpttool.cli.options import Json, typer_option
+from ckpttool.cli.options import Json, PathText, path_argument, typer_option
 from ckpttool.cli.output import print_json
+from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import NotFound, UsageError
-from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.core.options import EXECUTION_PANEL, OUTPUT_PANEL
 
-Directory = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[DIR]",
-        readable=False,
-        help="Directory in which a command would run. [default: .]",
-        show_default=False,
+if TYPE_CHECKING:
+    from ckpttool.cli.config import ConfigDocument
+    from ckpttool.cli.config_tables import ConfigEntry
+
+_NOTHING = "there is no configuration (`ckpttool init` writes one)"
+
+Place = Annotated[
+    PathText | None,
+    path_argument("[PATH]", "Directory in which a command would run, or a configuration. [default: .]"),
+]
+Trust = Annotated[
+    bool,
+    typer_option(
+        "--trust",
+        help="Trust the configuration as it is now: let it write elsewhere, run code, and say yes.",
+        panel=EXECUTION_PANEL,
     ),
+]
+Untrust = Annotated[
+    bool, typer_option("--untrust", help="Trust the configuration no longer.", panel=EXECUTION_PANEL)
 ]
 Schema = Annotated[
     bool,
@@ -27,29 +39,78 @@ Schema = Annotated[
 ]
 
 
-def config(directory: Directory = None, schema: Schema = False, json: Json = False) -> int:
-    """Show which configuration is in force: each key, its value, and whether the file sets it."""
-    from ckpttool.cli.config import find_config
+def config(
+    place: Place = None,
+    trust: Trust = False,
+    untrust: Untrust = False,
+    schema: Schema = False,
+    json: Json = False,
+) -> int:
+    """Show which configuration is in force: each key, its value, and whether the file sets it.
+
+    A configuration that was found may only speak of what lies below it, until you have read it and trust it.
+    """
+    from ckpttool.cli.config import read_document
     from ckpttool.cli.config_tables import config_entries, config_schema
 
     if schema:
-        if directory is not None or json:
-            raise UsageError("--schema prints a JSON document (leave DIR and --json out)")
+        if place is not None or json or trust or untrust:
+            raise UsageError("--schema prints a JSON document (leave everything else out)")
         _print_schema(config_schema())
         return 0
-    directory = os.curdir if directory is None else directory
-    if not os.path.isdir(directory):
-        raise NotFound(directory, "no such directory")
-    path = find_config(directory)
-    entries = config_entries(path)
+    if (trust or untrust) and (json or trust == untrust):
+        raise UsageError("--trust, --untrust and --json exclude each other")
+    path = _path_of(os.curdir if place is None else str(place), may_be_missing=untrust)
+    if untrust:
+        return _untrust(path)
+    document = None if path is None else read_document(path)
+    entries = config_entries(document)
+    if trust:
+        return _trust(document, entries)
     if json:
         from ckpttool.cli.render.json import config_document
 
-        print_json(config_document(path, entries))
+        print_json(config_document(document, entries))
     else:
         from ckpttool.cli.render.text_config import config_text
 
-        print(config_text(path, entries))
+        print(config_text(document, entries))
+    return 0
+
+
+def _path_of(place: str, *, may_be_missing: bool) -> str | None:
+    """Return the configuration that is named, or the one that applies in a directory."""
+    from ckpttool.cli.config import find_config
+
+    if os.path.isdir(place):
+        return find_config(place)
+    if may_be_missing or os.path.lexists(place):
+        return place
+    raise NotFound(place, "no such file or directory")
+
+
+def _trust(document: ConfigDocument | None, entries: Sequence[ConfigEntry]) -> int:
+    from ckpttool.cli.config_trust import confirm_trust
+
+    if document is None:
+        raise UsageError(_NOTHING)
+    doubt = document.trust_doubt()
+    if doubt is not None and not doubt.can_be_confirmed:
+        hint = f"--config {document.path} uses it anyway"
+        raise UsageError(f"{document.path}: the file is {doubt.text}, so it can't be trusted ({hint})")
+    confirm_trust(document.path, document.tables)
+    keys = ", ".join(printable(one.name) for one in entries if one.needs_trust)
+    print(f"trusted {printable(document.path)}{f', with {keys}' if keys else ''}")
+    return 0
+
+
+def _untrust(path: str | None) -> int:
+    from ckpttool.cli.config_trust import withdraw_trust
+
+    if path is None:
+        raise UsageError(_NOTHING)
+    was_trusted = withdraw_trust(path)
+    print(f"{printable(path)} {'is no longer trusted' if was_trusted else 'was not trusted'}")
     return 0
 
 

@@ -16,7 +16,7 @@ from ckpttool.predict.request import PredictionRequest
 from ckpttool.runs.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ckpttool.cli.part_documents import PartDocument
     from ckpttool.cli.verdicts import VerifyOutcome
@@ -142,7 +142,8 @@ def verify(
                 "--merge takes the JSON documents of --part, and only options of output and reports"
             )
         return _show_merged(paths, wanted, shown)
-    settings = _configuration(config, [*map(str, paths or ())], quiet=quiet)
+    given = {*prediction, *(["predict"] if predict else [])}
+    settings = _configuration(config, [*map(str, paths or ())], given, quiet=quiet)
     checks, names_prediction = _checks_to_run(quick, only)
     prediction_options = predicting.read_predict_options(prediction)
     predict = (
@@ -260,26 +261,28 @@ def _show_merged_list(documents: Sequence[PartDocument], shown: _Shown, *, has_r
     return int(bool(merged.problems))
 
 
-def _configuration(named: str | None, paths: Sequence[str], *, quiet: bool) -> VerifyConfig | None:
+def _configuration(
+    named: str | None, paths: Sequence[str], given: Collection[str], *, quiet: bool
+) -> VerifyConfig | None:
     """Return the configuration that applies: one that is named, or one found if no path is given.
 
     With paths, one is found only if that was asked for: a configuration beside a stranger's checkpoint must
-    not loosen what is checked.
+    not loosen what is checked. ``given`` names the attributes of a prediction that the command line gives.
     """
-    from ckpttool.cli.config import find_config
+    from ckpttool.cli.config import find_config, read_document
     from ckpttool.cli.verify_config import read_config
     from ckpttool.core.errors import UsageError
 
     if named not in (None, _AUTO):
-        return read_config(named, is_named=True)
+        return read_config(read_document(named, is_named=True), given=given)
     if paths:
         if named is None and not quiet:
             _say_unread(paths)
-        return None if named is None else read_config(_config_beside(paths))
+        return None if named is None else read_config(read_document(_config_beside(paths)), given=given)
     path = find_config()
     if path is None:
         raise UsageError("name a PATH, or write a ckpttool.toml that names some")
-    return read_config(path)
+    return read_config(read_document(path), given=given)
 
 
 def _config_beside(paths: Sequence[str]) -> str:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpttool.cli.config import (
     ConfigDocument,
+    Reach,
     Reader,
     WrongValue,
+    check_reach,
     described_by,
     glob_below,
     object_schema,
     one_text,
     parse_bytes,
-    read_document,
-    suggestion,
+    read_table,
     takes,
     texts,
     truth,
@@ -92,36 +93,32 @@ class VerifyRule:
     ignores: tuple[Ignore, ...] | None = None
 
 
-def read_config(path: str, *, is_named: bool = False) -> VerifyConfig:
-    """Return what a configuration says.
+def read_config(document: ConfigDocument, *, given: Collection[str] = ()) -> VerifyConfig:
+    """Return what a configuration says of ``verify``.
 
     Args:
-        path: A ``pyproject.toml``, or a file of our own under any name.
-        is_named: Whether the user named it. Otherwise it must be safe from other users.
+        given: Attributes of a ``PredictionRequest`` that the command line gives, and ``predict``.
 
     Raises:
-        UsageError: It says what it can't, or must not be believed.
-        CheckpointError: It can't be read.
+        UsageError: It says what it can't, or may not.
     """
-    document = read_document(path, is_named=is_named)
-    table = document.tables.get("verify", {})
-    if not isinstance(table, Mapping):
-        raise document.wrong("verify", f"{table!r:.40} (a table)")
-    unknown = sorted(table.keys() - VERIFY_KEYS.keys() - {"rule"})
-    if unknown:
-        hint = suggestion(unknown[0], [*VERIFY_KEYS, f"[[{document.prefix}verify.rule]]"])
-        raise document.wrong("verify", f"unknown key {unknown[0]} ({hint})")
-    try:
-        values = {key: VERIFY_KEYS[key](table[key], key) for key in VERIFY_KEYS if key in table}
-    except WrongValue as failure:
-        raise document.wrong("verify", str(failure)) from failure
+    table = document.table("verify")
+    values = read_table(
+        document,
+        "verify",
+        {key: value for key, value in table.items() if key != "rule"},
+        VERIFY_KEYS,
+        others=(f"[[{document.prefix}verify.rule]]",),
+    )
     here = os.path.dirname(document.path)
     paths = tuple(os.path.normpath(os.path.join(here, one)) for one in values.pop("paths", (os.curdir,)))
-    rules = tuple(_verify_rules(document, table))
-    return VerifyConfig(document.path, paths, rules=rules, is_named=is_named, **values)
+    rules = tuple(_verify_rules(document, table, given))
+    return VerifyConfig(document.path, paths, rules=rules, is_named=document.is_named, **values)
 
 
-def _verify_rules(document: ConfigDocument, table: Mapping[str, Any]) -> Iterator[VerifyRule]:
+def _verify_rules(
+    document: ConfigDocument, table: Mapping[str, Any], given: Collection[str]
+) -> Iterator[VerifyRule]:
     rules = table.get("rule", [])
     if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
         raise document.wrong("verify.rule", "it is no list of tables (write [[verify.rule]])")
@@ -132,6 +129,8 @@ def _verify_rules(document: ConfigDocument, table: Mapping[str, Any]) -> Iterato
             yield read_rule(rule, directory, f"{document.path}[{document.prefix}{place}]")
         except (WrongValue, UsageError) as failure:
             raise document.wrong(place, str(failure)) from failure
+        used = {key: value for key, value in rule.items() if _ATTRIBUTES.get(key, key) not in given}
+        check_reach(document, place, used, RULE_KEYS)
 
 
 def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRule:
@@ -222,7 +221,7 @@ def _require_own_code(
     config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Require that code which the rules name is as much the user's own as their file has to be."""
-    from ckpttool.cli.config import code_ownership_doubt
+    from ckpttool.cli.config_trust import code_ownership_doubt
 
     for name in ("model", "optimizer"):
         if name in given or options.get(name) is None:
@@ -342,25 +341,25 @@ def _read_ignores(value: object, key: str) -> tuple[Ignore, ...]:
 KEYS: Mapping[str, Reader] = described_by(
     PredictionRequest,
     {
-        "model": _reference,
-        "model-args": _arguments,
-        "optimizer": _reference,
-        "optimizer-args": _arguments,
-        "state-key": _state_key,
-        "input": one_text,
-        "input-shape": _shapes,
-        "signature": one_text,
-        "batch-size": whole_number(1),
-        "seed": whole_number(0),
-        "expect": one_text,
-        "rtol": _number,
-        "atol": _number,
-        "labels": one_text,
-        "min-accuracy": _share,
-        "max-error": _number,
-        "resume-step": truth,
-        "timeout": _seconds,
-        "memory": parse_bytes,
+        "model": _reference.reaching(Reach.CODE),
+        "model-args": _arguments.reaching(Reach.CODE),
+        "optimizer": _reference.reaching(Reach.CODE),
+        "optimizer-args": _arguments.reaching(Reach.CODE),
+        "state-key": _state_key.reaching(Reach.HARMLESS),
+        "input": one_text.reaching(Reach.BELOW),
+        "input-shape": _shapes.reaching(Reach.HARMLESS),
+        "signature": one_text.reaching(Reach.HARMLESS),
+        "batch-size": whole_number(1).reaching(Reach.HARMLESS),
+        "seed": whole_number(0).reaching(Reach.HARMLESS),
+        "expect": one_text.reaching(Reach.BELOW),
+        "rtol": _number.reaching(Reach.HARMLESS),
+        "atol": _number.reaching(Reach.HARMLESS),
+        "labels": one_text.reaching(Reach.BELOW),
+        "min-accuracy": _share.reaching(Reach.HARMLESS),
+        "max-error": _number.reaching(Reach.HARMLESS),
+        "resume-step": truth.reaching(Reach.CODE),
+        "timeout": _seconds.reaching(Reach.HARMLESS),
+        "memory": parse_bytes.reaching(Reach.HARMLESS),
     },
 )
 _IGNORE: Mapping[str, Reader] = {
@@ -370,9 +369,9 @@ _IGNORE: Mapping[str, Reader] = {
 }
 RULE_KEYS: Mapping[str, Reader] = {
     "path": glob_below.described(
-        "Checkpoints that the rule is for, relative to this file.", examples=["models/*.pth"]
+        "Checkpoints that the rule is for, relative to this file.", Reach.HARMLESS, examples=["models/*.pth"]
     ),
-    "predict": truth.described("Load the model with its framework and run it.", examples=[True]),
+    "predict": truth.described("Load the model with its framework and run it.", Reach.CODE, examples=[True]),
     **KEYS,
     "ignore": Reader(
         _read_ignores,
@@ -382,12 +381,15 @@ RULE_KEYS: Mapping[str, Reader] = {
             "items": object_schema(_IGNORE, required=[*_NEEDED]),
             "examples": [[{"code": "infinity", "reason": "attention masks", "where": "*.mask"}]],
         },
+        Reach.HARMLESS,  # an ignored finding is shown, and one of safety or loading can't be ignored
     ),
 }
 """What a ``[[verify.rule]]`` may say."""
 VERIFY_KEYS: Mapping[str, Reader] = {
-    "paths": texts.described("Files and directories to check, relative to this file.", default=[os.curdir]),
-    "exclude": texts.described("Skip matching paths.", examples=[["*.tmp"]]),
-    "strict": truth.described("Treat warnings as failures.", default=False),
+    "paths": texts.described(
+        "Files and directories to check, relative to this file.", Reach.BELOW, default=[os.curdir]
+    ),
+    "exclude": texts.described("Skip matching paths.", Reach.HARMLESS, examples=[["*.tmp"]]),
+    "strict": truth.described("Treat warnings as failures.", Reach.HARMLESS, default=False),
 }
 """What ``[verify]`` may say."""

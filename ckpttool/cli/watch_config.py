@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.config import (
     ConfigDocument,
+    Reach,
     Reader,
     WrongValue,
     naming_template,
     one_text,
     read_document,
+    read_table,
     takes,
     texts,
 )
@@ -54,24 +56,27 @@ def read_interval(value: object, key: str) -> int:
 
 
 KEYS: Mapping[str, Reader] = {
-    "paths": texts.described("Directories to watch, relative to this file.", default=[os.curdir]),
-    "steps": _steps.described(
-        "Do only this. [default: verify, and all that is configured]", examples=[[VERIFY, "prune"]]
+    "paths": texts.described(
+        "Directories to watch, relative to this file.", Reach.BELOW, default=[os.curdir]
     ),
-    "copy-to": one_text.described("Copy valid checkpoints there.", examples=["s3://bucket/runs"]),
-    "log-to": one_text.described("Record valid checkpoints there.", examples=["mlflow:digits"]),
-    "interval": read_interval.described("Time between two looks.", default=f"{DEFAULT_INTERVAL}s"),
+    "steps": _steps.described(
+        "Do only this. [default: verify, and all that is configured]",
+        Reach.HARMLESS,
+        examples=[[VERIFY, "prune"]],
+    ),
+    "copy-to": one_text.described(
+        "Copy valid checkpoints there.", Reach.TARGET, examples=["s3://bucket/runs"]
+    ),
+    "log-to": one_text.described("Record valid checkpoints there.", Reach.TARGET, examples=["mlflow:digits"]),
+    "interval": read_interval.described(
+        "Time between two looks.", Reach.HARMLESS, default=f"{DEFAULT_INTERVAL}s"
+    ),
 }
 
 
 def read_watch(document: ConfigDocument) -> dict[str, Any]:
     """Return what ``[watch]`` says, with paths as seen from the current directory."""
-    from ckpttool.cli.retention_config import read_table
-
-    table = document.tables.get("watch", {})
-    if not isinstance(table, Mapping):
-        raise document.wrong("watch", f"{table!r:.40} (a table)")
-    values = read_table(document, "watch", table, KEYS)
+    values = read_table(document, "watch", document.table("watch"), KEYS)
     here = os.path.dirname(document.path)
     if "paths" in values:
         values["paths"] = [os.path.normpath(os.path.join(here, one)) for one in values["paths"]]
@@ -110,9 +115,9 @@ def watch_settings(
     path = config or (None if directories else find_config())
     if path is None:
         return WatchSettings(directories=tuple(directories) or (os.curdir,), exclude=tuple(exclude))
-    checks = read_config(path, is_named=config is not None)
-    exclude = (*checks.exclude, *exclude)
     document = read_document(path, is_named=config is not None)
+    checks = read_config(document)
+    exclude = (*checks.exclude, *exclude)
     values = read_watch(document)
     configured = {
         name: step
@@ -161,11 +166,12 @@ def _prune(
     from ckpttool.cli.retention_config import read_retention
     from ckpttool.runs.watch_steps import prune_step
 
-    retention = read_retention(document.path, is_named=True)  # whether it is trusted was asked before
+    given: dict[str, Any] = {"exclude": tuple(exclude), "yes": True}  # who watches isn't asked
+    given |= {} if jobs is None else {"jobs": jobs}
+    retention = read_retention(document, given=given)
     if retention is None or (retention.policies is None and retention.values.get("failed") is None):
         return None
-    given: dict[str, Any] = {"exclude": tuple(exclude)} | ({} if jobs is None else {"jobs": jobs})
-    options_for = partial(read_prune_options, given=given, config=document.path)
+    options_for = partial(read_prune_options, given=given, config=document)
 
     def request_for(directory: str) -> PruneRequest:
         return options_for([directory]).requests()[0]
@@ -187,7 +193,7 @@ def _log(
 def _slims(document: ConfigDocument) -> bool:
     from ckpttool.cli.retention_config import read_retention
 
-    retention = read_retention(document.path, is_named=True)
+    retention = read_retention(document, given=("yes",))
     policies = None if retention is None else retention.policies
     return policies is not None and any(one is not None and one.full is not None for one in policies.each)
 

@@ -12,24 +12,31 @@ OWN_PREFIX = ".ckpttool-"
 """Temporary names begin with it; no walk looks at them."""
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
     """Replace a file's content so that a reader, or a crash, sees all of the old one or all of the new.
 
-    Mode and owner of an existing file stay. A symlink is replaced, not followed.
+    Mode and owner of an existing file stay; ``mode`` is for a new one. A symlink is replaced, not followed.
     """
     parent, name = os.path.split(os.fspath(path))
     with OpenDirectory(parent) as directory:
-        write_in(directory, name, data)
+        write_in(directory, name, data, mode=mode)
 
 
-def write_in(directory: OpenDirectory, name: str, data: bytes, scratch: OpenDirectory | None = None) -> None:
+def write_in(
+    directory: OpenDirectory,
+    name: str,
+    data: bytes,
+    scratch: OpenDirectory | None = None,
+    *,
+    mode: int = 0o666,
+) -> None:
     """Replace the content of a file in an open directory; see ``write_atomically``.
 
     ``scratch`` is the directory in which the content waits, on the same file system; None for the file's own.
     """
     scratch = directory if scratch is None else scratch
     temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
-    descriptor = scratch.create(temporary)
+    descriptor = scratch.create(temporary, mode)
     try:
         try:
             view = memoryview(data)

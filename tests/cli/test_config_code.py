@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli import config as reading
+from ckpttool.cli import config_trust
+from ckpttool.cli.config import read_document
 from ckpttool.cli.verify_config import read_config, settings_for
-from tests.support.configs import write
+from tests.support.configs import trusted_config, write
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no such owners"),
@@ -29,10 +30,7 @@ def project(files: Path, reference: str = "code/nets.py:Net", key: str = "model"
     """Make a project whose configuration runs a model, and a model that says that it ran."""
     shutil.copy(files / "pytorch" / "guide.pth", "m.pth")
     more = 'model = "json:loads"\n' if key == "optimizer" else ""
-    write(
-        Path("ckpttool.toml"),
-        f'[[verify.rule]]\npath = "m.pth"\npredict = true\n{key} = "{reference}"\n{more}',
-    )
+    trusted_config(f'[[verify.rule]]\npath = "m.pth"\npredict = true\n{key} = "{reference}"\n{more}')
     write(Path("code/nets.py"), CODE)
     Path("code").chmod(0o755)
 
@@ -77,7 +75,7 @@ def test_anothers_file(run, files: Path, tmp_path: Path, monkeypatch: pytest.Mon
     fields[4] = os.geteuid() + 4321
     theirs = os.stat_result(fields)
     monkeypatch.setattr(
-        reading.os,
+        config_trust.os,
         "lstat",
         lambda path, **more: theirs if str(path).endswith("nets.py") else real(path, **more),
     )
@@ -92,25 +90,30 @@ def test_modules_in_the_current_directory(run, files: Path, reference: str) -> N
     Path(file).chmod(0o666)
     assert run("verify") == refused(file, "every user can write to it")
     Path(file).chmod(0o644)
+    assert config_trust.code_ownership_doubt(reference) is None
     Path.cwd().chmod(0o777)
-    assert run("verify") == refused(".", "every user can write to it")
+    assert config_trust.code_ownership_doubt(reference) == ".: every user can write to it"
+    told = f"not safe from others: {Path.cwd()}: every user can write to it (--config ckpttool.toml uses"
+    assert f"predict runs code, and the file is {told}" in run("verify").err
     Path.cwd().chmod(0o700)
     assert not Path("ran").exists()
 
 
 def test_what_is_installed_and_what_is_ones_own_is_not_doubted(files: Path) -> None:
     project(files)
-    assert reading.code_ownership_doubt("torch.nn:Linear") is None
-    assert reading.code_ownership_doubt("code.nets:Net") is None
-    assert reading.code_ownership_doubt(f"{Path.cwd()}/code/nets.py:Net") is None
-    assert reading.code_ownership_doubt(f"{Path.cwd()}/nowhere.py:Net") is None
+    assert config_trust.code_ownership_doubt("torch.nn:Linear") is None
+    assert config_trust.code_ownership_doubt("code.nets:Net") is None
+    assert config_trust.code_ownership_doubt(f"{Path.cwd()}/code/nets.py:Net") is None
+    assert config_trust.code_ownership_doubt(f"{Path.cwd()}/nowhere.py:Net") is None
 
 
 def test_what_is_not_run_is_not_refused(run, files: Path) -> None:
     project(files)
     Path("code/nets.py").chmod(0o666)
     assert run("verify", "m.pth").status == 0  # no configuration is read
-    settings = settings_for(read_config("ckpttool.toml"), "m.pth", given={"model": "json:loads"})
+    settings = settings_for(
+        read_config(read_document("ckpttool.toml")), "m.pth", given={"model": "json:loads"}
+    )
     assert settings.request is not None
     assert settings.request.model == "json:loads"
 

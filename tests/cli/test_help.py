@@ -66,8 +66,8 @@ def test_help_fits_a_terminal_of_80_columns(run, command: str) -> None:
 # Examples -------------------------------------------------------------------------------------------
 
 _EXAMPLES = [(name, one.line) for name, closing in CLOSINGS.items() for one in closing.examples]
-_NEEDS_MORE = ("--model", "xargs", "s3:", "ckpttool watch")
-"""Parts of examples that need a framework, another program, a store, or a signal to end them."""
+_NEEDS_MORE = ("--model", "xargs", "s3:", "ckpttool watch", "config --trust")
+"""Parts of examples that need a framework, another program, a store, a file or a signal to end them."""
 
 
 def arguments_in(line: str) -> list[list[str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import UsageError
+from ckpttool.cli.config import read_document
 from ckpttool.cli.config_tables import TABLES, config_entries, config_template
 from ckpttool.io.toml import parse_toml
 from tests.support.commands import Run
@@ -34,8 +35,8 @@ def test_it_writes_a_file_that_changes_nothing(run: Run) -> None:
         "retention": {},
         "watch": {},
     }
-    assert not [one for one in config_entries("ckpttool.toml") if one.is_from_file]
-    assert config_entries("ckpttool.toml") == config_entries(None)
+    assert not [one for one in config_entries(read_document("ckpttool.toml")) if one.is_from_file]
+    assert config_entries(read_document("ckpttool.toml")) == config_entries(None)
 
 
 def test_prune_and_list_do_what_they_did_without_it(run: Run, files: Path) -> None:
@@ -48,7 +49,9 @@ def test_prune_and_list_do_what_they_did_without_it(run: Run, files: Path) -> No
     before = [run(*command) for command in commands]
     run("init")
     for command, answer in zip(commands, before, strict=True):
-        expected = answer.err.replace("-e{epoch:04d}')", "-e{epoch:04d}'; ckpttool.toml has no [naming])")
+        expected = answer.err.replace(
+            "-e{epoch:04d}')", "-e{epoch:04d}'; ckpttool.toml has no template in [naming])"
+        )
         assert run(*command) == (answer.status, answer.out, expected), command
 
 
@@ -92,7 +95,7 @@ def test_each_line_is_right_once_it_is_uncommented(heading: str, line: str) -> N
     if "retention" in heading:
         lines.append(NEED.get(key, ""))
     write(Path("ckpttool.toml"), "\n".join(lines))
-    entries = {one.key: one for one in config_entries("ckpttool.toml") if one.is_from_file}
+    entries = {one.key: one for one in config_entries(read_document("ckpttool.toml")) if one.is_from_file}
     assert entries[key].value == parse_toml(line)[key]
 
 
@@ -161,14 +164,17 @@ def test_what_is_in_force_and_where_it_comes_from(run: Run) -> None:
     status, out, err = run("config", "a")
     assert (status, err) == (0, "")
     head, *lines = out.splitlines()
-    assert head == "ckpttool.toml"
+    assert head == "ckpttool.toml (not trusted)"
     rows = {name: [value, source] for name, value, source in (re.split(r"  +", line) for line in lines)}
     assert len(rows) == len(lines) == len(config_entries(None)) + 2
     assert rows["verify.paths"] == ['["."]', "default"]
     assert rows["verify.exclude"] == ["-", "default"]
     assert rows["verify.strict"] == ["true", "file"]
     assert rows["verify.rule.1.path"] == ['"a/*.pth"', "file"]
-    assert rows["verify.rule.1.model-args"] == ['{depth = 18, "two words" = [1.5, false]}', "file"]
+    assert rows["verify.rule.1.model-args"] == [
+        '{depth = 18, "two words" = [1.5, false]}',
+        "file, refused",
+    ]
     assert rows["retention.keep-last"] == ["3", "file"]
     assert rows["retention.verify"] == ['"full"', "default"]
     assert rows["naming.template"] == ["-", "default"]
@@ -181,9 +187,14 @@ def test_the_document(run: Run) -> None:
     document = json.loads(out)
     assert (document["schema"], document["path"]) == ("ckpttool.config/1", "ckpttool.toml")
     values = document["values"]
-    assert {"table": "verify", "rule": 1, "key": "predict", "value": True, "source": "file"} in values
+    predict = {"table": "verify", "rule": 1, "key": "predict", "value": True, "source": "file"}
+    assert {**predict, "refused": True} in values
     strict = {"table": "verify", "rule": None, "key": "strict", "value": False, "source": "default"}
-    assert strict in values
+    assert {**strict, "refused": False} in values
+    assert document["trusted"] is False
+    run("config", "--trust")
+    trusted = json.loads(run("config", "--json").out)
+    assert (trusted["trusted"], {**predict, "refused": False} in trusted["values"]) == (True, True)
 
 
 def test_without_a_file_it_says_so(run: Run) -> None:
@@ -215,8 +226,8 @@ def test_one_that_is_not_trusted_is_not_in_force(run: Run) -> None:
         "ckpttool: error: ckpttool.toml: every user can write to it, so it is"
     )
     with pytest.raises(UsageError):
-        config_entries("ckpttool.toml")
+        config_entries(read_document("ckpttool.toml"))
 
 
 def test_a_missing_directory_has_no_configuration(run: Run) -> None:
-    assert run("config", "sub") == (2, "", "ckpttool: error: sub: no such directory\n")
+    assert run("config", "sub") == (2, "", "ckpttool: error: sub: no such file or directory\n")

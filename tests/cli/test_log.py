@@ -10,6 +10,7 @@ import pytest
 
 from ckpttool.runs import tracking
 from tests.support.commands import Run
+from tests.support.configs import trusted_config
 
 
 @pytest.fixture
@@ -79,9 +80,7 @@ def test_a_damaged_event_file_is_an_error(run: Run, runs: Path) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_a_step_of_watch(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("ckpttool.toml").write_text(
-        '[watch]\npaths = ["runs"]\nlog-to = "tensorboard:tb"\n[retention]\nkeep-last = 1\n'
-    )
+    trusted_config('[watch]\npaths = ["runs"]\nlog-to = "tensorboard:tb"\n[retention]\nkeep-last = 1\n')
     first = run("watch", "--once", "--interval", "1s")
     assert first.err.splitlines() == [
         "watching runs once: verify, prune, log",
@@ -130,6 +129,6 @@ def test_an_unsafe_checkpoint_is_recorded_as_such(run: Run, runs: Path, files: P
 def test_watch_says_recorded_of_what_is_written(run: Run, runs: Path) -> None:
     """The tracker is a file: nothing can be written there."""
     Path("tb").write_text("")
-    Path("ckpttool.toml").write_text('[watch]\npaths = ["runs"]\nlog-to = "tensorboard:tb"\n')
+    trusted_config('[watch]\npaths = ["runs"]\nlog-to = "tensorboard:tb"\n')
     answer = run("watch", "--once", "--interval", "1s")
     assert answer.status == 1 and "recorded" not in answer.out and "tb: " in answer.err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.configs import write
+from tests.support.configs import trusted_config, write
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -177,7 +177,7 @@ def test_the_terminal_is_asked_unless_it_says_yes(run, project: Path, typed: Cal
     configure(text)
     assert run("prune").status == 1
     assert len(epochs("a")) == 10
-    configure(f"{text}yes = true\n")
+    trusted_config(f"{text}yes = true\n")
     assert run("prune").status == 0
     assert epochs("a") == [9, 10]
 

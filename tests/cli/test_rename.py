@@ -157,11 +157,14 @@ def test_a_configuration_says_the_template(run, series: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[verify]\n", "ckpttool.toml has no [naming]"),
+        ("[verify]\n", "ckpttool.toml has no template in [naming]"),
         ("naming = 3\n", "ckpttool.toml[naming]: 3 (a table)"),
-        ("[naming]\ntemplates = 1\n", "ckpttool.toml[naming]: unknown key templates (there is template)"),
-        ("[naming]\ntemplate = 1\n", "ckpttool.toml[naming]: template = 1 (a text)"),
-        ("[naming]\n", "ckpttool.toml[naming]: template = None (a text)"),
+        (
+            "[naming]\ntemplates = 1\n",
+            "ckpttool.toml[naming]: unknown key templates (did you mean template?)",
+        ),
+        ("[naming]\ntemplate = 1\n", "ckpttool.toml[naming]: template is 1 (a text)"),
+        ("[naming]\n", "ckpttool.toml has no template in [naming]"),
         ('[naming]\ntemplate = "{epoch"\n', "the brace at character 1 is never closed"),
     ],
 )

@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Policy, UsageError
-from ckpttool.cli.config import ConfigDocument
+from ckpttool.cli.config import ConfigDocument, read_document
 from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
-from tests.support.configs import write
+from tests.support.configs import trusted_config, write
 from tests.support.retention import policies
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
 def retention_from(text: str) -> Retention:
-    write(Path("ckpttool.toml"), text)
-    found = read_retention("ckpttool.toml")
+    found = read_retention(trusted_config(text))
     assert found is not None
     return found
 
@@ -137,7 +136,7 @@ def test_a_number_is_a_count_and_nothing_else() -> None:
 
 def test_a_project_has_the_same_table() -> None:
     write(Path("a/pyproject.toml"), "[tool.ckpttool.retention]\nkeep-last = 2\npaths = ['runs']\n")
-    found = read_retention("a/pyproject.toml")
+    found = read_retention(read_document("a/pyproject.toml"))
     assert found is not None
     assert found.policies == policies(Policy(keep_last=2), directory="a")
     assert found.values == {"paths": (os.path.join("a", "runs"),)}
@@ -145,7 +144,7 @@ def test_a_project_has_the_same_table() -> None:
 
 def test_without_paths_the_directory_of_the_file_is_meant() -> None:
     write(Path("a/ckpttool.toml"), "[retention]\nkeep-last = 2\n")
-    found = read_retention("a/ckpttool.toml")
+    found = read_retention(read_document("a/ckpttool.toml"))
     assert found is not None
     assert found.values == {"paths": ("a",)}
 
@@ -154,7 +153,7 @@ def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
     write(Path("a/logs/all.csv"), "epoch,loss\n1,2\n")
     logs = ["logs/all.csv", "logs/all.csv:epoch+1", "metrics.csv", "metrics.csv:step"]
     write(Path("a/ckpttool.toml"), f"[retention]\nkeep-last = 2\nmetrics = {logs}\n")
-    found = read_retention("a/ckpttool.toml")
+    found = read_retention(read_document("a/ckpttool.toml"))
     assert found is not None
     there = os.path.join("a", "logs", "all.csv")
     assert found.values["metrics"] == (there, f"{there}:epoch+1", "metrics.csv", "metrics.csv:step")
@@ -162,7 +161,7 @@ def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
 
 def test_a_file_may_say_nothing_of_it() -> None:
     write(Path("ckpttool.toml"), "[verify]\nstrict = true\n")
-    assert read_retention("ckpttool.toml") is None
+    assert read_retention(read_document("ckpttool.toml")) is None
 
 
 @pytest.mark.parametrize(
@@ -234,8 +233,8 @@ def test_others_may_not_write_it() -> None:
     path = write(Path("ckpttool.toml"), "[retention]\nkeep-last = 1\n")
     path.chmod(0o666)
     with pytest.raises(UsageError, match=r"^ckpttool.toml: every user can write to it, so it is not trusted"):
-        read_retention("ckpttool.toml")
-    assert read_retention("ckpttool.toml", is_named=True) is not None
+        read_retention(read_document("ckpttool.toml"))
+    assert read_retention(read_document("ckpttool.toml", is_named=True)) is not None
 
 
 @pytest.mark.parametrize("key", ["incomplete", "failed", "group-by"])

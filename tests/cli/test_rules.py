@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import Finding, Safety, Severity, UsageError, Verification
-from ckpttool.cli.config import WrongValue, find_config, parse_bytes
+from ckpttool.cli.config import WrongValue, find_config, parse_bytes, read_document
 from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for, unused_rules
 from ckpttool.ops.ignored_findings import Ignore
 from tests.support.configs import verify_config_of
@@ -244,7 +244,7 @@ def test_rules_hold_from_any_directory(tmp_path: Path, monkeypatch: pytest.Monke
     verify_config_of("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
-    config = read_config(find_config() or "")
+    config = read_config(read_document(find_config() or ""))
     assert settings_for(config, "../models/m.pth").request == request()
     assert settings_for(config, str(tmp_path / "models" / "m.pth")).request == request()
     assert settings_for(config, "models/m.pth").request is None

@@ -126,7 +126,7 @@ def test_what_is_ignored_keeps_nothing_from_being_run(
     answer_alike(monkeypatch, stage("load", "Net, 1 key"), stage("predict", "output 1×2"))
     rule = MASK + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\nstrict = true\n' + rule)
-    status, out, err = run("verify")
+    status, out, err = run("verify", "--config", "ckpttool.toml")
     assert (status, err) == (0, "")
     assert "load       passed   Net, 1 key" in out
     assert "predict    passed   output 1×2" in out
@@ -138,7 +138,7 @@ def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: p
     answer_alike(monkeypatch, failed, stage("predict", "it was not loaded", is_skipped=True))
     rule = MASK.replace("infinity", "missing-key") + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\n' + rule)
-    status, out, err = run("verify")
+    status, out, err = run("verify", "--config", "ckpttool.toml")
     assert (status, out.split()[:2]) == (1, ["✗", "FAILED"])
     assert err == (
         "ckpttool: error: ckpttool.toml[verify.rule 1]: ignore 1: missing-key in models/mask.safetensors "

@@ -38,6 +38,7 @@ from ckpttool.runs.watching import (
     WatchRequest,
 )
 from tests.support.commands import TIMEOUT, Run
+from tests.support.configs import trusted_config
 
 SERIES = Path(__file__).parents[2] / "fixtures" / "files" / "series"
 
@@ -386,7 +387,7 @@ interval = "1min"
 
 @pytest.mark.usefixtures("home", "no_wait")
 def test_a_configuration_says_what_follows(run: Run, run_directory: Path) -> None:
-    Path("ckpttool.toml").write_text(CONFIG)
+    trusted_config(CONFIG)
     for epoch in (1, 2):
         land(run_directory, epoch)
     answer = run("watch", "--once")
@@ -446,7 +447,7 @@ def test_a_line_of_json_for_each_event(run: Run, run_directory: Path) -> None:
     ],
 )
 def test_a_wrong_configuration(run: Run, run_directory: Path, table: str, problem: str) -> None:
-    Path("ckpttool.toml").write_text(f"[watch]\n{table}\n")
+    trusted_config(f"[watch]\n{table}\n")
     answer = run("watch", "--once")
     assert (answer.status, answer.out) == (2, "")
     assert problem in answer.err

@@ -36,6 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "ckpttool.toml").write_text(blocks("toml")[0])
     program = f'exec {sys.executable} -m ckpttool "$@" --interval 1s'
     script(tmp_path / ".local" / "bin" / "ckpttool", program)
+    subprocess.run([sys.executable, "-m", "ckpttool", "config", "--trust"], cwd=place, check=True)
     return place
 
 

@@ -338,7 +338,7 @@ def test_json_and_explanation(epochs: Path, run) -> None:
 
 
 def test_a_configuration_says_it(epochs: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    (epochs / "ckpttool.toml").write_text('[retention]\nfull = 9\ndtype = "bfloat16"\nyes = true\n')
+    (epochs / "ckpttool.toml").write_text('[retention]\nfull = 9\ndtype = "bfloat16"\n')
     monkeypatch.chdir(epochs)
     status, out, _ = run("prune")
     assert (status, out.splitlines()[-1].startswith("slimmed 1 of 10 checkpoints")) == (0, True)

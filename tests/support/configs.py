@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+from ckpttool.cli.config import ConfigDocument, read_document
+from ckpttool.cli.config_trust import confirm_trust
 from ckpttool.cli.verify_config import VerifyConfig, read_config
 
 
@@ -16,7 +18,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def trusted_config(text: str) -> ConfigDocument:
+    """Return a configuration in the current directory, as it is found once its user trusts it."""
+    document = read_document(str(write(Path("ckpttool.toml"), text)))
+    confirm_trust(document.path, document.tables)
+    return document
+
+
 def verify_config_of(text: str) -> VerifyConfig:
-    """Return what a configuration in the current directory says of ``verify``."""
-    write(Path("ckpttool.toml"), text)
-    return read_config("ckpttool.toml")
+    """Return what a trusted configuration in the current directory says of ``verify``."""
+    return read_config(trusted_config(text))

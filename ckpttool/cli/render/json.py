@@ -15,6 +15,7 @@ from ckpttool.cli.render.terminal import is_printable
 from ckpttool.ops.verdict import safety_of
 
 if TYPE_CHECKING:
+    from ckpttool.cli.config import ConfigDocument
     from ckpttool.cli.config_tables import ConfigEntry
     from ckpttool.core.checkpoint import TrainingState
     from ckpttool.core.errors import CheckpointError
@@ -771,8 +772,9 @@ def _remark(remark: Remark) -> dict[str, Any]:
 # config ---------------------------------------------------------------------------------------------
 
 
-def config_document(path: str | None, entries: Sequence[ConfigEntry]) -> dict[str, Any]:
-    """Return the document: which configuration is in force, and its keys."""
+def config_document(document: ConfigDocument | None, entries: Sequence[ConfigEntry]) -> dict[str, Any]:
+    """Return the document: which configuration is in force, whether it is trusted, and its keys."""
+    is_trusted = None if document is None else document.trust_doubt() is None
     values = [
         {
             "table": one.table,
@@ -780,10 +782,12 @@ def config_document(path: str | None, entries: Sequence[ConfigEntry]) -> dict[st
             "key": one.key,
             "value": one.value,
             "source": "file" if one.is_from_file else "default",
+            "refused": one.needs_trust and not is_trusted,
         }
         for one in entries
     ]
-    return {"schema": "ckpttool.config/1", "path": path, "values": values}
+    path = None if document is None else document.path
+    return {"schema": "ckpttool.config/1", "path": path, "trusted": is_trusted, "values": values}
 
 
 _MAKERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
