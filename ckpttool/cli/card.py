@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from ckpttool.cli.options import Json, PathText, path_argument, typer_option
@@ -10,6 +9,7 @@ from ckpttool.cli.output import print_json, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import OUTPUT_PANEL
+from ckpttool.io import fs
 
 REMARK_PANEL = "Notes"
 
@@ -101,7 +101,7 @@ def card(
 def _check_output(output: str, *, as_json: bool, force: bool) -> None:
     if not output.lower().endswith((".md", ".json")):
         raise UsageError(f"-o {output}: a card is Markdown (.md) or JSON (.json)")
-    if os.path.isfile(output) and not force:
+    if fs.isfile(output) and not force:
         raise UsageError(f"{output} already exists (--force replaces it)")
 
 

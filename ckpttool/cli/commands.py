@@ -15,14 +15,15 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from ckpttool.cli.options import expand_options
+from ckpttool.cli.options import PathText, expand_options
 from ckpttool.cli.output import paged
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL
 from ckpttool.core.suggest import did_you_mean
+from ckpttool.io.held import holding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 
@@ -65,6 +66,13 @@ COMMANDS = {
 
 _PAGED = frozenset({"inspect", "verify", "explain", "list", "diff", "config"})
 """Commands whose output is to be read at leisure: not what changes something, asks, or answers in a line."""
+
+_CHANGING = frozenset(COMMANDS) - _PAGED - {"latest", "watch"}
+"""Commands that write in directories that they look at; ``watch`` holds what it watches at each look."""
+_CHANGES = ("write_manifest", "sample")
+"""Options with which ``verify`` does, too."""
+_OUTPUTS = frozenset({"output", "plot", "junit", "sarif", "summary", "record"})
+"""Options that name a file which is written."""
 
 
 class Commands(TyperGroup):
@@ -177,8 +185,16 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         is_paged = self.name in _PAGED and not ctx.params.get("json")
-        with paged() if is_paged else nullcontext():
+        with paged() if is_paged else nullcontext(), holding(*self._held_paths(ctx.params)):
             return super().invoke(ctx)
+
+    def _held_paths(self, given: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what is held while the command runs: what it writes, and what it decides by."""
+        changes = self.name in _CHANGING or any(map(given.get, _CHANGES))
+        for name, value in given.items():
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if (name in _OUTPUTS and isinstance(one, str)) or (changes and isinstance(one, PathText)):
+                    yield one
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one for one in self.params if one.param_type_name == "argument"]

@@ -12,6 +12,8 @@ from ckpttool.cli.options import Quiet
 from ckpttool.cli.output import say_warning
 from ckpttool.cli.render.terminal import printable
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
+from ckpttool.io import fs
+from ckpttool.io.held import open_file
 
 Directory = Annotated[
     str,
@@ -51,7 +53,7 @@ def init(directory: Directory = os.curdir, quiet: Quiet = False) -> int:
 def _create(path: str, text: str) -> None:
     """Write a file that must not exist; nothing of it stays if that fails."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+        descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     except OSError as failure:
         raise from_os_error(failure, path) from failure
     try:
@@ -59,5 +61,5 @@ def _create(path: str, text: str) -> None:
             file.write(text)
     except OSError as failure:
         with suppress(OSError):
-            os.unlink(path)
+            fs.unlink(path)
         raise from_os_error(failure, path) from failure

@@ -14,6 +14,7 @@ from ckpttool.core.errors import AccessDenied, UsageError, from_os_error
 from ckpttool.core.options import REPORT_PANEL
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
+from ckpttool.io.held import open_file
 
 if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError
@@ -95,11 +96,11 @@ def write_reports(
 
 def write_report(path: str, content: bytes) -> None:
     """Write a report or a picture: whole or not at all, unless it goes into a pipe or to a device."""
-    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+    if fs.exists(path) and not fs.isfile(path):  # such as /dev/stdout
         append_report(path, content)
         return
     try:
-        write_atomically(os.path.realpath(path), content)  # a link stays one
+        write_atomically(fs.realpath(path), content)  # a link stays one
     except OSError as error:
         raise from_os_error(error, path) from error
 
@@ -107,7 +108,7 @@ def write_report(path: str, content: bytes) -> None:
 def append_report(path: str, content: bytes) -> None:
     """Append a report to a file; a pipe that nobody reads is an error instead of a wait."""
     try:
-        descriptor = os.open(path, _APPEND, 0o666)
+        descriptor = open_file(path, _APPEND, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise AccessDenied(path, "a pipe that nobody reads") from error
@@ -149,11 +150,11 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
     for option, path in written.items():
         if path is None:
             continue
-        place = os.path.realpath(path)
+        place = fs.realpath(path)
         if place in places:
             raise UsageError(f"{places[place]} and {option} name the same file")
         places[place] = option
-        if os.path.exists(path) and any(os.path.exists(one) and os.path.samefile(one, path) for one in read):
+        if fs.exists(path) and any(fs.exists(one) and fs.samefile(one, path) for one in read):
             raise UsageError(f"{option} {path}: that file is an input")
         _check_is_ours(option, path, force)
 
@@ -178,19 +179,19 @@ def check_plot(path: str, read: Sequence[str]) -> None:
 
 def _check_is_ours(option: str, path: str, force: bool) -> None:
     """Require that what is there is an earlier report, a recording that may go, or no regular file."""
-    if not os.path.lexists(path):
+    if not fs.lexists(path):
         return
-    if os.path.isdir(path):
+    if fs.isdir(path):
         raise UsageError(f"{option} {path}: it is a directory")
     if option == "--record":
-        if not os.path.isfile(path):
+        if not fs.isfile(path):
             raise UsageError(f"--record {path}: it exists and is not a regular file")
         if not force:
             raise UsageError(f"--record {path}: it already exists; --force replaces a recording")
         begin, mark = _RECORDING
         if not (_bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)):
             raise UsageError(f"--record {path}: the existing file is not a recording and is not replaced")
-    elif os.path.isfile(path):
+    elif fs.isfile(path):
         head = _bytes(path, 0, _HEAD)
         begins = _MARKS.get(option, {}).items()
         is_report = any(head.startswith(begin) and mark in head for begin, mark in begins)

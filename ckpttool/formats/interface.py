@@ -262,7 +262,7 @@ class _BlockedLink:
     is_dir = is_file
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        return fs.stat(self.path) if follow_symlinks else fs.lstat(self.path)
 
 
 def group_names(

@@ -17,21 +17,22 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+from ckpttool.io import held as held_directories
+from ckpttool.io.held import DIRECTORY, IS_SUPPORTED, Exchanged
+
 try:
     import fcntl
 except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]  # whoever locks asks HAS_LOCKS before
 
 HAS_LOCKS = fcntl is not None
-IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
-"""Whether the system can work below open directories."""
 
 FOLLOWS_NOTHING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | FOLLOWS_NOTHING
 """Opens a file that nobody else has made."""
 
-_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
+_MADE = "it was made"
 _PROBE = ".ckpttool-probe"
 _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
 RETRIES = 5
@@ -42,14 +43,6 @@ _UNLINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.
 """What ``link`` says where there are no hard links, or no more of them."""
 _CLOSED = -1
 """Stands for a descriptor that was given back: whatever is done with it fails."""
-
-
-class Exchanged(OSError):
-    """Somebody else put something in the place of a directory that was just made."""
-
-    def __init__(self, path: str) -> None:
-        reason = f"somebody put something else in the place of {os.path.basename(path)}, which was just made"
-        super().__init__(errno.ESTALE, reason, path)
 
 
 class OpenDirectory:
@@ -65,11 +58,11 @@ class OpenDirectory:
     __slots__ = ("descriptor", "path")
 
     def __init__(self, path: str, descriptor: int | None = None) -> None:
-        """Open a directory, unless it is open; links on the way to it, and at its end, are followed."""
+        """Open a directory, unless it is open; links are followed as far as nothing is held (``held``)."""
         self.path = path
         self.descriptor = descriptor
         if descriptor is None and IS_SUPPORTED:
-            self.descriptor = os.open(path or os.curdir, _DIRECTORY)
+            self.descriptor = held_directories.open_directory(path)
 
     def __enter__(self) -> OpenDirectory:
         return self
@@ -121,7 +114,7 @@ class OpenDirectory:
         """Open a directory in it."""
         if self.descriptor is None:
             return OpenDirectory(self.join(name))
-        flags = _DIRECTORY | FOLLOWS_NOTHING
+        flags = DIRECTORY | FOLLOWS_NOTHING
         return OpenDirectory(self.join(name), os.open(name, flags, dir_fd=self.descriptor))
 
     def make(self, name: str, mode: int = 0o777) -> OpenDirectory:
@@ -132,14 +125,16 @@ class OpenDirectory:
         except OSError as error:
             self._withdraw(name)
             if error.errno in _NOT_IT:
-                raise Exchanged(self.join(name)) from error
+                raise Exchanged(self.join(name), since=_MADE) from error
             raise
         except BaseException:  # Ctrl-C, too, leaves nothing behind
             self._withdraw(name)
             raise
         try:
             if not _is_new(made):
-                raise Exchanged(self.join(name))
+                raise Exchanged(self.join(name), since=_MADE)
+            if self.descriptor is not None and made.descriptor is not None:
+                held_directories.remember(self.descriptor, name, made.descriptor)
         except BaseException:  # likewise
             made.close()
             self._withdraw(name)
@@ -164,8 +159,7 @@ class OpenDirectory:
 
     def rename(self, name: str, there: OpenDirectory) -> None:
         """Rename an entry to another directory, in which nothing has its name."""
-        here = self.descriptor
-        os.rename(self.at(name), there.at(name), src_dir_fd=here, dst_dir_fd=there.descriptor)
+        rename(self.at(name), self.descriptor, there.at(name), there.descriptor)
 
     def replace(self, name: str, there: OpenDirectory, other: str) -> None:
         """Rename a file to another directory; the one that has the other name there gives way to it."""
@@ -207,12 +201,12 @@ class OpenDirectory:
                 directory.close()
 
     def _rmdir(self, name: str) -> None:
-        os.rmdir(self.at(name), dir_fd=self.descriptor)
+        remove_directory(self.at(name), self.descriptor)
 
     def remove_held(self, held: OpenDirectory, name: str) -> None:
         """Remove an empty directory in it that is held open."""
         if not self.leads_to(name, held):
-            raise Exchanged(held.path)
+            raise Exchanged(held.path, since=_MADE)
         self._rmdir(name)
 
     def leads_to(self, name: str, held: OpenDirectory) -> bool:
@@ -311,8 +305,23 @@ def link_or_rename(
                 raise
     if is_taken():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), other)
-    retry_while_busy(lambda: os.rename(name, other, src_dir_fd=here, dst_dir_fd=there))
+    retry_while_busy(lambda: rename(name, here, other, there))
     return False
+
+
+def rename(name: str, here: int | None, other: str, there: int | None) -> None:
+    """Rename an entry of an open directory; what has the other name gives way to it, if it can."""
+    os.rename(name, other, src_dir_fd=here, dst_dir_fd=there)
+    for directory, gone in ((here, name), (there, other)):
+        if directory is not None:
+            held_directories.forget(directory, gone)
+
+
+def remove_directory(name: str, directory: int | None) -> None:
+    """Remove an empty directory in an open one."""
+    os.rmdir(name, dir_fd=directory)
+    if directory is not None:
+        held_directories.forget(directory, name)
 
 
 def retry_while_busy(step: Callable[[], _T]) -> _T:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import io
 import os
+import stat as stat_module
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from ckpttool.core.errors import from_os_error
 from ckpttool.core.urls import is_remote as is_remote
 from ckpttool.core.urls import plain_url, store_root
+from ckpttool.io import held
+from ckpttool.io.directories import OpenDirectory
 from ckpttool.io.source import Source, regular_descriptor
 
 
@@ -24,28 +27,28 @@ def stat(path: str) -> os.stat_result:
         from ckpttool.io import remote
 
         return remote.look_at(path).status
-    return os.stat(path)
+    return held.status(path)
 
 
 def lstat(path: str) -> os.stat_result:
-    return stat(path) if is_remote(path) else os.lstat(path)
+    return stat(path) if is_remote(path) else held.status(path, follows=False)
 
 
 def lexists(path: str) -> bool:
     """Tell whether there is anything; of a store that doesn't answer, this raises a ``CheckpointError``."""
-    return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
+    return _remote_kind(path) is not None if is_remote(path) else _mode(path, follows=False) is not None
 
 
 def exists(path: str) -> bool:
-    return _remote_kind(path) is not None if is_remote(path) else os.path.exists(path)
+    return _remote_kind(path) is not None if is_remote(path) else _mode(path) is not None
 
 
 def isfile(path: str) -> bool:
-    return _remote_kind(path) is False if is_remote(path) else os.path.isfile(path)
+    return _remote_kind(path) is False if is_remote(path) else stat_module.S_ISREG(_mode(path) or 0)
 
 
 def isdir(path: str) -> bool:
-    return _remote_kind(path) is True if is_remote(path) else os.path.isdir(path)
+    return _remote_kind(path) is True if is_remote(path) else stat_module.S_ISDIR(_mode(path) or 0)
 
 
 def _remote_kind(path: str) -> bool | None:
@@ -61,7 +64,45 @@ def _remote_kind(path: str) -> bool | None:
 
 
 def islink(path: str) -> bool:
-    return not is_remote(path) and os.path.islink(path)
+    return not is_remote(path) and stat_module.S_ISLNK(_mode(path, follows=False) or 0)
+
+
+def _mode(path: str, *, follows: bool = True) -> int | None:
+    """Return the mode of what is at a path of this machine; None if nothing is, or nobody can tell."""
+    try:
+        return held.status(path, follows=follows).st_mode
+    except (OSError, ValueError):
+        return None
+
+
+def readlink(path: str) -> str:
+    """Return where a symlink leads."""
+    return held.read_link(path)
+
+
+def unlink(path: str) -> None:
+    """Unlink a file of this machine."""
+    above, name = os.path.split(path)
+    with OpenDirectory(above) as directory:
+        directory.unlink(name)
+
+
+def set_modified(path: str, nanoseconds: int) -> None:
+    """Set when a file of this machine was modified and read last, in nanoseconds since 1970."""
+    above, name = os.path.split(path)
+    with OpenDirectory(above) as directory:
+        os.utime(directory.at(name), ns=(nanoseconds, nanoseconds), dir_fd=directory.descriptor)
+
+
+def makedirs(path: str) -> None:
+    """Make a directory of this machine, and those that it lies in, unless they are there."""
+    above, name = os.path.split(path.rstrip(os.sep))
+    if isdir(path or os.curdir) or not name:
+        return
+    makedirs(above)
+    with OpenDirectory(above) as directory:
+        if not directory.has(name):
+            directory.make(name).close()
 
 
 def getsize(path: str) -> int:
@@ -69,7 +110,7 @@ def getsize(path: str) -> int:
 
 
 def listdir(path: str) -> list[str]:
-    return [entry.name for entry in entries(path)] if is_remote(path) else os.listdir(path)
+    return [entry.name for entry in entries(path)] if is_remote(path) else held.names(path)
 
 
 def entries(path: str) -> list[os.DirEntry[str]]:
@@ -78,6 +119,9 @@ def entries(path: str) -> list[os.DirEntry[str]]:
         from ckpttool.io import remote
 
         return remote.entries(path)
+    known = held.entries(path)
+    if known is not None:
+        return cast("list[os.DirEntry[str]]", known)
     with os.scandir(path) as found:
         return list(found)
 
@@ -123,7 +167,7 @@ def abspath(path: str) -> str:
 def samefile(path: str, other: str) -> bool:
     if is_remote(path) or is_remote(other):
         return normpath(path) == normpath(other)
-    return os.path.samefile(path, other)
+    return os.path.samestat(stat(path), stat(other))
 
 
 def commonpath(paths: list[str]) -> str:
@@ -138,7 +182,7 @@ def commonpath(paths: list[str]) -> str:
 
 
 def realpath(path: str) -> str:
-    return normpath(path) if is_remote(path) else os.path.realpath(path)
+    return normpath(path) if is_remote(path) else held.real_path(path)
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from ckpttool.core.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.core.readable import Readable
+from ckpttool.io import held
 
 MAX_OPEN = 64
 """The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
@@ -216,7 +217,8 @@ def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = 
 
     ``follows``: whether it may be a symlink. ``dir_fd`` is an open directory that it starts at.
     """
-    descriptor = os.open(path, _READ if follows else _READ | _FOLLOWS_NOTHING, dir_fd=dir_fd)
+    flags = _READ if follows else _READ | _FOLLOWS_NOTHING
+    descriptor = held.open_file(path, flags) if dir_fd is None else os.open(path, flags, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise NotRegular(path)

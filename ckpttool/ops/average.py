@@ -23,6 +23,7 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.values import Computed, Contiguous, regroup
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.io.sink import SUMS, Algorithm
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
@@ -69,6 +70,7 @@ class Average:
 
 
 @shows_keywords(ConvertOptions)
+@holds("sources", "target")
 def average(
     sources: Sequence[str | os.PathLike[str]],
     target: str | os.PathLike[str],

@@ -14,6 +14,7 @@ from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.report import Finding, Severity
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.io.scan import Scanned, scan
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
@@ -28,6 +29,7 @@ _AT_ONCE = 1 << 12
 
 
 @shows_keywords(ConvertOptions)
+@holds("source", "target")
 def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],

@@ -205,7 +205,7 @@ def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> 
 def _write_small(target: str, text: bytes, replaces: os.stat_result | None) -> None:
     try:
         if not fs.is_remote(target):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            fs.makedirs(os.path.dirname(target))
             write_atomically(target, text)
             return
         from ckpttool.io import remote
@@ -236,7 +236,7 @@ def remove_file(target: str, seen: os.stat_result | None) -> None:
         if not fs.is_remote(target):
             if not is_unchanged(target, seen):
                 raise AccessDenied(target, "somebody else wrote it meanwhile", expected="run it again")
-            os.unlink(target)
+            fs.unlink(target)
             return
         from ckpttool.io import remote
 
@@ -299,7 +299,7 @@ def _onto_disk(
     from ckpttool.transaction.staged_output import StagedOutput
 
     directory, name = os.path.split(target)
-    os.makedirs(directory or os.curdir, exist_ok=True)
+    fs.makedirs(directory or os.curdir)
     sent = hashlib.sha256()
     try:
         output = StagedOutput(target, replaces=None if replaces is None else [name], jobs=1)
@@ -320,7 +320,7 @@ def _onto_disk(
         if check is not None:
             check(staged.path)
         # Retention goes by the times of files, and a manifest counts if it isn't older than its checkpoint.
-        os.utime(staged.path, ns=(seen.st_mtime_ns, seen.st_mtime_ns))
+        fs.set_modified(staged.path, seen.st_mtime_ns)
         if replaces is not None and not is_unchanged(target, replaces):
             raise AccessDenied(target, "it was changed meanwhile")
         staged.commit()

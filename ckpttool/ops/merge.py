@@ -22,6 +22,7 @@ from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.ranks import VARIANT
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
@@ -38,6 +39,7 @@ _DEEPSPEED = "deepspeed"
 
 
 @shows_keywords(ConvertOptions)
+@holds("sources", "target")
 def merge(
     sources: Sequence[str | os.PathLike[str]],
     target: str | os.PathLike[str],

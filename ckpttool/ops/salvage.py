@@ -23,6 +23,7 @@ from ckpttool.core.tensor import Extent, Tensor
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.io.scan import Scanned, scan
 from ckpttool.io.work import Advance, default_jobs, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
@@ -85,6 +86,7 @@ class Salvaged(Result):
 
 
 @shows_keywords(ConvertOptions)
+@holds("source", "target")
 def salvage(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],

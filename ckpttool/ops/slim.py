@@ -16,6 +16,7 @@ from ckpttool.core.report import Severity
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import WriteOptions, writer_of
+from ckpttool.io import fs
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.conversion import Converted, ConvertOptions
 from ckpttool.ops.conversion_plan import (
@@ -97,7 +98,7 @@ def write_slim_file(
     check_space(plan.target, plan.content.nbytes)
 
     def place_smaller(staged: StagedOutput) -> None:
-        if os.path.getsize(staged.path) >= plan.source.nbytes:
+        if fs.getsize(staged.path) >= plan.source.nbytes:
             raise NotSlim("it would be no smaller")
         place(staged)
 

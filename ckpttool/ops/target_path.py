@@ -91,7 +91,7 @@ def check_target(
         read = files | {fs.realpath(source.path)}
         # By another name, too: a hard link, or another spelling.
         is_link = fs.lexists(target) and any(
-            fs.exists(one) and fs.exists(target) and os.path.samefile(one, target) for one in read
+            fs.exists(one) and fs.exists(target) and fs.samefile(one, target) for one in read
         )
         if place in files or is_link:
             raise UsageError(f"{target} is the source itself")

@@ -33,6 +33,7 @@ from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.formats.traits import is_commit_marker
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.io.work import Advance, in_order, no_advance
 from ckpttool.ops.file_copy import (
     BadDestination,
@@ -157,6 +158,7 @@ class CopyRequest(Scope):
 
 
 @shows_keywords(CopyRequest, Policy)
+@holds("sources", "destination")
 def copy(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     destination: str | os.PathLike[str],

@@ -312,7 +312,7 @@ def _write_wandb_run(
     what = f"{wandb.PREFIX}{directory}"
     client = client_module("wandb", what)
     mode = os.environ.get("WANDB_MODE", "offline")
-    os.makedirs(directory, exist_ok=True)
+    fs.makedirs(directory)
     with asking(what):
         run = client.init(
             mode=mode,
@@ -353,7 +353,7 @@ def _tensorboard(directory: str, root: str) -> Iterator[Record]:
     if new:
         now = time.time()
         try:
-            os.makedirs(directory, exist_ok=True)
+            fs.makedirs(directory)
             write_atomically(os.path.join(directory, events.new_name(now)), events.event_file(now, new))
         except OSError as error:
             raise from_os_error(error, directory) from error

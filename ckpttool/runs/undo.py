@@ -15,6 +15,7 @@ from ckpttool.core.result import Result
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.runs.pointers.notes import is_note, note_words, read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.runs.pointers.readers import READERS, names_in
@@ -90,6 +91,7 @@ class Undone(Result):
         return f"{len(self.restored):,} {'to restore' if self.dry_run else 'restored'}"
 
 
+@holds("directory")
 def undo(directory: str, *, recursive: bool = True, dry_run: bool = False) -> Undone:
     """Take back the last prune into the trash, or the last renaming, of a directory.
 
@@ -215,13 +217,13 @@ class _UndoProgress:
 
     def commands(self, places: Sequence[str]) -> list[str]:
         """Return the identities of what can be taken back, the last first; tell of what is another's."""
-        held = {os.path.realpath(place) for place in places}
+        held = {fs.realpath(place) for place in places}
         commands: set[str] = set()
         left: list[Problem] = []
         for record in (record for place in places for record in _all_records(place)):
             if not is_of_other_directory(record):
                 commands.add(record.identity)
-            elif os.path.realpath(renamed_directory(record) or "") not in held:
+            elif fs.realpath(renamed_directory(record) or "") not in held:
                 # Otherwise it is taken back under that name.
                 left.append(other_directory_problem(record))
         if commands:
@@ -343,10 +345,10 @@ def _renamed_below(record: CommandRecord) -> list[str]:
 def _record_above(root: str, identity: str) -> CommandRecord | None:
     """Return the record that a command left in the directory above of pointers alone, if it did."""
     above = os.path.dirname(root) or os.curdir
-    real = os.path.dirname(os.path.realpath(root))
-    if not os.path.isdir(above) or not os.path.samefile(above, real):
+    real = os.path.dirname(fs.realpath(root))
+    if not fs.isdir(above) or not fs.samefile(above, real):
         above = real
-    if os.path.samefile(above, root):
+    if fs.samefile(above, root):
         return None
     try:
         return next(iter(_records(above, identity)), None)
@@ -366,14 +368,12 @@ def _undo_record_above(
         dry_run: Whether to change nothing.
     """
     places = [
-        place
-        for place in directories_with_trash(above.directory)
-        if not os.path.samefile(place, above.directory)
+        place for place in directories_with_trash(above.directory) if not fs.samefile(place, above.directory)
     ]
     waiting = [place for place in places if any(_records(place, above.identity))]
     if dry_run and is_whole:
-        back = set(map(os.path.realpath, restored))
-        waiting = [place for place in waiting if os.path.realpath(place) not in back]
+        back = set(map(fs.realpath, restored))
+        waiting = [place for place in waiting if fs.realpath(place) not in back]
     if not waiting and not above.has_moves:
         return undo_record(above, dry_run)
     why = f"pointers here may still have the new names (undo {above.directory} restores all of it)"
@@ -406,7 +406,7 @@ def _stale_names(
                 stale.setdefault(path, known[parts[-1]])
         stale |= {path: one for path, one in _notes_in(directory, known) if path not in stale}
         if above:
-            real = os.path.realpath(directory)
+            real = fs.realpath(directory)
             by_path = {f"{os.path.basename(real)}/{name}": one for name, one in known.items()}
             stale |= dict(_notes_in(os.path.dirname(real), by_path))
         moved = {os.path.abspath(one.was): os.path.abspath(one.path) for one in known.values()}
@@ -417,7 +417,7 @@ def _stale_names(
                 yield _stale_name(path, checkpoint)
         for file, pinned in _pins_in(directory):
             # Set since the checkpoint got the name that it loses.
-            if pinned in moved and (os.path.abspath(file) not in turned or not os.path.lexists(pinned)):
+            if pinned in moved and (os.path.abspath(file) not in turned or not fs.lexists(pinned)):
                 yield _stale_name(file, known[os.path.basename(pinned)])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ckpttool.io import fs
+from ckpttool.io.held import holding
 from ckpttool.runs.copying import CopyRequest, CopyStatus, carry_out, plan_copy
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pruning.planning import PrunePlan
@@ -40,6 +41,10 @@ def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = 
     copied: dict[str, Contents] = {}
 
     def step(landed: Landed) -> StepResult:
+        with holding(destination):
+            return copy_landed(landed)
+
+    def copy_landed(landed: Landed) -> StepResult:
         entries = {
             fs.normpath(entry.unit.path): entry
             for entry in landed.entries

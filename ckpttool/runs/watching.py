@@ -27,6 +27,7 @@ from ckpttool.core.keywords import attribute_names
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.io import fs
 from ckpttool.io.atomic import write_atomically
+from ckpttool.io.held import holding
 from ckpttool.io.work import Advance
 from ckpttool.ops.verdict import Verification
 from ckpttool.runs.members.entry import Entry
@@ -201,7 +202,6 @@ class DirectoryWatch:
         progress: Progress = no_progress,
         clock: WaitClock = SYSTEM,
     ) -> None:
-        self.root = bare(require_directory(request.directory))
         self.has_seen_damage = False
         self._request, self._emit, self._is_ending = request, emit, is_ending
         self._progress, self._clock = progress, clock
@@ -215,8 +215,11 @@ class DirectoryWatch:
         self._is_owed = True
         self._problems: dict[str, Mapping[str, str]] = {}
         self._warned: set[str] = set()
-        self._hold()
-        self._record = self._read_record()
+        with holding(request.directory):
+            self.root = bare(require_directory(request.directory))
+            self._place = fs.realpath(self.root)
+            self._hold()
+            self._record = self._read_record()
 
     def __enter__(self) -> DirectoryWatch:
         return self
@@ -235,6 +238,10 @@ class DirectoryWatch:
         Raises:
             Ending: Somebody has asked for it.
         """
+        with holding(self.root):
+            self._look(is_last=is_last)
+
+    def _look(self, *, is_last: bool) -> None:
         previous = self._seen
         try:
             self._hold()
@@ -261,9 +268,11 @@ class DirectoryWatch:
     def _hold(self) -> None:
         """Hold the lock of the directory, which may be another one at the same path by now."""
         try:
-            status = os.stat(self.root)
+            status = fs.stat(self.root)
         except OSError as error:
             raise from_os_error(error, self.root) from error
+        if (place := fs.realpath(self.root)) != self._place:
+            raise AccessDenied(self.root, f"it leads to {place} now", expected=self._place)
         identity = status.st_dev, status.st_ino
         if identity == self._held:
             return
@@ -512,7 +521,7 @@ def _statuses(root: str) -> Statuses:
         subdirectories[:] = [name for name in subdirectories if not name.startswith(OWN_PREFIX)]
         for path in (os.path.join(directory, name) for name in names if not name.startswith(OWN_PREFIX)):
             with suppress(OSError):  # it has just gone
-                status = os.lstat(path)
+                status = fs.lstat(path)
                 found[os.path.normpath(path)] = (
                     status.st_dev,
                     status.st_ino,

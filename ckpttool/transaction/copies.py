@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ckpttool.io import fs
 from ckpttool.transaction.files import Contents, Fingerprint, fingerprint_at, opened
 from ckpttool.transaction.journal import Move, Moves, Removal, Successor, contents_at_target
 from ckpttool.transaction.move_steps import is_replaced, open_move_dirs
@@ -86,7 +87,7 @@ def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[st
     return [
         os.path.relpath(path, directory)
         for path in (os.path.join(moves.target, name) for name in names)
-        if os.path.lexists(path)
+        if fs.lexists(path)
     ]
 
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.io import fs
+from ckpttool.io import fs, held
+from ckpttool.io.directories import FOLLOWS_NOTHING
 
 MAX_LEVELS = 100
 """How deep directories may lie in a checkpoint: each is open while those in it are looked at."""
@@ -151,15 +152,14 @@ def opened(path: str, parent: int | None = None) -> Iterator[int]:
     Raises:
         OSError: There is none, or it is something else.
     """
-    flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
     if parent is None:
-        descriptor = os.open(path, flags)
+        descriptor = held.open_directory(path)
     else:
         descriptor = os.dup(parent)
         for name in filter(None, path.split(os.sep)):
             above = descriptor
             try:
-                descriptor = os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), dir_fd=above)
+                descriptor = os.open(name, held.DIRECTORY | FOLLOWS_NOTHING, dir_fd=above)
             finally:
                 os.close(above)
     try:

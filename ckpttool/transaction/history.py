@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import from_os_error
+from ckpttool.io import fs
 from ckpttool.io.atomic import write_in
-from ckpttool.io.directories import OpenDirectory, make_directory, sync_descriptor
+from ckpttool.io.directories import OpenDirectory, make_directory, remove_directory, sync_descriptor
 from ckpttool.transaction.files import Fingerprint, contents, opened
 from ckpttool.transaction.journal import (
     IDENTITY,
@@ -96,7 +97,7 @@ class CommandRecord(NamedTuple):
 def inode_of(directory: str) -> int | None:
     """Return the inode of a directory; None where there is none."""
     try:
-        return os.stat(directory).st_ino
+        return fs.stat(directory).st_ino
     except OSError:
         return None
 
@@ -121,12 +122,11 @@ def identities(state_dir: StateDir) -> list[str]:
     """Return the identities of the commands that have a place in a trash, the oldest first."""
     require_own_trash(state_dir)
     try:
-        with os.scandir(state_dir.trash) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if IDENTITY.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            )
+        return sorted(
+            entry.name
+            for entry in fs.entries(state_dir.trash)
+            if IDENTITY.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -136,7 +136,7 @@ def identities(state_dir: StateDir) -> list[str]:
 def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRecord | None:
     """Return the record of a command, or None where there is none."""
     require_own_trash(state_dir)
-    if not os.path.lexists(state_dir.trash_place(identity)):
+    if not fs.lexists(state_dir.trash_place(identity)):
         return None
     return read_own(
         directory,
@@ -180,7 +180,7 @@ def _record_of(
 def write_record(record: CommandRecord) -> None:
     """Write a record down, synced to disk; one without a step goes."""
     if not record.steps:
-        if os.path.lexists(record.path):
+        if fs.lexists(record.path):
             with _opened_place(record) as place:
                 place.unlink(RECORD)
         return
@@ -348,7 +348,7 @@ _ANOTHERS = (
 
 def require_own_trash(state_dir: StateDir) -> None:
     """Require that a trash was made by this user, or by the owner of its directory, or isn't there."""
-    if os.path.lexists(state_dir.trash):
+    if fs.lexists(state_dir.trash):
         require_own(state_dir.trash, _directory_of_trash(state_dir), _ANOTHERS)
 
 
@@ -356,13 +356,13 @@ def require_own_trash(state_dir: StateDir) -> None:
 def open_trash(state_dir: StateDir, around: int) -> Iterator[int]:
     """Open a trash in an open directory, and require that what was opened is ours."""
     with opened(state_dir.trash_name, around) as trash:
-        owner = os.stat(_directory_of_trash(state_dir))
+        owner = fs.stat(_directory_of_trash(state_dir))
         require_own_status(state_dir.trash, os.fstat(trash), owner, _ANOTHERS)
         yield trash
 
 
 def _directory_of_trash(state_dir: StateDir) -> str:
-    is_there = os.path.isdir(state_dir.directory)
+    is_there = fs.isdir(state_dir.directory)
     return state_dir.directory if is_there else state_dir.path  # it may have got another name
 
 
@@ -428,4 +428,4 @@ def tidy(state_dir: StateDir, identity: str) -> None:
 
 def _remove_directory(name: str, place: int) -> None:
     with suppress(OSError):  # it isn't empty, or isn't there
-        os.rmdir(name, dir_fd=place)
+        remove_directory(name, place)

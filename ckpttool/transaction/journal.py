@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.io import fs
 from ckpttool.io.atomic import write_in
-from ckpttool.io.directories import IS_SUPPORTED, OpenDirectory
+from ckpttool.io.directories import OpenDirectory
+from ckpttool.io.held import IS_SUPPORTED
 from ckpttool.transaction.files import Contents, Fingerprint
 from ckpttool.transaction.lock import FULL
 from ckpttool.transaction.state_dir import MAX_BYTES, StateDir, open_own, read_own, state_dir_of_stage
@@ -569,13 +571,12 @@ def stages(state_dir: StateDir) -> list[str]:
     """Return the paths of what commands left in a state directory, finished or not."""
     around, suffix = state_dir
     try:
-        with os.scandir(around) as entries:
-            return sorted(
-                entry.path
-                for entry in entries
-                if entry.name.endswith(suffix)
-                and _STAGE.fullmatch(entry.name.removesuffix(suffix))
-                and entry.is_dir(follow_symlinks=False)
-            )
+        return sorted(
+            entry.path
+            for entry in fs.entries(around)
+            if entry.name.endswith(suffix)
+            and _STAGE.fullmatch(entry.name.removesuffix(suffix))
+            and entry.is_dir(follow_symlinks=False)
+        )
     except OSError as error:
         raise from_os_error(error, around) from error

@@ -89,9 +89,7 @@ def clear_stale(directories: Iterable[str]) -> None:
         if fs.is_remote(directory):
             continue
         around, suffix = state_dir_beside(directory)
-        if os.path.lexists(os.path.join(directory, LOCK)) or os.path.lexists(
-            os.path.join(around, LOCK + suffix)
-        ):
+        if fs.lexists(os.path.join(directory, LOCK)) or fs.lexists(os.path.join(around, LOCK + suffix)):
             with suppress(CheckpointError), lock_directory(directory):
                 pass
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 
+from ckpttool.io import fs
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.paths import is_within
 
@@ -33,7 +34,7 @@ def mount_points(below: str | None = None) -> frozenset[str] | None:
     )
     if below is None:
         return points
-    real = os.path.realpath(below)
+    real = fs.realpath(below)
     return frozenset(point for point in points if is_within(point, real))
 
 
@@ -65,10 +66,8 @@ def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]
     points = list(points)
     if not points:
         return False
-    if isinstance(directory, int):
-        real = os.readlink(f"/proc/self/fd/{directory}")
-    else:
-        real = os.path.realpath(directory)
+    own = f"/proc/self/fd/{directory}"
+    real = os.readlink(own) if isinstance(directory, int) else fs.realpath(directory)
     near = [path for path in points if is_within(path, real)]
     return bool(near) and any(is_within(path, os.path.join(real, name)) for name in names for path in near)
 

@@ -17,7 +17,8 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from ckpttool.io.directories import link_or_rename, retry_while_busy
+from ckpttool.io import fs
+from ckpttool.io.directories import link_or_rename, rename, retry_while_busy
 from ckpttool.transaction.files import (
     Contents,
     StalePlan,
@@ -91,7 +92,7 @@ def _opened_move_dir(directory: str, path: str) -> Iterator[int]:
     trash, identity = os.path.split(path)
     around, name = os.path.split(trash)
     with opened(around or os.curdir) as parent, opened(name, parent) as root, opened(identity, root) as place:
-        require_own_status(path, os.fstat(place), os.stat(directory))
+        require_own_status(path, os.fstat(place), fs.stat(directory))
         yield place
 
 
@@ -190,7 +191,7 @@ def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
         if _may_be_same_name(old, new):  # a link would take the one for the other
             if _is_taken(dirs, old, new):
                 raise StalePlan(f"{other} already exists")
-            retry_while_busy(partial(os.rename, name, other, src_dir_fd=here, dst_dir_fd=there))
+            retry_while_busy(partial(rename, name, here, other, there))
             return False
         try:
             return link_or_rename(name, here, other, there, lambda: _is_taken(dirs, old, new), is_strict=True)
@@ -223,7 +224,7 @@ def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
             opened_parent(old, dirs.source) as (here, name),
             opened_parent(new, dirs.target) as (there, other),
         ):
-            retry_while_busy(partial(os.rename, other, name, src_dir_fd=there, dst_dir_fd=here))
+            retry_while_busy(partial(rename, other, there, name, here))
 
 
 def _unlink_side(place: int, other_place: int, move: Move, side: int) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.io import fs
 from ckpttool.io.atomic import sync_directory
 from ckpttool.transaction.copies import inodes_of_moves, leftover_names
 from ckpttool.transaction.files import StalePlan
@@ -323,7 +324,7 @@ class ChainedMoves:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stage is not None and os.path.lexists(self._stage):
+        if self._stage is not None and fs.lexists(self._stage):
             _settle(self._directory, self._stage)
 
     @property
@@ -469,7 +470,7 @@ def finish_or_undo(transaction: MoveTransaction) -> tuple[set[str] | None, Mappi
 
 def directory_changed_above(transaction: MoveTransaction) -> str | None:
     """Return the directory above, if the same command changed there what names checkpoints of this one."""
-    above = os.path.dirname(os.path.realpath(transaction.directory))
+    above = os.path.dirname(fs.realpath(transaction.directory))
     for state_dir in state_dirs(above):
         with suppress(CheckpointError):  # another's: nothing of ours is in it
             if read_record(above, state_dir, transaction.moves.identity) is not None:

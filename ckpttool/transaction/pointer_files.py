@@ -22,7 +22,7 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.io import fs
 from ckpttool.io.atomic import OWN_PREFIX, adopt_mode
-from ckpttool.io.directories import CREATE, link_or_rename, sync_descriptor
+from ckpttool.io.directories import CREATE, link_or_rename, rename, sync_descriptor
 from ckpttool.io.source import NotRegular, regular_descriptor
 from ckpttool.transaction.files import StalePlan, opened, status_of
 from ckpttool.transaction.journal import Moves, PointerText, Relink, Rewrite
@@ -253,7 +253,7 @@ def _write_link(pointers: _PointerDirectory, link: Relink, scratch: int) -> None
     temporary = _temporary_name()
     with pointers.open_parent(link.name) as (place, name), _keeping_time(place, link.name):
         os.symlink(link.after, temporary, dir_fd=scratch)
-        os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        rename(temporary, scratch, name, place)
         sync_descriptor(place)
 
 

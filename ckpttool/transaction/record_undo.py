@@ -12,6 +12,7 @@ from functools import partial
 from ckpttool.core.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import NAME
+from ckpttool.io import fs
 from ckpttool.transaction.copies import moves_of_copy
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import CommandRecord, UndoStep, drop_step, read_record
@@ -184,7 +185,7 @@ def _merge_pointers(directory: str, undoing: Moves, fit: Sequence[Move]) -> tupl
     for link in undoing.relinks:
         path = os.path.join(directory, link.name)
         try:
-            now = os.readlink(path)
+            now = fs.readlink(path)
         except OSError:  # it has gone, or is no symlink any more
             now = None
         if now == link.before:

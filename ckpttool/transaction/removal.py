@@ -19,8 +19,16 @@ from itertools import groupby
 from operator import attrgetter
 
 from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.io import fs
 from ckpttool.io.atomic import sync_directory, write_in
-from ckpttool.io.directories import OpenDirectory, link_or_rename, make_directory, retry_while_busy
+from ckpttool.io.directories import (
+    OpenDirectory,
+    link_or_rename,
+    make_directory,
+    remove_directory,
+    rename,
+    retry_while_busy,
+)
 from ckpttool.io.work import in_order
 from ckpttool.transaction.copies import inodes_of_removal
 from ckpttool.transaction.files import (
@@ -179,7 +187,7 @@ def _crowded_out(directory: str, journal: Removals, outcome: RemovalOutcome) -> 
         removal
         for removal in journal.removals
         if removal.path in outcome.crowded
-        and all(os.path.lexists(os.path.join(directory, name)) for name in removal.members)
+        and all(fs.lexists(os.path.join(directory, name)) for name in removal.members)
     )
     for removal in crowded:
         del outcome.failed[removal.path]
@@ -277,7 +285,7 @@ class RemovalStage:
         """Remove the directory of single files, and close it."""
         for number in list(self.shared):
             os.close(self.shared.pop(number))
-            retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
+            retry_while_busy(partial(remove_directory, str(number), self.inner))
 
     def abandon(self) -> None:
         """Close what is open, and leave what lies there."""
@@ -301,9 +309,7 @@ class RemovalStage:
         with self._made_place(number, removal) as place:
             try:
                 for name in removal.members:
-                    retry_while_busy(
-                        partial(os.rename, name, name, src_dir_fd=self.directory, dst_dir_fd=place)
-                    )
+                    retry_while_busy(partial(rename, name, self.directory, name, place))
                 # Only what was renamed is known to be what was checked: another could have come between.
                 _require_unchanged(place, removal)
             except (OSError, StalePlan):
@@ -331,7 +337,7 @@ class RemovalStage:
                 if status_of(name, place) is not None:
                     _move_back(name, place, self.directory)
         if not removal.is_single:
-            retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
+            retry_while_busy(partial(remove_directory, str(number), self.inner))
 
     def restore(self, number: int, removal: Removal) -> None:
         """Put a checkpoint back of which nothing was removed."""
@@ -351,7 +357,7 @@ class RemovalStage:
         with opened(str(number), self.inner) as place:
             yield from _unlink_all(place, removal, self._place(number))
         try:
-            retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
+            retry_while_busy(partial(remove_directory, str(number), self.inner))
         except OSError as failure:
             raise _partly_removed(failure, self._place(number)) from failure
 
@@ -464,7 +470,7 @@ def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Itera
     for path in sorted(contents.directories, key=lambda path: path.count(os.sep), reverse=True):
         parent, name = os.path.split(path)
         with suppress(FileNotFoundError), _opened_within(parent, place) as directory:
-            retry_while_busy(partial(os.rmdir, name, dir_fd=directory))
+            retry_while_busy(partial(remove_directory, name, directory))
 
 
 @contextmanager
@@ -516,7 +522,7 @@ def recover_removals(directory: str, path: str, removals: Sequence[Removal], rec
         for number, removal in enumerate(removals):
             if removal.is_single:
                 try:
-                    retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
+                    retry_while_busy(partial(remove_directory, str(number), stage.inner))
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -542,7 +548,7 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recover
         if not is_finished:
             stage.put_back(number, removal)
         elif not removal.is_single:
-            retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
+            retry_while_busy(partial(remove_directory, str(number), stage.inner))
         (recovery.finished if is_finished else recovery.put_back).append(removal.path)
     except StalePlan as change:
         recovery.failed[removal.path] = f"{change}; what is left of it is in {stage.path}"
@@ -578,7 +584,7 @@ def _finish(stage: RemovalStage, place: int, removal: Removal) -> None:
         if files and all(_is_there(file, stage.directory) for file in files):
             if status_of(name, place) is not None:
                 os.unlink(name, dir_fd=place)  # put back already, but for this second name
-            retry_while_busy(partial(os.rename, name, name, src_dir_fd=stage.directory, dst_dir_fd=place))
+            retry_while_busy(partial(rename, name, stage.directory, name, place))
     for _ in purge(place, removal.contents, may_be_gone=True):
         pass
 

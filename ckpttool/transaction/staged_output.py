@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
+from ckpttool.io import fs
 from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, write_in
 from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
 from ckpttool.io.jsontext import parse_json
@@ -298,7 +299,7 @@ def clear_beside(target: str) -> tuple[str, ...]:
 def clear_areas(directory: str) -> tuple[str, ...]:
     """Clear a directory of what kills left that were writing there; see ``clear_beside``."""
     try:
-        has_some = any(map(is_area_name, os.listdir(directory)))
+        has_some = any(map(is_area_name, fs.listdir(directory)))
     except OSError:  # what can't be listed holds nothing that we could clear
         return ()
     return clear_beside(os.path.join(directory, CONTENT)) if has_some else ()

@@ -76,12 +76,12 @@ def state_dir_of(directory: str) -> StateDir:
     if fs.is_remote(directory):
         return StateDir(directory)
     if _is_scanned_by_accelerate(directory):
-        real = os.path.realpath(directory)
+        real = fs.realpath(directory)
         is_mount_point = os.path.ismount(real) or real in (mount_points(below=real) or ())
         # Nothing could be renamed from a mount point to the directory around it.
         return StateDir(directory) if is_mount_point else state_dir_beside(directory)
     if _has_serials(directory):
-        names = sorted(name for name in os.listdir(directory) if SERIAL.fullmatch(name))
+        names = sorted(name for name in fs.listdir(directory) if SERIAL.fullmatch(name))
         if any(_is_serial(os.path.join(directory, name)) for name in names):
             return state_dir_beside(directory)
     return StateDir(directory)
@@ -89,7 +89,7 @@ def state_dir_of(directory: str) -> StateDir:
 
 def state_dir_beside(directory: str) -> StateDir:
     """Return the place in the directory around another."""
-    real = os.path.realpath(directory)
+    real = fs.realpath(directory)
     return StateDir(os.path.dirname(real), OWNER + os.path.basename(real))
 
 
@@ -118,28 +118,27 @@ def _is_scanned_by_accelerate(directory: str) -> bool:
     """
     is_called_so = _is_named_as_accelerates(directory)
     try:
-        with os.scandir(directory) as entries:
-            named = [entry for entry in entries if is_called_so or SERIAL.fullmatch(entry.name)]
+        found = fs.entries(directory)
     except OSError:  # what can't be read tells nothing
         return False
+    named = (entry for entry in found if is_called_so or SERIAL.fullmatch(entry.name))
     return any(map(_holds_random_states, named))
 
 
 def _is_named_as_accelerates(directory: str) -> bool:
-    return os.path.basename(os.path.realpath(directory)) == ACCELERATES
+    return os.path.basename(fs.realpath(directory)) == ACCELERATES
 
 
 def _holds_random_states(entry: os.DirEntry[str]) -> bool:
     try:
-        return entry.is_dir() and any(map(_RANDOM_STATES.fullmatch, os.listdir(entry.path)))
+        return entry.is_dir() and any(map(_RANDOM_STATES.fullmatch, fs.listdir(entry.path)))
     except OSError:  # it has gone, or can't be read
         return False
 
 
 def _has_serials(directory: str) -> bool:
     try:
-        with os.scandir(directory) as entries:
-            return any(SERIAL.fullmatch(entry.name) for entry in entries)
+        return any(map(SERIAL.fullmatch, fs.listdir(directory)))
     except OSError:  # what can't be read tells nothing
         return False
 
@@ -175,7 +174,7 @@ def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> No
         otherwise: What to say of one that belongs to another user.
     """
     try:
-        status, around = os.lstat(path), os.stat(directory)
+        status, around = fs.lstat(path), fs.stat(directory)
     except OSError as error:
         raise from_os_error(error, path) from error
     require_own_status(path, status, around, otherwise)
@@ -209,7 +208,7 @@ def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory
         place = stack.enter_context(OpenDirectory(around))
         for name in names:
             place = stack.enter_context(place.open(name))
-        require_own_status(path, place.own_status(), os.stat(directory))
+        require_own_status(path, place.own_status(), fs.stat(directory))
         yield place
 
 
@@ -252,7 +251,7 @@ def _own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most:
         raise DamagedCheckpoint(path, "no regular file", expected=what) from error
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        _require_owner(path, status, os.stat(directory))
+        _require_owner(path, status, fs.stat(directory))
         if status.st_size > most:
             raise DamagedCheckpoint(path, f"{status.st_size:,} bytes", expected=f"{what} of at most {most:,}")
         return file.read(most)

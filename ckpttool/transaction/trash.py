@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.io import fs
+from ckpttool.io.directories import rename
+from ckpttool.io.held import holds
 from ckpttool.transaction.copies import moves_of_copy
 from ckpttool.transaction.files import Fingerprint, StalePlan, opened, status_at
 from ckpttool.transaction.history import (
@@ -118,6 +120,7 @@ class _Emptying:
     warnings: list[str] = field(default_factory=list)
 
 
+@holds("directory")
 def empty(directory: str, older_than: int | None = None, dry_run: bool = False) -> EmptiedTrash:
     """Remove what the records of a directory's trash list, and nothing else. It can't be taken back then.
 
@@ -127,7 +130,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
         dry_run: Whether to change nothing.
     """
     directory = bare(directory)
-    if not any(os.path.isdir(state_dir.trash) for state_dir in all_state_dirs(directory)):
+    if not any(fs.isdir(state_dir.trash) for state_dir in all_state_dirs(directory)):
         return EmptiedTrash(dry_run=dry_run)
     emptying = _Emptying(dry_run)
     with nullcontext() if dry_run else lock_directory(directory):
@@ -261,7 +264,7 @@ def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
     for directory, names, files in fs.walk(place):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
-            holds_something = name in names and not os.path.islink(path) and os.listdir(path)
+            holds_something = name in names and not fs.islink(path) and fs.listdir(path)
             if os.path.relpath(path, place) not in listed and not holds_something:  # what it holds is told
                 yield Problem(path, "no record lists it; it is left")
 
@@ -309,8 +312,8 @@ def other_directory_problem(record: CommandRecord) -> Problem:
 def path_as_given(directory: str, path: str) -> str:
     """Return the path of what lies beside a directory in the words in which that was given."""
     above = os.path.dirname(directory) or os.curdir
-    real = os.path.dirname(os.path.realpath(directory))
-    is_above = os.path.isdir(above) and os.path.samefile(above, real)
+    real = os.path.dirname(fs.realpath(directory))
+    is_above = fs.isdir(above) and fs.samefile(above, real)
     return os.path.join(above, os.path.relpath(path, real)) if is_above else path
 
 
@@ -318,8 +321,7 @@ def trashes_under_other_names(directory: str) -> list[StateDir]:
     """Return where the trash of a directory lies that had another name when something was put there."""
     beside = state_dir_beside(directory)
     try:
-        with os.scandir(beside.path) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.startswith(_MARK))
+        names = sorted(name for name in fs.listdir(beside.path) if name.startswith(_MARK))
     except OSError:  # what can't be listed can't be searched
         return []
     inode = inode_of(directory)
@@ -355,7 +357,7 @@ def adopt_renamed_trashes(directory: str) -> list[StateDir]:
                         open_trash(state_dir, around) as old,
                         open_trash(beside, around) as new,
                     ):
-                        os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
+                        rename(name, old, name, new)
                 except OSError as error:
                     raise from_os_error(error, record.place) from error
                 tidy(state_dir, name)
@@ -365,9 +367,9 @@ def adopt_renamed_trashes(directory: str) -> list[StateDir]:
 def directories_of_trash(around: str, name: str) -> Iterator[str]:
     """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
     named = os.path.join(around, name.removeprefix(_MARK))
-    if os.path.isdir(named):
+    if fs.isdir(named):
         yield named
-    directory = named if os.path.isdir(named) else around
+    directory = named if fs.isdir(named) else around
     roots = {record.root for record in _records(directory, StateDir(around, name.removeprefix(TRASH)))}
     for path, inode in _directories_in(around):
         if inode in roots and path != named:
@@ -385,9 +387,7 @@ def _records(directory: str, state_dir: StateDir) -> Iterator[CommandRecord]:
 
 def _directories_in(around: str) -> Iterator[tuple[str, int]]:
     try:
-        with os.scandir(around) as entries:
-            yield from (
-                (entry.path, entry.inode()) for entry in entries if entry.is_dir(follow_symlinks=False)
-            )
+        found = fs.entries(around)
     except OSError:  # what can't be listed can't be searched
         return
+    yield from ((entry.path, entry.inode()) for entry in found if entry.is_dir(follow_symlinks=False))

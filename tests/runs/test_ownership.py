@@ -13,6 +13,7 @@ import pytest
 
 from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, undo
 from tests.support.changes import empty_trash, journals_of, other_owner_of, recover
+from tests.support.faults import path_at
 from tests.support.limits import lower_limits
 from tests.support.transactions import (
     IDENTITY,
@@ -177,9 +178,9 @@ def belongs_to_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None
     """Let some paths belong to another user; only root could give them away."""
     real = os.lstat
 
-    def lstat(path: str, **told: object) -> os.stat_result:
-        found = real(path, **told)  # type: ignore[arg-type]
-        if Path(os.fspath(path)) not in paths:
+    def lstat(path: str, *, dir_fd: int | None = None) -> os.stat_result:
+        found = real(path, dir_fd=dir_fd)
+        if Path(path_at(path, dir_fd)) not in paths:
             return found
         return os.stat_result([*found[:4], STRANGER, *found[5:10]])
 
@@ -209,10 +210,10 @@ def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytes
     )
     real = os.lstat
 
-    def lstat(name: str, **told: object) -> os.stat_result:
-        if name == path:  # as in a directory that only its owner may look into
+    def lstat(name: str, *, dir_fd: int | None = None) -> os.stat_result:
+        if path_at(name, dir_fd) == path:  # as in a directory that only its owner may look into
             raise PermissionError(13, "Permission denied", name)
-        return real(name, **told)  # type: ignore[arg-type]
+        return real(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "lstat", lstat)
     assert journals_of(run) == [path]

@@ -31,7 +31,7 @@ from ckpttool.io.directories import RETRIES
 from ckpttool.transaction import removal
 from ckpttool.transaction.journal import PointerText, Removals
 from tests.support.changes import held_by_another
-from tests.support.faults import fill_disk, is_killed_at
+from tests.support.faults import fill_disk, is_killed_at, path_at
 
 KEEP = 2
 JOURNAL, LOCK = "journal.json", ".ckpttool.lock"
@@ -598,7 +598,7 @@ def test_a_directory_around_that_can_not_be_listed(series: Path, monkeypatch: py
     real = os.scandir
 
     def refuse(path: str | int) -> object:
-        if path == str(series.parent):
+        if path_at(path) == str(series.parent):
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return real(path)
 

@@ -18,6 +18,7 @@ from ckpttool.transaction.trash import put_aside
 from tests.exchanging import WAYS, Way, exchanges
 from tests.support.changes import held_by_another
 from tests.support.commands import run_here
+from tests.support.faults import path_at
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 
@@ -116,7 +117,7 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
 
     def lstat(path: str, *, dir_fd: int | None = None) -> os.stat_result:
         found = real(path, dir_fd=dir_fd)
-        is_link = os.fspath(path) == str(link)
+        is_link = path_at(path, dir_fd) == str(link)
         return os.stat_result([*found[:4], another, *found[5:]]) if is_link else found
 
     monkeypatch.setattr(os, "lstat", lstat)

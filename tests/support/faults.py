@@ -139,6 +139,13 @@ class _ClosedLink:
     is_dir = is_file
 
 
+def path_at(name: str | int | os.PathLike[str], dir_fd: int | None = None) -> str:
+    """Return the path of what a call is given: a path, a descriptor, or a name in an open directory."""
+    if isinstance(name, int):
+        return os.readlink(f"/proc/self/fd/{name}")
+    return os.fspath(name) if dir_fd is None else os.path.join(path_at(dir_fd), name)
+
+
 def close_link(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a link into a directory that no user but root could enter; root could."""
     link.symlink_to(link.parent.parent / "closed" / link.name)

@@ -48,7 +48,7 @@ def places_on_the_way(path: str) -> Iterator[str]:
             continue
         current = os.path.join(reached, part)
         try:
-            target = os.readlink(current)
+            target = fs.readlink(current)
         except (OSError, ValueError):  # no link, or not there
             reached = current
             continue

@@ -200,7 +200,7 @@ _STRING, _TENSOR_DATA = 7, 2
 def own_files(directory: str) -> list[str]:
     """Return the event files in a directory that ckpttool wrote."""
     try:
-        names = sorted(os.listdir(directory))
+        names = sorted(fs.listdir(directory))
     except FileNotFoundError:
         return []
     except OSError as error:

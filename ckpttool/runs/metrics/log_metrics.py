@@ -212,7 +212,7 @@ def _short_path(path: str) -> str:
     if fs.is_remote(path):
         return short
     try:
-        return short if os.path.samefile(short, path) else path
+        return short if fs.samefile(short, path) else path
     except (OSError, ValueError):
         return path
 

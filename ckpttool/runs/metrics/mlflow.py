@@ -55,9 +55,9 @@ def stores_around(directories: list[str]) -> list[Store]:
     stores = [store_at(uri) for name in (URI, REGISTRY_URI) if (uri := os.environ.get(name))]
     for directory in directories:
         database, folder = os.path.join(directory, DATABASE), os.path.join(directory, DIRECTORY)
-        if os.path.isfile(database):
+        if fs.isfile(database):
             stores.append(SqliteStore(database))
-        if os.path.isdir(folder):
+        if fs.isdir(folder):
             stores.append(FileStore(folder))
     return list({store.name: store for store in stores}.values())
 
@@ -174,7 +174,7 @@ class FileStore:
             f"{PREFIX}{experiment}/{name}",
             identity,
             name,
-            os.path.realpath(folder),
+            fs.realpath(folder),
             self._texts(folder, "params"),
             lambda log: _read_metric_files(os.path.join(folder, "metrics"), log),
         )
@@ -183,7 +183,7 @@ class FileStore:
         """Yield the directories in one that have a ``meta.yaml``, with what it says."""
         for name in _sorted_names(directory):
             path = os.path.join(directory, name, _META)
-            if os.path.isfile(path):
+            if fs.isfile(path):
                 yield os.path.join(directory, name), _meta(path)
 
     def _texts(self, folder: str, kind: str) -> dict[str, str]:
@@ -218,7 +218,7 @@ def _read(path: str) -> bytes:
 
 def _sorted_names(directory: str) -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        return sorted(fs.listdir(directory))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -227,7 +227,7 @@ def _sorted_names(directory: str) -> list[str]:
 
 def _files_below(directory: str) -> Iterator[str]:
     """Yield the files in a directory: a metric called ``val/loss`` lies in one inside."""
-    for parent, folders, names in os.walk(directory):
+    for parent, folders, names in fs.walk(directory):
         folders.sort()
         for name in sorted(names):
             yield os.path.relpath(os.path.join(parent, name), directory)
@@ -322,7 +322,7 @@ class SqliteStore:
         self, experiment: str, identity: str, name: str, artifacts: object, parameters: Mapping[str, str]
     ) -> TrackedRun:
         place = path_of(str(artifacts or ""), os.path.dirname(self.name))
-        own = os.path.realpath(os.path.dirname(place)) if os.path.isabs(place) else ""
+        own = fs.realpath(os.path.dirname(place)) if os.path.isabs(place) else ""
         label = f"{PREFIX}{experiment}/{name}"
         return TrackedRun(label, identity, name, own, parameters, self._reader(identity))
 
@@ -343,7 +343,7 @@ class SqliteStore:
         """Yield the rows of a query; none where there is no such table, or no file yet."""
         import sqlite3
 
-        if not os.path.lexists(self.name):
+        if not fs.lexists(self.name):
             return
         uri = f"file:{quote(os.path.abspath(self.name))}?mode=ro"
         try:

@@ -85,13 +85,13 @@ def _names_directory(parameters: Mapping[str, object], directory: str) -> bool:
     """Tell whether a parameter is the path of a directory, as ``output_dir`` is."""
     texts = (value.rstrip(os.sep) for value in parameters.values() if isinstance(value, str))
     name = os.path.basename(directory)
-    return any(os.path.basename(text) == name and os.path.realpath(text) == directory for text in texts)
+    return any(os.path.basename(text) == name and fs.realpath(text) == directory for text in texts)
 
 
 def places_around(root: str) -> list[str]:
     """Return the directories in which a tracker of a directory may lie: here, in it, and above it."""
     places = [os.getcwd()]
-    above = "" if fs.is_remote(root) else os.path.realpath(root)
+    above = "" if fs.is_remote(root) else fs.realpath(root)
     while above:
         places.append(above)
         above = "" if os.path.dirname(above) == above else os.path.dirname(above)
@@ -108,5 +108,5 @@ def tracked_models(root: str) -> Iterator[TrackedModel]:
     for store in mlflow.stores_around(places):
         yield from store.models()
     for place in places:
-        if os.path.isdir(os.path.join(place, wandb.DIRECTORY)):
+        if fs.isdir(os.path.join(place, wandb.DIRECTORY)):
             yield from wandb.models_in(os.path.join(place, wandb.DIRECTORY))

@@ -56,7 +56,7 @@ def find_runs(directory: str) -> list[TrackedRun]:
 
 def above(directory: str) -> str:
     """Return the directory in which the client puts ``wandb``, for a directory that ``find_runs`` takes."""
-    real = os.path.realpath(directory)
+    real = fs.realpath(directory)
     if _RUN_DIRECTORY.fullmatch(os.path.basename(real)):
         real = os.path.dirname(real)
     return os.path.dirname(real) if os.path.basename(real) == DIRECTORY else directory
@@ -78,7 +78,7 @@ def models_in(directory: str) -> Iterator[TrackedModel]:
 def _run_files(directory: str) -> Iterator[str]:
     """Yield the ``.wandb`` files of runs, the oldest first."""
     folders = [directory]
-    if not _RUN_DIRECTORY.fullmatch(os.path.basename(os.path.realpath(directory))):
+    if not _RUN_DIRECTORY.fullmatch(os.path.basename(fs.realpath(directory))):
         names = sorted(_names(directory), key=lambda name: name.removeprefix("offline-"))
         folders = [os.path.join(directory, name) for name in names if _RUN_DIRECTORY.fullmatch(name)]
     for folder in folders:
@@ -87,7 +87,7 @@ def _run_files(directory: str) -> Iterator[str]:
 
 def _names(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)
+        return fs.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -104,7 +104,7 @@ def _open(path: str) -> BinaryIO:
 def _run(path: str) -> TrackedRun:
     """Return a run; what it was started with stands at the beginning of its file."""
     folder = os.path.dirname(path)
-    match = _RUN_DIRECTORY.fullmatch(os.path.basename(os.path.realpath(folder)))
+    match = _RUN_DIRECTORY.fullmatch(os.path.basename(fs.realpath(folder)))
     identity = match["id"] if match else os.path.basename(folder)
     name, project, config = "", "", dict[str, Any]()
     with _open(path) as file:

@@ -158,7 +158,7 @@ def write_list(file: str, before: str, text: str) -> None:
         _require_trusted_link(file)
         target = fs.realpath(file)
         if says_nothing:
-            os.unlink(target)
+            fs.unlink(target)
         else:
             write_atomically(target, text.encode())
     except OSError as error:

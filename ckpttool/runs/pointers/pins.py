@@ -23,6 +23,7 @@ from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
+from ckpttool.io.held import holding, holds
 from ckpttool.io.toml import change_strings, quote
 from ckpttool.runs.pointers.pin_lists import (
     KEY,
@@ -96,7 +97,7 @@ def pin(
         changed = [place.path for place in new]
         return text, changed if said.is_empty else [place.path for place in named]
 
-    return _write_lists(paths, add, said, {})
+    return _write_lists([*paths], add, said, {})
 
 
 def remark(
@@ -113,11 +114,12 @@ def remark(
     def keep(file: str, text: str, named: Sequence[CheckpointPlace]) -> tuple[str, list[str]]:
         return text, [place.path for place in named]
 
-    return _write_lists(paths, keep, Remark(note), facts or {})
+    return _write_lists([*paths], keep, Remark(note), facts or {})
 
 
+@holds("paths")
 def _write_lists(
-    paths: Iterable[str | os.PathLike[str]],
+    paths: Sequence[str | os.PathLike[str]],
     change: Callable[[str, str, Sequence[CheckpointPlace]], tuple[str, list[str]]],
     said: Remark,
     facts: Mapping[str, str | None],
@@ -196,6 +198,12 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
     """
     given = [os.fspath(path) for path in paths]
+    lists = {file for path in given for file in lists_for(os.path.dirname(bare(path)) or os.curdir)}
+    with holding(*given, *lists):
+        return _unpin(given)
+
+
+def _unpin(given: Sequence[str]) -> Pinning:
     recovered = tuple(_recover(given))
     places = [_resolve_or_pinned(path) for path in given]
     files: dict[str, list[CheckpointPlace]] = defaultdict(list)

@@ -248,7 +248,7 @@ def _follow_dangling(
     pointed: PointerProtections, link: str, index: CheckpointIndex, series: SeriesIndex
 ) -> None:
     try:
-        target = os.readlink(link)
+        target = fs.readlink(link)
     except OSError:  # it has just gone
         return
     name = os.path.basename(target)

@@ -14,6 +14,7 @@ from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.result import Result
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs, remote
+from ckpttool.io.held import holds
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
@@ -80,6 +81,7 @@ class Pruned(Result):
 
 
 @shows_keywords(PruneRequest, Policy)
+@holds("directory")
 def prune(
     directory: str | os.PathLike[str] | PruneRequest,
     *,

@@ -15,6 +15,7 @@ from itertools import count
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.io import fs
 from ckpttool.ops.slim import (
     NotSlim,
     manifest_of,
@@ -107,7 +108,7 @@ class Slimming:
 
         def place(staged: StagedOutput) -> None:
             waits = staged.hand_over()
-            file = fingerprint(name, os.lstat(os.path.join(entry.directory, waits)))
+            file = fingerprint(name, fs.lstat(os.path.join(entry.directory, waits)))
             successor = Successor(waits, file)
             self._move(entry, [(name, os.path.join(PLACE, name))], entry.contents, successor)
             self.outcome.freed -= file.size

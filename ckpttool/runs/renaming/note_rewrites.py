@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import Mentions, decode_note, is_note, read_note
 from ckpttool.runs.pointers.protection import directories_below
@@ -119,10 +120,10 @@ class NoteRewriter:
 
 def _leads_to(front: str, directory: str, target: str) -> bool:
     """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
-    real, base = os.path.realpath(target), os.path.realpath(directory)
+    real, base = fs.realpath(target), fs.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
-    while os.path.realpath(os.path.join(base, front)) != real:
+    while fs.realpath(os.path.join(base, front)) != real:
         base, below = os.path.dirname(base), base
         if base == below:
             return False

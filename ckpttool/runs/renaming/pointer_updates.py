@@ -18,6 +18,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.io import fs
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import SUMS, is_note, read_note
@@ -51,7 +52,7 @@ def updates_for(
     if directory is not None:
         collector.collect(scene.part(directory), None)
     else:
-        root = os.path.realpath(scene.root)
+        root = fs.realpath(scene.root)
         above = os.path.dirname(root)
         collector.collect(scene.everything, above if above != root else None)
     return collector.updates
@@ -96,7 +97,7 @@ class _Collector:
         """
         directory = entry.directory
         name = os.path.join(entry.name, STATE)
-        if not os.path.isfile(os.path.join(directory, name)):
+        if not fs.isfile(os.path.join(directory, name)):
             return {}
         new_name = self._moved.in_directory(directory).get(entry.name, entry.name)
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
@@ -109,7 +110,7 @@ class _Collector:
         rewrites.append(Rewrite(os.path.join(new_name, STATE), state.before, state.after))
         for shared in SHARED:
             path = os.path.join(entry.name, shared)
-            if not os.path.isfile(os.path.join(directory, path)):
+            if not fs.isfile(os.path.join(directory, path)):
                 continue
             sums = _rewrite(
                 faults,
@@ -199,8 +200,8 @@ class _Collector:
         # A note that can't be changed is no fault: that it has old names then is told from what it means.
         rewrite = _rewrite({}, directory, file.name, reword) if can_change else None
         if rewrite is not None:
-            path = os.path.join(os.path.realpath(directory), file.name)
-            name = os.path.relpath(path, os.path.realpath(journal_directory))
+            path = os.path.join(fs.realpath(directory), file.name)
+            name = os.path.relpath(path, fs.realpath(journal_directory))
             self.updates.rewrites[journal_directory].append(Rewrite(name, rewrite.before, rewrite.after))
         if is_note(file.name):
             after = text if rewrite is None or rewrite.after is None else rewrite.after
@@ -241,8 +242,8 @@ class _Collector:
         if journal_directory is None:
             self.updates.relinks[directory].append(Relink(os.path.basename(link), target, new))
             return
-        path = os.path.join(os.path.realpath(directory), os.path.basename(link))
-        path = os.path.relpath(path, os.path.realpath(journal_directory))
+        path = os.path.join(fs.realpath(directory), os.path.basename(link))
+        path = os.path.relpath(path, fs.realpath(journal_directory))
         self.updates.relinks[journal_directory].append(Relink(path, target, new))
 
 
@@ -250,12 +251,12 @@ def link_holders(
     scene: Scene, names: Iterable[tuple[str, str]], moved: PathRenames
 ) -> Iterator[tuple[str, str]]:
     """Yield the checkpoints among some, by directory and name, inside which a symlink leads to what moves."""
-    wanted = {os.path.join(os.path.realpath(directory), name): (directory, name) for directory, name in names}
+    wanted = {os.path.join(fs.realpath(directory), name): (directory, name) for directory, name in names}
     for link, target in scene.links.items():
         directory = os.path.dirname(link) or os.curdir
         if moved.new_path(target, directory) is None:
             continue
-        above = os.path.realpath(directory)
+        above = fs.realpath(directory)
         while above != os.path.dirname(above):
             if above in wanted:
                 yield wanted[above]

@@ -13,6 +13,7 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.result import Result
 from ckpttool.io import fs
+from ckpttool.io.held import holds
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.renaming.plan import NewNames, PlannedNames, RenameRequest, names_of, plan_rename
@@ -75,6 +76,7 @@ Confirm = Callable[[PlannedNames], bool]
 
 
 @shows_keywords(RenameRequest)
+@holds("directory")
 def rename(
     directory: str | os.PathLike[str] | RenameRequest,
     template: str | None = None,
@@ -120,7 +122,7 @@ def rename(
         if any(one.finished or one.put_back for one in recoveries) or len(recoveries) > 1:
             # What was settled, or locked only once the plan was made, may have changed meanwhile.
             planned = plan_rename(request)
-            locked = {*directories, *map(os.path.realpath, locks.directories)}
+            locked = {*directories, *map(fs.realpath, locks.directories)}
             if not locked.issuperset(_changed_directories(planned)):
                 raise AccessDenied(root, "it changed while it was looked at; nothing was renamed")
         result = RenameResult(planned, recoveries=recoveries)
@@ -158,7 +160,7 @@ class _RenameLocks:
 
     def acquire(self, directory: str) -> None:
         """Lock a directory, and settle what was interrupted there."""
-        status = os.stat(directory)
+        status = fs.stat(directory)
         identity = status.st_dev, status.st_ino
         if identity not in self._recoveries:
             self._stack.enter_context(lock_directory(directory))

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.transaction.journal import is_name
 from ckpttool.transaction.state_dir import ACCELERATES
@@ -69,7 +70,7 @@ def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
 
 def _is_written_by_accelerate(entry: Entry) -> bool:
     """Tell whether Accelerate wrote a checkpoint where it names them itself."""
-    is_home = os.path.basename(os.path.realpath(entry.directory)) == ACCELERATES
+    is_home = os.path.basename(fs.realpath(entry.directory)) == ACCELERATES
     if not SERIAL.fullmatch(entry.name) or not is_home:
         return False
     return any(_RANDOM_STATES.fullmatch(os.path.basename(file.path)) for file in entry.contents.files)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import Mentions
 from ckpttool.runs.pointers.protection import links_below
@@ -27,7 +28,7 @@ class PathRenames:
 
     def _real_path(self, directory: str) -> str:
         if directory not in self._real:
-            self._real[directory] = os.path.realpath(directory)
+            self._real[directory] = fs.realpath(directory)
         return self._real[directory]
 
     def in_directory(self, directory: str) -> Mapping[str, str]:
@@ -180,7 +181,7 @@ class Scene:
 
     def journal_directory(self, directory: str) -> str | None:
         """Return the directory of checkpoints that another is or lies below, the nearest one."""
-        real = os.path.realpath(directory)
+        real = fs.realpath(directory)
         while real not in self._real_directories:
             above = os.path.dirname(real)
             if above == real:
@@ -190,17 +191,17 @@ class Scene:
 
     @cached_property
     def _real_directories(self) -> dict[str, str]:
-        return {os.path.realpath(directory): directory for directory in self.directories}
+        return {fs.realpath(directory): directory for directory in self.directories}
 
 
 def links_near(root: str) -> dict[str, str]:
     """Return the symlinks in a tree, and those beside it, with what they lead to; none is followed."""
-    above = os.path.dirname(os.path.realpath(root))
+    above = os.path.dirname(fs.realpath(root))
     beside = (entry.path for entry in names_in(above).values() if entry.is_symlink())
     links = {}
     for path in (*beside, *links_below(root)):
         try:
-            links[path] = os.readlink(path)
+            links[path] = fs.readlink(path)
         except OSError:  # it has just gone
             continue
     return links

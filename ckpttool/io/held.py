@@ -1,0 +1,609 @@
+"""Directories that a command was given, held open: what lies below one is reached by descriptors alone.
+
+Whoever may write in a directory can put a link, or another directory, in the place of one that lies in it,
+between any two calls. So a command holds what it was given, each opened once, through links if it lies behind
+some. Whatever is done by a path below goes from there, name by name. A directory that was seen as one is
+never entered through a link, and is never another one than it was when it was opened first.
+
+Where nothing is held, and where the system can't work below open directories (Windows), paths are paths.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from itertools import chain
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from ckpttool.core.errors import AccessDenied
+from ckpttool.core.urls import is_remote
+
+IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
+"""Whether the system can work below open directories."""
+MAX_OPEN = 64
+"""The most directories that are kept open, besides those that are held; see ``source.MAX_OPEN``."""
+
+DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Opens a directory to list it."""
+_PASSAGE = DIRECTORY | getattr(os, "O_PATH", 0)
+"""Opens a directory to reach what lies in it, which takes no right to list it."""
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_DIRECTORY = {errno.ELOOP, errno.ENOTDIR}
+"""What is said of a link, or a file, where a directory is to be opened."""
+_MAX_LINKS = 40
+"""How many links are followed to the end of a path; Linux follows as many."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Identity = tuple[int, int]
+"""What tells a directory from any other: its device, and its number there."""
+
+
+class Exchanged(AccessDenied, OSError):
+    """Somebody else put something in the place of a directory.
+
+    It is an error of the system for those who expect one at a path, and tells the user the same otherwise.
+    """
+
+    def __init__(self, path: str, *, since: str = "it was first looked at") -> None:
+        reason = f"somebody put something else in the place of {os.path.basename(path)} since {since}"
+        super().__init__(path, reason)
+        self.errno, self.strerror, self.filename = errno.ESTALE, reason, path
+
+
+class Descriptor:
+    """The descriptor of a directory, closed as soon as nobody has it."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class Place(NamedTuple):
+    """Where an entry lies: in an open directory, under a name."""
+
+    directory: HeldDirectory
+    descriptor: Descriptor
+    name: str
+
+    @property
+    def dir_fd(self) -> int:
+        """Return what calls take as ``dir_fd``."""
+        return self.descriptor.number
+
+
+class HeldDirectory:
+    """A directory that is held, or one below it.
+
+    Attributes:
+        above: The one that it lies in; None if it is held itself.
+        name: Its name there; of one that is held itself, its path.
+        identity: Which it is; None before it was looked at.
+        is_link: Whether its name is that of a link to it.
+        is_named: Whether a command was given just this one.
+        inner: Those in it that were asked for, by name.
+        listed: Names in it that were those of directories when they were looked at.
+    """
+
+    __slots__ = ("_descriptor", "above", "identity", "inner", "is_link", "is_named", "listed", "name")
+
+    def __init__(self, name: str, above: HeldDirectory | None = None) -> None:
+        self.name, self.above = name, above
+        self.identity: Identity | None = None
+        self.is_link = self.is_named = False
+        self.inner: dict[str, HeldDirectory] = {}
+        self.listed: set[str] = set()
+        self._descriptor: Descriptor | None = None
+
+    @property
+    def path(self) -> str:
+        """Return its path without links."""
+        if self.above is None:
+            return self.name
+        path = os.path.join(self.above.path, self.name)
+        return os.path.realpath(path) if self.is_link else path
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether it was seen, as a directory or as a link to one."""
+        return self.identity is not None or (self.above is not None and self.name in self.above.listed)
+
+    @property
+    def lies_behind_link(self) -> bool:
+        """Tell whether it is reached through a link that nobody named."""
+        is_behind = self.is_link and not self.is_named
+        return is_behind or (self.above is not None and self.above.lies_behind_link)
+
+    @property
+    def top(self) -> HeldDirectory:
+        """Return the one that is held."""
+        return self if self.above is None else self.above.top
+
+    def parent(self) -> HeldDirectory | None:
+        """Return what ``..`` means in it; None if it is a link, or not there."""
+        if not self.is_known:
+            try:
+                self.descriptor()
+            except OSError:
+                return None
+        return None if self.is_link else self.above
+
+    def at(self, name: str) -> HeldDirectory:
+        """Return a directory in it, which need not be there."""
+        found = self.inner.get(name)
+        if found is None:
+            found = self.inner.setdefault(name, HeldDirectory(name, self))
+        return found
+
+    def descriptor(self) -> Descriptor:
+        """Return a descriptor to reach what lies in it: nobody lists it by this one."""
+        if (found := self._descriptor) is not None:
+            return found
+        with _lock:
+            if self._descriptor is None:
+                self._descriptor = Descriptor(self.open(_PASSAGE))
+                _kept[self] = None
+                for oldest in list(_kept)[: max(0, len(_kept) - MAX_OPEN)]:
+                    oldest.close()
+            return self._descriptor
+
+    def open(self, flags: int = DIRECTORY) -> int:
+        """Return another descriptor of it.
+
+        Raises:
+            Exchanged: Something else has its name.
+            OSError: Nothing has, or it can't be opened.
+        """
+        if self.above is None:
+            assert self._descriptor is not None  # as long as it is held
+            return os.open(os.curdir, flags, dir_fd=self._descriptor.number)
+        number = self._open_in(self.above, flags)
+        try:
+            self.identify(_identity(number))
+        except BaseException:
+            os.close(number)
+            raise
+        return number
+
+    def _open_in(self, above: HeldDirectory, flags: int) -> int:
+        place = above.descriptor()
+        try:
+            if self.is_link:
+                return os.open(self.name, flags, dir_fd=place.number)
+            return os.open(self.name, flags | _NO_LINK, dir_fd=place.number)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY or self.is_link:
+                raise
+            if self.is_known:
+                raise Exchanged(self.path) from error
+            status = os.lstat(self.name, dir_fd=place.number)
+            if not stat.S_ISLNK(status.st_mode):
+                raise
+        number = os.open(self.name, flags, dir_fd=place.number)
+        self.is_link = True
+        return number
+
+    def identify(self, identity: Identity) -> None:
+        """Remember which it is; require that it is the one that it was."""
+        if self.identity is None:
+            self.identity = identity
+            with _lock:
+                _known.setdefault(identity, []).append(self)
+        elif identity != self.identity:
+            raise Exchanged(self.path)
+
+    def hold(self) -> None:
+        """Open it, for as long as it is held."""
+        self._descriptor = Descriptor(os.open(self.name, _PASSAGE | _NO_LINK))
+        self.identify(_identity(self._descriptor.number))
+
+    def close(self) -> None:
+        """Give the descriptor back; it may be opened again."""
+        _kept.pop(self, None)
+        self._descriptor = None
+
+    def forget(self) -> None:
+        """Close it, and all below."""
+        self.close()
+        if self.identity is not None:
+            same = _known.get(self.identity, [])
+            if self in same:
+                same.remove(self)
+            if not same:
+                _known.pop(self.identity, None)
+        for inner in self.inner.values():
+            inner.forget()
+        self.inner.clear()
+
+
+def _identity(descriptor: int) -> Identity:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+class _Hold(NamedTuple):
+    directory: HeldDirectory
+    spellings: tuple[str, ...]
+
+
+_lock = threading.RLock()
+_holds: list[_Hold] = []
+_found: dict[str, HeldDirectory | None] = {}
+"""What is known of paths: those by which directories are held, and those that were asked for since."""
+_known: dict[Identity, list[HeldDirectory]] = {}
+_kept: dict[HeldDirectory, None] = {}
+"""Which are open, besides those that are held themselves, from the one that was opened first on."""
+
+
+@contextmanager
+def holding(*paths: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold directories meanwhile: those that are named, and in which what is named lies, or is to lie.
+
+    All threads find them held. What can't be opened isn't held: whoever uses it says why.
+    """
+    named = [os.fspath(path) for path in paths]
+    given = [path for path in named if not is_remote(path) and "\0" not in path]
+    places = [one for path in given for one in (os.path.dirname(os.path.abspath(path)), path)]
+    held: list[_Hold] = []
+    try:
+        with _lock:
+            for path in sorted(places if IS_SUPPORTED else (), key=lambda path: len(os.path.abspath(path))):
+                hold = _hold(path)
+                if hold is not None:
+                    held.append(hold)
+                    _holds.append(hold)
+                    _look_again()
+        yield
+    finally:
+        with _lock:
+            for hold in held:
+                _holds.remove(hold)
+                top = hold.directory.top
+                if not any(other.directory.top is top for other in _holds):
+                    top.forget()
+            _look_again()
+
+
+def holds(*parameters: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have a function hold what some parameters name: paths, or a request that has some."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def hold(*positional: P.args, **named: P.kwargs) -> T:
+            try:
+                given = signature.bind(*positional, **named).arguments
+            except TypeError:  # whoever calls it is told as by any function
+                given = {}
+            with holding(*chain.from_iterable(_paths_in(given.get(name)) for name in parameters)):
+                return function(*positional, **named)
+
+        return hold
+
+    return decorate
+
+
+def _paths_in(value: object) -> list[str | os.PathLike[str]]:
+    if isinstance(value, str | os.PathLike):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [path for one in value for path in _paths_in(one)]
+    named = (getattr(value, name, None) for name in ("directory", "sources", "destination", "path"))
+    return [path for one in named if one is not None for path in _paths_in(one)]
+
+
+def _hold(path: str) -> _Hold | None:
+    while not os.path.isdir(path or os.curdir):
+        above = os.path.dirname(path)
+        if above == path:
+            return None
+        path = above
+    path = path or os.curdir
+    try:
+        directory = directory_at(path)
+        if directory is None:
+            directory = HeldDirectory(os.path.realpath(path))
+            directory.hold()
+        else:
+            directory.descriptor()
+    except OSError:
+        return None
+    directory.is_named = True
+    spellings = path, path.rstrip(os.sep), os.path.abspath(path), directory.path
+    return _Hold(directory, tuple(filter(None, spellings)))
+
+
+def _look_again() -> None:
+    """Forget what was found by paths, but for those by which directories are held."""
+    global _found
+    _found = {path: hold.directory for hold in reversed(_holds) for path in hold.spellings}
+
+
+def forget(directory: int, name: str) -> None:
+    """Forget which directory had a name in an open one: it was moved or removed, or something came there."""
+    if not _holds:
+        return
+    with _lock:
+        for place in list(_known.get(_identity(directory), ())):
+            place.listed.discard(name)
+            inner = place.inner.pop(name, None)
+            if inner is not None:
+                inner.forget()
+                _look_again()
+
+
+def remember(directory: int, name: str, made: int) -> None:
+    """Remember which directory has a name in an open one: it was just made."""
+    if not _holds:
+        return
+    forget(directory, name)
+    with _lock:
+        for place in list(_known.get(_identity(directory), ())):
+            place.listed.add(name)
+            place.at(name).identify(_identity(made))
+
+
+# For other processes --------------------------------------------------------------------------------
+
+
+class Memory(NamedTuple):
+    """What is held, and which directories were seen below: for a process that goes by the same paths."""
+
+    paths: tuple[str, ...] = ()
+    seen: tuple[tuple[str, Identity | None], ...] = ()
+
+
+def memory_of(paths: Iterable[str]) -> Memory:
+    """Return what is known of the directories in which some paths lie."""
+    if not _holds:
+        return Memory()
+    seen: dict[str, Identity | None] = {}
+    for path in {os.path.dirname(path) for path in paths}:
+        directory = directory_at(path)
+        while directory is not None and directory.path not in seen:
+            if directory.is_known:
+                seen[directory.path] = directory.identity
+            directory = directory.above
+    return Memory(tuple(hold.spellings[0] for hold in _holds), tuple(seen.items()))
+
+
+@contextmanager
+def remembering(memory: Memory) -> Iterator[None]:
+    """Hold the same meanwhile, as another process knows it.
+
+    Raises:
+        Exchanged: It is something else by now.
+    """
+    with holding(*memory.paths):
+        for path, identity in memory.seen:
+            directory = directory_at(path)
+            if directory is not None and directory.above is not None:
+                directory.above.listed.add(directory.name)
+            if directory is not None and identity is not None:
+                directory.identify(identity)
+        yield
+
+
+# What is at a path ----------------------------------------------------------------------------------
+
+
+def directory_at(path: str) -> HeldDirectory | None:
+    """Return the directory at a path, which need not be there; None if it is neither held nor below one."""
+    if not _holds:
+        return None
+    try:
+        return _found[path]
+    except KeyError:
+        pass
+    with _lock:
+        found = _found[path] = _find(path or os.curdir)
+        return found
+
+
+def _find(path: str) -> HeldDirectory | None:
+    found = _find_below(path)
+    if found is None and not os.path.isabs(path):
+        here = os.getcwd()
+        while path == os.pardir or path.startswith(os.pardir + os.sep):
+            here, path = os.path.dirname(here), path[len(os.pardir) :].lstrip(os.sep)
+        found = _find_below(os.path.join(here, path))
+    return found
+
+
+def _find_below(path: str) -> HeldDirectory | None:
+    names: list[str] = []
+    start = path
+    while (found := _found.get(start)) is None:
+        above, name = os.path.split(start)
+        if above == start or not above:
+            return None
+        names.append(name)
+        start = above
+    for name in reversed(names):
+        if found is None:
+            return None
+        if name == os.pardir:
+            found = found.parent()
+        elif name not in ("", os.curdir):
+            found = found.at(name)
+    return found
+
+
+def place_of(path: str) -> Place | None:
+    """Return where a path lies; None if its directory is neither held nor below one that is.
+
+    Raises:
+        OSError: There is no such directory, or another one than before.
+    """
+    if not _holds:
+        return None
+    above, _, name = path.rpartition(os.sep)
+    if name in ("", os.curdir, os.pardir):
+        directory = directory_at(path)
+        if directory is None or directory.above is None:
+            return None
+        directory, name = directory.above, directory.name
+        return Place(directory, directory.descriptor(), name)
+    directory = directory_at(above or (os.sep if path.startswith(os.sep) else os.curdir))
+    return None if directory is None else Place(directory, directory.descriptor(), name)
+
+
+def status(path: str, *, follows: bool = True) -> os.stat_result:
+    """Return the status of a path; a link in the place of a directory is followed no more."""
+    if not _holds:
+        return os.stat(path) if follows else os.lstat(path)
+    try:
+        place = place_of(path)
+        if place is None:
+            directory = directory_at(path) if follows else None
+            if directory is None:
+                return os.stat(path) if follows else os.lstat(path)
+            return _own_status(directory)
+        found = os.lstat(place.name, dir_fd=place.dir_fd)
+        if stat.S_ISDIR(found.st_mode):
+            place.directory.listed.add(place.name)
+        elif follows and stat.S_ISLNK(found.st_mode) and place.name not in place.directory.listed:
+            return os.stat(place.name, dir_fd=place.dir_fd)
+        return found
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+def _own_status(directory: HeldDirectory) -> os.stat_result:
+    descriptor = directory.descriptor()
+    return os.fstat(descriptor.number)
+
+
+def open_directory(path: str) -> int:
+    """Return a descriptor of a directory, in which something is to be changed.
+
+    Links on the way to one that is held are followed, and none from there on.
+    """
+    directory = directory_at(path)
+    return os.open(path or os.curdir, DIRECTORY) if directory is None else _opened(directory, path)
+
+
+def _opened(directory: HeldDirectory, path: str, *, follows: bool = False) -> int:
+    try:
+        number = directory.open()
+        if not follows and directory.lies_behind_link:
+            os.close(number)
+            raise OSError(errno.ELOOP, "it lies behind a symlink, which is not followed", path)
+    except OSError as error:
+        error.filename = path
+        raise
+    return number
+
+
+def open_file(path: str, flags: int, mode: int = 0o777) -> int:
+    """Open a file; a link in the place of a directory is not followed."""
+    place = place_of(path)
+    if place is None:
+        return os.open(path, flags, mode)
+    if place.name in place.directory.listed:
+        flags |= _NO_LINK
+    try:
+        return os.open(place.name, flags, mode, dir_fd=place.dir_fd)
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+def read_link(path: str) -> str:
+    """Return where a link leads."""
+    place = place_of(path)
+    return os.readlink(path) if place is None else os.readlink(place.name, dir_fd=place.dir_fd)
+
+
+def real_path(path: str, links: int = _MAX_LINKS) -> str:
+    """Return a path without links; directories below those that are held are what they were."""
+    directory = directory_at(path)
+    if directory is None or not links:
+        return os.path.realpath(path)
+    if directory.above is None:
+        return directory.path
+    above = directory.above
+    if directory.name not in above.listed:
+        try:
+            place = above.descriptor()
+            target = os.readlink(directory.name, dir_fd=place.number)
+        except (OSError, ValueError):  # it is none, or not there
+            pass
+        else:
+            return real_path(os.path.join(above.path, target), links - 1)
+    return os.path.join(above.path, directory.name)
+
+
+class HeldEntry:
+    """An entry of a directory below one that is held, as ``os.scandir`` has others."""
+
+    __slots__ = ("_inode", "_is_directory", "_is_file", "_is_link", "name", "path")
+
+    def __init__(self, entry: os.DirEntry[str], path: str) -> None:
+        self.name, self.path = entry.name, path
+        self._inode = entry.inode()
+        self._is_link = entry.is_symlink()
+        self._is_directory = entry.is_dir(follow_symlinks=False)
+        self._is_file = entry.is_file(follow_symlinks=False)
+
+    def inode(self) -> int:
+        return self._inode
+
+    def is_symlink(self) -> bool:
+        return self._is_link
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        if self._is_link and follow_symlinks:
+            return self._leads_to(stat.S_IFDIR)
+        return self._is_directory
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        if self._is_link and follow_symlinks:
+            return self._leads_to(stat.S_IFREG)
+        return self._is_file
+
+    def _leads_to(self, kind: int) -> bool:
+        try:
+            return stat.S_IFMT(status(self.path).st_mode) == kind
+        except FileNotFoundError:
+            return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return status(self.path, follows=follow_symlinks)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+def names(path: str) -> list[str]:
+    """Return the names in a directory, in no order."""
+    directory = directory_at(path)
+    if directory is None:
+        return os.listdir(path)
+    descriptor = Descriptor(_opened(directory, path, follows=True))
+    return os.listdir(descriptor.number)
+
+
+def entries(path: str) -> list[HeldEntry] | None:
+    """Return what lies in a directory, in no order; None if it is neither held nor below one that is."""
+    directory = directory_at(path)
+    if directory is None:
+        return None
+    descriptor = Descriptor(_opened(directory, path, follows=True))
+    with os.scandir(descriptor.number) as listed:
+        found = [HeldEntry(entry, os.path.join(path, entry.name)) for entry in listed]
+    directory.listed.update(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    return found
