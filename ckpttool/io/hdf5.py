@@ -80,6 +80,8 @@ class Location:
         with WORKER.lock:
             loads = WORKER.ready(self.path) != self.loaded_in and self.inline is not None
             request |= {"size": self.size, "inline": loads, "relayed": source is not None, **more}
+            if self.inline is None and source is None:
+                request["file"] = self._identity()[:2]
             try:
                 frames = list(WORKER.ask(self.path, request, self.inline or b"" if loads else b"", source))
             except Crashed as failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,23 @@ def test_a_hang_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     WORKER.stop()
     path.write_bytes((files / "hdf5" / "checksummed.h5").read_bytes())  # other bytes have another chance
     assert verify(path).is_valid
+
+
+def test_another_file_that_comes_to_its_place_is_not_read(
+    files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = Path(shutil.copyfile(files / "hdf5" / "types.h5", tmp_path / "types.h5"))
+    other = Path(shutil.copyfile(files / "hdf5" / "checksummed.h5", tmp_path / "other.h5"))
+    ask = WORKER.ask
+
+    def exchanging(*arguments: Any, **options: Any) -> Any:
+        if other.exists():
+            other.replace(path)
+        return ask(*arguments, **options)
+
+    monkeypatch.setattr(WORKER, "ask", exchanging)
+    with pytest.raises(DamagedCheckpoint, match="another file has come to the place"):
+        open_checkpoint(path)
 
 
 def test_values_can_be_read_after_another_child_came(files: Path) -> None:

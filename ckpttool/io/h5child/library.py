@@ -15,6 +15,16 @@ FLETCHER32 = 3
 READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})  # what libhdf5 and h5py bring along
 
 
+REPLACED = "another file has come to the place of the one that was looked at"
+
+
+def is_meant(descriptor: int, request: dict[str, Any]) -> bool:
+    """Tell whether an open file is the one that the parent sees at the path."""
+    status = os.fstat(descriptor)
+    identity: list[int] = request["file"]
+    return [status.st_dev, status.st_ino] == identity
+
+
 class FileRange(io.RawIOBase):
     """A range of a file, or bytes in memory, as h5py reads it."""
 
@@ -101,7 +111,11 @@ class Library:
             if stream is not None:
                 access.set_fileobj_driver(self.h5.h5fd.fileobj_driver, stream)
                 name = repr(stream).encode("ascii", "replace")
-            self._open[number] = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access), stream
+            handle = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access)
+            self._open[number] = handle, stream
+            if stream is None and not is_meant(handle.get_vfd_handle(), request):
+                self.forget(number)
+                raise OSError(REPLACED)
         return self._open[number][0]
 
     def dataset(self, request: dict[str, Any]) -> Any:
@@ -128,6 +142,9 @@ class Library:
             return None
         else:
             stream = open(request["path"], "rb", buffering=0)  # noqa: SIM115 - closed with the range
+            if not is_meant(stream.fileno(), request):
+                stream.close()
+                raise OSError(REPLACED)
         return FileRange(stream, request["offset"], request["size"])
 
     def forget(self, number: int) -> None:

@@ -15,6 +15,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.io import fs
 from ckpttool.io.children import Child, Lost
 from ckpttool.io.executors import answer_of, not_the_same, not_visible, path_everywhere
+from ckpttool.io.held import Memory, memory_of, remembering
 from ckpttool.io.work import (
     Advance,
     Pool,
@@ -110,7 +111,7 @@ def _child(done: dict[int, list[LookResult | None]], advance: Advance) -> Iterat
     def look(task: _Task) -> None:
         number, batch = task
         try:
-            done[number] = child.ask(batch)
+            done[number] = child.ask((memory_of(map(_path_of, batch)), batch))
         except Lost as error:
             raise TaskReturned from error
         advance(len(batch))
@@ -171,7 +172,7 @@ def _absolute(candidate: Discovered) -> Discovered:
 def _as_found(
     candidate: Discovered, result: LookResult | CheckpointError | None
 ) -> LookResult | CheckpointError | None:
-    path = candidate if isinstance(candidate, str) else candidate[0].path
+    path = _path_of(candidate)
     if isinstance(result, CheckpointError):
         places = _places_of(candidate)
         if places and not any(map(fs.lexists, places)):  # it has just gone
@@ -206,6 +207,10 @@ def _look_as_worker(batch: Sequence[Discovered]) -> list[LookResult | Checkpoint
     return results
 
 
+def _path_of(candidate: Discovered) -> str:
+    return candidate if isinstance(candidate, str) else candidate[0].path
+
+
 def _places_of(candidate: Discovered) -> list[str]:
     """Return the paths that have to be there for it to be looked at; of a store's, nobody asks."""
     if isinstance(candidate, str):
@@ -215,6 +220,12 @@ def _places_of(candidate: Discovered) -> list[str]:
     return [] if fs.is_remote(unit.path) else [os.path.join(directory, name) for name in unit.members]
 
 
-def answers() -> Callable[[Sequence[Discovered]], list[LookResult | None]]:
+def _look_as_child(order: tuple[Memory, Sequence[Discovered]]) -> list[LookResult | None]:
+    memory, batch = order
+    with remembering(memory):
+        return _look_at_batch(batch)
+
+
+def answers() -> Callable[[tuple[Memory, Sequence[Discovered]]], list[LookResult | None]]:
     """Return what a child answers orders with."""
-    return _look_at_batch
+    return _look_as_child
