@@ -7,8 +7,11 @@ look, 2 it could not be done.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import typer
@@ -20,6 +23,7 @@ from ckpttool.cli.output import (
     COULD_NOT,
     FOUND_SOMETHING,
     INTERRUPTED,
+    TERMINATED,
     Colour,
     choose_colour,
     paged,
@@ -69,9 +73,36 @@ def _command() -> Callable[..., object]:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; whether stderr can be written has no say in it."""
+    # A shell would print what is said meanwhile into what somebody types.
     is_completing = os.environ.get("_CKPTTOOL_COMPLETE", "").startswith("complete_")
-    with streams(is_silent=is_completing):  # a shell would print it into what somebody types
-        return _run(arguments)
+    with streams(is_silent=is_completing), _interrupted_by_sigterm() as has_come:
+        status = _run(arguments)
+    return TERMINATED if status == INTERRUPTED and has_come() else status
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM interrupt as Ctrl-C does, and yield what tells whether it has come.
+
+    A program that runs a command in a thread, or has its own answer to the signal, keeps that.
+    """
+    has_come = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal has_come
+        if not has_come:  # supervisors repeat it: that must not break off the clean-up
+            has_come = True
+            raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield lambda: has_come
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield lambda: has_come
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

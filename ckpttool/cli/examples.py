@@ -52,6 +52,7 @@ ROOT = Closing(
         1: "something needs attention, such as damage or a difference",
         2: "it could not be done, or the command line is wrong",
         130: "interrupted by Ctrl-C",
+        143: "ended by SIGTERM, as by Ctrl-C",
     },
     "docs/index.md",
     {

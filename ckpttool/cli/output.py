@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.cli.render.terminal import printable
 
-FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
-"""Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C."""
+FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+"""Exit statuses: something needs a look, it could not be done, and what shells say of Ctrl-C and SIGTERM."""
 
 if TYPE_CHECKING:
     from ckpttool.transaction.paths import Problem

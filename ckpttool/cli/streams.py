@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from ckpttool.core.errors import system_text
+
 
 class SafeStderr:
     """Stands in for stderr: writes as long as that goes, and is silent from then on."""
@@ -66,7 +68,7 @@ class Unwritable(Exception):
     """The answer can't be written."""
 
     def __init__(self, error: OSError) -> None:
-        super().__init__(f"stdout can't be written: {(error.strerror or str(error)).lower()}")
+        super().__init__(f"stdout can't be written: {system_text(error)}")
 
 
 _PLAIN = str.maketrans(

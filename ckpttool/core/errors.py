@@ -154,9 +154,13 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointErr
         if os.path.islink(path):
             return NotFound(path, f"a link to {os.readlink(path)}, which does not exist")
         return NotFound(path, "no such file or directory")
-    if isinstance(error, PermissionError) and error.strerror == os.strerror(error.errno or 0):
-        return AccessDenied(path, "permission denied")
-    return AccessDenied(path, (error.strerror or str(error)).lower())
+    return AccessDenied(path, system_text(error))
+
+
+def system_text(error: OSError) -> str:
+    """Return what the operating system said, as a part of a sentence; what others say stays as it is."""
+    text = error.strerror or str(error)
+    return text.lower() if error.errno is not None and text == os.strerror(error.errno) else text
 
 
 @contextmanager

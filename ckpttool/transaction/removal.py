@@ -18,7 +18,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from ckpttool.core.errors import AccessDenied, from_os_error
+from ckpttool.core.errors import AccessDenied, from_os_error, system_text
 from ckpttool.io import fs
 from ckpttool.io.atomic import sync_directory, write_in
 from ckpttool.io.directories import (
@@ -130,7 +130,7 @@ def _remove_with_journal(directory: str, journal: Removals, outcome: RemovalOutc
         try:
             stage.close()
         except OSError as error:
-            outcome.failed[stage.path] = error_text(error)
+            outcome.failed[stage.path] = system_text(error)
 
 
 def _unlink_staged(
@@ -225,7 +225,7 @@ def _succeeds(outcome: RemovalOutcome, removal: Removal, step: Callable[[], obje
         outcome.failed[removal.path] = str(rest)
         outcome.stranded.add(removal.path)
     except OSError as error:
-        outcome.failed[removal.path] = error_text(error)
+        outcome.failed[removal.path] = system_text(error)
         if error.errno in FULL:
             outcome.crowded.add(removal.path)
     else:
@@ -345,7 +345,7 @@ class RemovalStage:
             self.put_back(number, removal)
         except OSError as error:
             raise StrandedCheckpoint(
-                f"not put back: {error_text(error)}; it is in {self._place(number)}"
+                f"not put back: {system_text(error)}; it is in {self._place(number)}"
             ) from error
 
     def unlink(self, number: int, removal: Removal) -> Iterator[int]:
@@ -440,13 +440,8 @@ def _unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]
 
 
 def _partly_removed(failure: StalePlan | OSError, shown_place: str) -> StrandedCheckpoint:
-    why = error_text(failure) if isinstance(failure, OSError) else str(failure)
+    why = system_text(failure) if isinstance(failure, OSError) else str(failure)
     return StrandedCheckpoint(f"partly removed: {why}; the rest is in {shown_place}")
-
-
-def error_text(error: OSError) -> str:
-    """Return what the system said, as a part of a sentence."""
-    return (error.strerror or str(error)).lower()
 
 
 def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Iterator[int]:
@@ -527,7 +522,7 @@ def recover_removals(directory: str, path: str, removals: Sequence[Removal], rec
                     continue
                 except OSError as error:
                     if not recovery.failed:
-                        recovery.failed[stage.path] = error_text(error)
+                        recovery.failed[stage.path] = system_text(error)
 
 
 def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recovery: Recovery) -> None:
@@ -553,7 +548,7 @@ def _recover_removal(stage: RemovalStage, number: int, removal: Removal, recover
     except StalePlan as change:
         recovery.failed[removal.path] = f"{change}; what is left of it is in {stage.path}"
     except OSError as error:
-        recovery.failed[removal.path] = f"{error_text(error)}; what is left of it is in {stage.path}"
+        recovery.failed[removal.path] = f"{system_text(error)}; what is left of it is in {stage.path}"
 
 
 def _is_to_finish(stage: RemovalStage, place: int, removal: Removal) -> bool:

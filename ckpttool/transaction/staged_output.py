@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Literal, NamedTuple
 
-from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
 from ckpttool.io import fs
 from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, write_in
 from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
@@ -610,5 +610,5 @@ def _is_same_file(here: OpenDirectory, there: OpenDirectory, name: str) -> bool:
 def error_text(error: BaseException) -> str:
     """Return an error in one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror.lower()}: {error.filename}" if error.filename else error.strerror.lower()
+        return f"{system_text(error)}: {error.filename}" if error.filename else system_text(error)
     return str(error) or type(error).__name__

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,11 +13,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckpttool import CheckpointError, NotFound
-from tests.support.commands import Terminal, ckpttool, python, run_here
+from ckpttool.cli import inspect as inspect_command
+from tests.support.commands import TIMEOUT, Terminal, ckpttool, python, run_here
 from tests.support.moments import before_each_thread_scans, fail_inspecting, fail_reading
+from tests.support.stores import Answer, Asked, WebServer
 
 
 @pytest.fixture
@@ -139,6 +144,34 @@ def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.Mon
 def test_ctrl_c_exits_130(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_inspecting(monkeypatch, KeyboardInterrupt())
     assert_interrupted(run("inspect", guide))
+
+
+def test_sigterm_is_like_ctrl_c(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(inspect_command, "_newest_in", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    assert run("inspect", guide) == (143, "", "ckpttool: error: interrupted\n")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no signals between processes")
+def test_sigterm_cleans_up(tmp_path: Path, web: WebServer) -> None:
+    """A conversion is told to end while it reads: what it has staged goes, and the target stays away."""
+    data = io.BytesIO()
+    np.savez(data, **{f"layer{number}": np.full(1 << 18, number, np.float32) for number in range(4)})
+    web.files["/m.npz"] = data.getvalue()
+    started: list[subprocess.Popen[str]] = []
+
+    def end_late(number: int, asked: Asked, answer: Answer) -> None:
+        if list(tmp_path.iterdir()):
+            started[0].send_signal(signal.SIGTERM)
+
+    web.misbehave = end_late
+    command = [sys.executable, "-m", "ckpttool", "convert", f"{web.url}/m.npz", "m.safetensors"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as child:
+        started.append(child)
+        _, err = child.communicate(timeout=TIMEOUT)
+    assert (child.returncode, err) == (143, "ckpttool: error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_while_the_command_line_is_imported() -> None:
