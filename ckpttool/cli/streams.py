@@ -14,19 +14,21 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from ckpttool.core.errors import system_text
+from ckpttool.core.secrets import hidden_texts, without_secrets, without_signatures
 
 
 class SafeStderr:
-    """Stands in for stderr: writes as long as that goes, and is silent from then on."""
+    """Stands in for stderr: writes without credentials as long as that goes, and is silent from then on."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self._hidden = hidden_texts()
 
     def write(self, text: str) -> int:
         """Write a text, or lose it."""
         if self._stream is not None:
             try:
-                self._stream.write(text)
+                self._stream.write(without_signatures(text, self._hidden))
             except (OSError, ValueError):  # full, broken or closed
                 self._give_up()
         return len(text)
@@ -82,6 +84,7 @@ class CheckedStdout:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._hidden = hidden_texts()
 
     @property
     def buffer(self) -> CheckedStdout:
@@ -89,7 +92,12 @@ class CheckedStdout:
         return CheckedStdout(self._stream.buffer)
 
     def write(self, content: Any) -> Any:
-        """Write what is answered; characters that the encoding hasn't are replaced, or spelled out."""
+        """Write what is answered, without the user's secrets.
+
+        Characters that the encoding hasn't are replaced, or spelled out.
+        """
+        if isinstance(content, str):
+            content = without_secrets(content, self._hidden)
         with _as_unwritable():
             try:
                 return self._stream.write(content)

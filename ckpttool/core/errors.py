@@ -15,7 +15,7 @@ CheckpointError
 UsageError                what was asked contradicts itself
 
 Each says in one line where it is, what was found there, and what was expected:
-``m.safetensors[fc.weight]: bytes 96..160 lie outside the file (128 bytes)``.
+``m.safetensors[fc.weight]: bytes 96..160 lie outside the file (128 bytes)``. None shows credentials.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ckpttool.core.secrets import without_signatures
+
 if TYPE_CHECKING:
     from ckpttool.core.report import Finding
 
 
 class UsageError(ValueError):
     """What was asked can't be done by anybody: options that contradict each other."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(without_signatures(text))
 
 
 class CheckpointError(Exception):
@@ -57,7 +62,7 @@ class CheckpointError(Exception):
         code: str | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self.found = found
+        self.found = found = without_signatures(found)
         self.expected = expected
         self.where = where
         if code is not None:
@@ -71,7 +76,7 @@ class CheckpointError(Exception):
 
     def __str__(self) -> str:
         place = "" if self.where is None else f"[{self.where}]"
-        return f"{self.path}{place}: {self.reason}"
+        return without_signatures(f"{self.path}{place}: {self.reason}")
 
 
 class NotFound(CheckpointError):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, MissingPackage, Unsupported, UsageError
 from ckpttool.core.extras import install_command
+from ckpttool.core.secrets import without_signatures
 from ckpttool.runs.metrics.log import Log
 
 
@@ -80,5 +81,6 @@ def asking(what: str) -> Iterator[None]:
     except (CheckpointError, UsageError):
         raise
     except Exception as error:  # clients raise errors of many packages
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = getattr(error, "strerror", None) or str(error)
+        first = without_signatures((text.strip().splitlines() or [type(error).__name__])[0])  # before the cut
         raise Unsupported(what, f"it can't be asked: {first:.200}") from error
