@@ -44,12 +44,12 @@ class FsspecStore(Store):
                 rows = self._files.ls(self._path(prefix), detail=True, refresh=True)
             except (FileNotFoundError, NotADirectoryError):
                 rows = []
-        rows = [row for row in rows if row["name"].strip("/") != self._path(prefix).strip("/")]
-        named = [(os.path.basename(row["name"].rstrip("/")), row) for row in rows]
-        return Listing(
-            frozenset(name for name, row in named if row["type"] == "directory"),
-            {name: _object_status(row) for name, row in named if row["type"] == "file"},
-        )
+            rows = [row for row in rows if row["name"].strip("/") != self._path(prefix).strip("/")]
+            named = [(os.path.basename(row["name"].rstrip("/")), row) for row in rows]
+            return Listing(
+                frozenset(name for name, row in named if row["type"] == "directory"),
+                {name: _object_status(row) for name, row in named if row["type"] == "file"},
+            )
 
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
         url = f"{self.root}/{name}"

@@ -6,43 +6,34 @@ Source: https://huggingface.co/docs/hub/api
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.urls import HUB_KINDS
+from ckpttool.io.answers import Answer, ask, json_of, own_name, paged, refusal, require_sendable
 from ckpttool.io.checksums import Checksum, StoredChecksums
-from ckpttool.io.stored_checksums import opener
 from ckpttool.io.stores import BucketStore, Listing, ObjectStatus, Replaced, Store
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_ANSWER = 1 << 26
-_TIMEOUT_SECONDS = 30
+_MAX_SIZE = 1 << 60
 
 
-def hub_store(rest: str) -> tuple[Store, str]:
-    """Return the repository of what follows ``hf://``, and the path in it."""
+def hub_place(rest: str) -> tuple[str, str, str, str]:
+    """Return the kind, name and revision of the repository of what follows ``hf://``, and the path in it."""
     parts = rest.strip("/").split("/")
     kind = parts.pop(0) if parts[0] in HUB_KINDS else "models"
     if len(parts) < 2:
         raise UsageError(f"hf://{rest}: expected hf://OWNER/NAME/PATH")
     owner, name, *path = parts
     name, _, revision = name.partition("@")
-    return _repository(kind, f"{owner}/{name}", revision or "main"), "/".join(path)
-
-
-@cache
-def _repository(kind: str, name: str, revision: str) -> HubStore:
-    return HubStore(kind, name, revision)
+    return kind, f"{owner}/{name}", revision or "main", "/".join(path)
 
 
 class HubStore(Store):
@@ -70,18 +61,36 @@ class HubStore(Store):
         """Return what the tree of the revision has there; a version is the digest that it states."""
         directories: set[str] = set()
         objects: dict[str, ObjectStatus] = {}
-        tree = f"{self._api}/tree/{self._commit}"
-        url = f"{tree}/{quote(prefix)}" if prefix else tree
-        while url.startswith(tree):
-            rows, url = self._answer(url)
-            for row in rows if isinstance(rows, list) else ():
-                own = os.path.basename(str(row.get("path", "")))
-                if row.get("type") == "directory":
-                    directories.add(own)
-                elif row.get("type") == "file" and isinstance(row.get("size"), int):
-                    objects[own] = ObjectStatus(row["size"], 0, str(row.get("oid", "")))
+        tree, url = f"{self._api}/tree/{self._commit}", f"{self.root}/{prefix}"
+        for row in paged(
+            lambda address: self._page(tree, address, url), f"{tree}/{quote(prefix)}" if prefix else tree, url
+        ):
+            match row:
+                case {"type": "directory", "path": str(path)}:
+                    directories.add(own_name(path, prefix, url))
+                case {"type": "file", "path": str(path), "size": int(size)} if 0 <= size < _MAX_SIZE:
+                    objects[own_name(path, prefix, url)] = ObjectStatus(size, 0, str(row.get("oid", "")))
                     self._note_checksum(row)
+                case {"type": str(kind)} if kind not in ("directory", "file"):  # such as a submodule
+                    continue
+                case _:
+                    raise OSError(errno.EIO, f"the hub lists {row!r:.100}, which is no file", url)
         return Listing(frozenset(directories), objects)
+
+    def _page(self, tree: str, address: str, url: str) -> tuple[list[Any], str | None]:
+        answer = self._answer(address, url)
+        if answer is None:
+            return [], None
+        rows = json_of(answer, url, "the hub")
+        if not isinstance(rows, list):
+            raise OSError(errno.EIO, "the hub's answer is no list", url)
+        link = answer.headers.get("Link", "")
+        if 'rel="next"' not in link:
+            return rows, None
+        address = link.partition(">")[0].lstrip("<")
+        if not address.startswith(tree):
+            raise OSError(errno.EIO, "the hub's listing goes on elsewhere", url)
+        return rows, address
 
     def _note_checksum(self, row: Mapping[str, Any]) -> None:
         """Remember what the tree says of a file: the SHA-256 of one in LFS, git's own digest of another."""
@@ -108,8 +117,9 @@ class HubStore(Store):
     @cached_property
     def _commit(self) -> str:
         """Return the commit that the revision was when it was first asked for; all is read of that one."""
-        answer, _ = self._answer(f"{self._api}/revision/{quote(self._revision, safe='')}")
-        commit = answer.get("sha") if isinstance(answer, dict) else None
+        answer = self._answer(f"{self._api}/revision/{quote(self._revision, safe='')}", self.root)
+        found = None if answer is None else json_of(answer, self.root, "the hub")
+        commit = found.get("sha") if isinstance(found, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise OSError(errno.EIO, f"the hub names no commit for {self._revision}", self.root)
         return commit
@@ -118,24 +128,14 @@ class HubStore(Store):
     def _files(self) -> BucketStore:
         return BucketStore(f"{self._web}/resolve/{self._commit}", self._headers)
 
-    def _answer(self, url: str) -> tuple[Any, str]:
-        """Return what the hub answers, and where it goes on; nothing if it knows no such thing."""
-        try:
-            with opener().open(Request(url, headers=self._headers), timeout=_TIMEOUT_SECONDS) as answer:
-                content = answer.read(_MAX_ANSWER + 1)
-                more = answer.headers.get("Link", "")
-            if len(content) > _MAX_ANSWER:
-                raise OSError(errno.EFBIG, "the hub's answer is too long", self.root)
-            return json.loads(content), more.partition(">")[0].lstrip("<") if 'rel="next"' in more else ""
-        except HTTPError as error:
-            if error.code == 404:
-                return [], ""
-            number = errno.EACCES if error.code in (401, 403) else errno.EIO
-            raise OSError(number, f"the hub answered {error.code} {error.reason}", self.root) from error
-        except URLError as error:
-            raise OSError(errno.EIO, f"the hub can't be reached: {error.reason}", self.root) from error
-        except ValueError as error:
-            raise OSError(errno.EIO, "the hub's answer is not JSON", self.root) from error
+    def _answer(self, address: str, url: str) -> Answer | None:
+        """Return what the hub answers; None if it knows no such thing."""
+        answer = ask("GET", address, url, self._headers)
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise refusal(answer, url, "the hub")
+        return answer
 
 
 def _headers() -> dict[str, str]:
@@ -146,4 +146,5 @@ def _headers() -> dict[str, str]:
     if not token and os.path.isfile(path):
         with open(path, encoding="utf-8") as file:
             token = file.read(1024).strip()
+    require_sendable([token])
     return {"Authorization": f"Bearer {token}"} if token else {}

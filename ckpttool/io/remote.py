@@ -16,19 +16,28 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from itertools import filterfalse
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.core.urls import plain_url, store_root
+from ckpttool.io.answers import is_askable
 from ckpttool.io.checksums import StoredChecksums
+from ckpttool.io.s3_store import S3Store
 from ckpttool.io.stores import BucketStore, ObjectStatus, Store, WebStore
 
 REMEMBERED_SECONDS = 30.0
 """How long what a store said is believed; whatever is changed or removed is asked about again, and whatever
 is read has the version that was seen."""
 MAX_REMEMBERED = 1_000_000
-_OBSTORE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
+MAX_DIRECTORIES = 20_000
+"""As many directories are listed of a store in one command: a server may make up ever new ones."""
+_STORES: Mapping[str, type[BucketStore]] = {
+    **dict.fromkeys(("s3", "s3a"), S3Store),
+    **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
+    **dict.fromkeys(("http", "https"), WebStore),
+}
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 
 
@@ -63,6 +72,8 @@ _known: dict[str, tuple[float, Known | None]] = {}
 """When a store was asked what is at a URL, and what it said; None for nothing."""
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
 """When the directory at a URL was listed, and what lies in it."""
+_odd: dict[str, str] = {}
+"""The real names of listed objects whose names can't be a part of a URL, by the URL that stands for it."""
 _failures: list[tuple[str, OSError]] = []
 """What the stores failed to answer, by URL."""
 _lock = threading.Lock()
@@ -73,7 +84,9 @@ def forget() -> None:
     with _lock:
         _known.clear()
         _listed.clear()
+        _odd.clear()
     _store.cache_clear()
+    _repository.cache_clear()
 
 
 def forget_at(url: str) -> None:
@@ -119,6 +132,9 @@ def entries(url: str) -> list[os.DirEntry[str]]:
     with _lock:
         asked, found = _listed.get(url, (-REMEMBERED_SECONDS, []))
     if not _is_recent(asked):
+        if len(_listed) >= MAX_DIRECTORIES:
+            reason = f"more than {MAX_DIRECTORIES:,} directories (name one of them, or use --max-depth)"
+            raise OSError(errno.EFBIG, reason, url)
         asked = time.monotonic()
         found = _list(url)
         _remember({entry.path: entry.known for entry in found})
@@ -220,9 +236,12 @@ def _list(url: str) -> list[RemoteEntry]:
     if both := sorted(listing.directories & listing.objects.keys()):
         raise OSError(errno.ENOTSUP, f"{both[0]} is both an object and a directory", url)
     paths = {name: f"{url}/{name}" for name in (*listing.directories, *listing.objects)}
-    found = [RemoteEntry(name, paths[name], _directory(paths[name])) for name in listing.directories]
-    objects = listing.objects.items()
-    return [*found, *(RemoteEntry(name, paths[name], _object(paths[name], one)) for name, one in objects)]
+    for name in filterfalse(is_askable, tuple(paths)):
+        paths[name] = f"{url}/?{quote(name, safe='')}"
+        _odd[paths[name]] = name
+    known = {paths[name]: _directory(paths[name]) for name in listing.directories}
+    known |= {paths[name]: _object(paths[name], one) for name, one in listing.objects.items()}
+    return [RemoteEntry(path.rpartition("/")[2], path, one) for path, one in known.items()]
 
 
 def _object(url: str, found: ObjectStatus) -> Known:
@@ -248,13 +267,17 @@ def store_at(url: str) -> tuple[Store, str]:
     Raises:
         UsageError: It isn't a URL that can be read.
         MissingPackage: What talks to such a store isn't installed.
+        OSError: It was listed under a name that can't be a part of a URL.
     """
+    if (odd := _odd.get(url)) is not None:
+        raise OSError(errno.EINVAL, f"the store calls it {odd!r}, which can't be asked for", url)
     require_plain(url)
     scheme, _, rest = url.partition("://")
     if scheme.lower() == "hf":
-        from ckpttool.io.hub import hub_store
+        from ckpttool.io.hub import hub_place
 
-        return hub_store(rest)
+        *repository, path = hub_place(rest)
+        return _repository(*repository), path
     host, _, name = rest.partition("/")
     return _store(f"{scheme.lower()}://{host}"), name.strip("/")
 
@@ -274,13 +297,22 @@ def require_plain(url: str) -> None:
         raise UsageError(f"{url.partition('?')[0].partition('#')[0]}: a URL with ? or # can't be read")
     if not parts.netloc:
         raise UsageError(f"{url}: names no bucket or host")
+    if not url.isprintable() and any(ord(one) < 0x20 or one == "\x7f" for one in url):
+        raise UsageError(f"{url}: a URL with control characters can't be read")
+
+
+@cache
+def _repository(kind: str, name: str, revision: str) -> Store:
+    from ckpttool.io.hub import HubStore
+
+    return HubStore(kind, name, revision)
 
 
 @cache
 def _store(root: str) -> Store:
     scheme = root.partition("://")[0]
-    if scheme in _OBSTORE_SCHEMES or scheme in ("http", "https"):
-        return BucketStore(root) if scheme in _OBSTORE_SCHEMES else WebStore(root)
+    if scheme in _STORES:
+        return _STORES[scheme](root)
     from ckpttool.io.fsspec_store import FsspecStore
 
     return FsspecStore(root)

@@ -91,11 +91,11 @@ class RemoteSource(Source):
         self.path = url
         try:
             status, found = remote.look_at(url)
+            self._store, self._name = remote.store_at(url)
         except OSError as error:
             raise from_os_error(error, url) from error
         if found is None:
             raise AccessDenied(url, "a directory in a store, not an object")
-        self._store, self._name = remote.store_at(url)
         self._object = found
         self._key = url, f"{found.version} {found.size} {found.modified_ns}"
         self.size = found.size

@@ -16,11 +16,9 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from ckpttool.io.answers import ask
 from ckpttool.io.checksums import TITLES, Checksum, StoredChecksums
 
 if TYPE_CHECKING:
@@ -42,19 +40,6 @@ _MAX_PARTS_ASKED = 1000
 """Of more parts the sizes are not asked for one by one: that takes a request each."""
 _PARTS_IN_ETAG = re.compile(r'"?[0-9a-f]{32}-(\d+)"?')
 _lock = threading.Lock()
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """What identifies a user goes to no other host."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-@cache
-def opener() -> Any:
-    """Return what asks a server, and follows it to no other."""
-    return build_opener(_NoRedirects())
 
 
 # Amazon S3 ------------------------------------------------------------------------------------------
@@ -157,33 +142,31 @@ def _digits(value: str) -> str:
 # Google Cloud Storage -------------------------------------------------------------------------------
 
 
-def checksums_in_google(store: ObstoreStore, bucket: str, key: str) -> StoredChecksums:
+def checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -> StoredChecksums:
     """Return what Google Cloud Storage keeps of an object."""
-    from http.client import HTTPException
-
     from obstore.exceptions import BaseError
 
     try:
-        request = Request(_google_url(store, bucket, key), method="HEAD")
-        with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
-            headers = answer.headers
-    except BaseError:  # its text may hold the URL, which is signed
+        answer = ask("HEAD", _google_url(store, bucket, key), url)
+    except BaseError:  # its text may hold the address, which is signed
         return StoredChecksums(reason="these credentials can't sign a question for its checksum")
-    except HTTPError as error:
-        return StoredChecksums(reason=f"the store answered {error.code} when it was asked for its checksum")
-    except (URLError, HTTPException, OSError):
+    except OSError:
         return StoredChecksums(reason="the store couldn't be asked for its checksum")
+    if answer.status != 200:
+        return StoredChecksums(
+            reason=f"the store answered {answer.status} when it was asked for its checksum"
+        )
+    headers = answer.headers
     if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
         return StoredChecksums(reason="the store keeps a checksum of its compressed bytes")
     kept = []
-    for hashes in headers.get_all("x-goog-hash", ()):
-        for one in hashes.split(","):
-            name, _, value = one.strip().partition("=")
-            if name in ("crc32c", "md5"):
-                try:
-                    kept.append(Checksum(name, _digits(value)))
-                except (binascii.Error, ValueError):
-                    return StoredChecksums(reason="the store states a checksum that can't be read")
+    for one in headers.get("x-goog-hash", "").split(","):  # several headers of a name come as one
+        name, _, value = one.strip().partition("=")
+        if name in ("crc32c", "md5"):
+            try:
+                kept.append(Checksum(name, _digits(value)))
+            except (binascii.Error, ValueError):
+                return StoredChecksums(reason="the store states a checksum that can't be read")
     return StoredChecksums(
         tuple(kept), "" if kept else "the store keeps no checksum of it", headers.get("ETag", "")
     )

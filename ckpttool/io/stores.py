@@ -16,16 +16,16 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import MissingPackage, UsageError
+from ckpttool.core.secrets import without_signatures
+from ckpttool.io.answers import CONNECT_SECONDS, RETRIES, TIMEOUT_SECONDS, own_name, require_sendable
 from ckpttool.io.checksums import StoredChecksums
 
 if TYPE_CHECKING:
-    from email.message import Message
-    from urllib.error import HTTPError
-
     from obstore.store import ObjectStore as ObstoreStore
 
-_RETRIES = 5
 _RETRY_SECONDS = 60
+_LISTING_SECONDS = 120
+"""obstore lists all pages before we see the first."""
 _AWS_KEYS = {
     "aws_access_key_id": "access_key_id",
     "aws_secret_access_key": "secret_access_key",
@@ -34,18 +34,11 @@ _AWS_KEYS = {
     "endpoint_url": "endpoint",
 }
 """What AWS's files call what obstore is told."""
-_TIMEOUT_SECONDS, _CONNECT_SECONDS = 60, 10
 _LEAST_PART = 1 << 24
 _MOST_PARTS = 10_000
 """As many parts may an object of S3 have."""
 PARTS_AT_ONCE = 6
 _ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
-_SIGNED_SECONDS = 300
-_FIRST_PAUSE = 0.1
-_FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
-_NO_OBJECT = ".ckpttool-clock"
-"""A name that nothing has: an answer tells the time whether there is such an object or not."""
-_CODE = re.compile(rb"<Code>(\w+)</Code>")
 _DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
 _METADATA = re.compile("/latest/api/token|/computeMetadata/|/metadata/identity/")
 """What a machine in a cloud is asked for when nothing else has credentials."""
@@ -176,22 +169,23 @@ class BucketStore(Store):
     def __init__(self, root: str, headers: Mapping[str, str] | None = None) -> None:
         """Make ready to ask; credentials come from where the store's own tools have them."""
         self.root = root
-        self._store: ObstoreStore = _obstore_store(root, headers or {})
+        self._store: ObstoreStore = obstore_store(root, headers or {})
 
     def status(self, name: str) -> ObjectStatus:
-        with _as_os_errors(f"{self.root}/{name}"):
+        with as_os_errors(f"{self.root}/{name}"):
             return _object_status(self._store.head(name))
 
     def listing(self, prefix: str) -> Listing:
-        with _as_os_errors(f"{self.root}/{prefix}"):
-            found = self._store.list_with_delimiter(prefix or None)
+        url = f"{self.root}/{prefix}"
+        with as_os_errors(url):
+            found = _listed_in_time(self._store, prefix or None, url)
         # An object whose name ends with a slash stands for a directory in some consoles.
         objects = {
-            os.path.basename(one["path"]): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
+            own_name(one["path"], prefix, url): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
             for one in found["objects"]
             if one["path"].strip("/") != prefix
         }
-        return Listing(frozenset(os.path.basename(one) for one in found["common_prefixes"]), objects)
+        return Listing(frozenset(own_name(one, prefix, url) for one in found["common_prefixes"]), objects)
 
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
         found, data = self.read_range(name, begin, end, of.version)
@@ -205,7 +199,7 @@ class BucketStore(Store):
         import obstore
 
         url, part = f"{self.root}/{name}", part_size(size)
-        with _as_os_errors(url):
+        with as_os_errors(url):
             if size <= part:
                 data = b"".join(blocks)
                 mode: Any = "create" if replaces is None else self._update_of(name, replaces)
@@ -223,14 +217,7 @@ class BucketStore(Store):
         url = f"{self.root}/{name}"
         if not self.status(name).matches(of):
             raise Replaced(url)
-        if self._is_s3 and (signed := self._signed("DELETE", name)) is not None:
-            try:
-                _send("DELETE", signed, url, {"If-Match": of.version})
-                return
-            except OSError as error:
-                if error.errno != errno.ENOTSUP:
-                    raise
-        with _as_os_errors(url):  # without a condition: the moment since its status is not covered
+        with as_os_errors(url):  # without a condition: the moment since its status is not covered
             self._store.delete(name)
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
@@ -251,7 +238,7 @@ class BucketStore(Store):
         if scheme in ("s3", "s3a"):
             found = checksums_in_s3(bucket, name)
         elif scheme == "gs":
-            found = checksums_in_google(self._store, bucket, name)
+            found = checksums_in_google(self._store, bucket, name, f"{self.root}/{name}")
         else:
             return super().checksums(name, of)
         if found.version.strip('"') not in ("", of.version.strip('"')):
@@ -260,7 +247,7 @@ class BucketStore(Store):
 
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
         """Return bytes of an object, and what it is now; ``Replaced`` if that isn't the version."""
-        with _as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
+        with as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
             options: Any = {"range": (begin, end)}
             if version:
                 options["if_match"] = version
@@ -272,34 +259,8 @@ class BucketStore(Store):
         return True
 
     def copy(self, name: str, to: str) -> None:
-        with _as_os_errors(f"{self.root}/{name}"):
+        with as_os_errors(f"{self.root}/{name}"):
             self._store.copy(name, to)
-
-    def keeps_version(self, name: str) -> bool:
-        if not self._is_s3:  # Google's objects have a version whether older ones are kept or not
-            return False
-        with _as_os_errors(f"{self.root}/{name}"):
-            return self._store.head(name)["version"] not in (None, "", "null")
-
-    def clock(self) -> float:
-        signed = self._signed("HEAD", _NO_OBJECT)
-        date = None if signed is None else _send("HEAD", signed, f"{self.root}/{_NO_OBJECT}")
-        return time.time() if date is None else date
-
-    @property
-    def _is_s3(self) -> bool:
-        return self.root.startswith(("s3://", "s3a://"))
-
-    def _signed(self, method: Any, name: str) -> str | None:
-        """Return a URL that does something with an object; None where there are no credentials to sign it."""
-        from obstore import sign
-        from obstore.exceptions import BaseError
-
-        store: Any = self._store
-        try:
-            return sign(store, method, name, timedelta(seconds=_SIGNED_SECONDS))
-        except (BaseError, ValueError, TypeError):
-            return None
 
 
 def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -332,7 +293,31 @@ class WebStore(BucketStore):
         return Listing(frozenset(), {})
 
 
-def _obstore_store(root: str, headers: Mapping[str, str]) -> ObstoreStore:
+def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
+    """Return what obstore lists, which follows all pages itself; a thread of ours may have a loop already."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def listed() -> Any:
+        try:
+            return await asyncio.wait_for(store.list_with_delimiter_async(prefix), _LISTING_SECONDS)
+        except asyncio.TimeoutError as error:
+            reason = f"the server's listing takes more than {_LISTING_SECONDS} s"
+            raise OSError(errno.EIO, reason, url) from error
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, listed()).result()
+
+
+def allows_http(root: str) -> bool:
+    """Tell whether a store may be asked without TLS."""
+    return root.startswith("http:") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+
+
+def obstore_store(
+    root: str, headers: Mapping[str, str], config: Mapping[str, str] | None = None
+) -> ObstoreStore:
+    """Return obstore's own store of a URL, with headers and configuration besides the environment's."""
     try:
         from obstore.store import from_url
     except ImportError as error:
@@ -340,17 +325,19 @@ def _obstore_store(root: str, headers: Mapping[str, str]) -> ObstoreStore:
 
         raise MissingPackage(root, "stores need obstore", expected=install_command("cloud")) from error
     options: Any = {
-        "timeout": timedelta(seconds=_TIMEOUT_SECONDS),
-        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+        "timeout": timedelta(seconds=TIMEOUT_SECONDS),
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         "user_agent": "ckpttool",
         "default_headers": dict(headers),
     }
-    if root.startswith("http:") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+    if allows_http(root):
         options["allow_http"] = True
-    retries: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
-    config: Any = _aws_profile() if root.startswith("s3") else {}
-    with _as_os_errors(root):
-        return from_url(root, config=config, client_options=options, retry_config=retries)
+    retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    profile = _aws_profile() if root.startswith("s3") else {}
+    whole: Any = {**profile, **(config or {})}
+    require_sendable(whole.values())
+    with as_os_errors(root):
+        return from_url(root, config=whole, client_options=options, retry_config=retries)
 
 
 def _aws_profile() -> dict[str, str]:
@@ -395,7 +382,7 @@ def _quoted(tag: str | None) -> str | None:
 
 
 @contextmanager
-def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
+def as_os_errors(url: str, where: str = "") -> Iterator[None]:
     """Raise what obstore says as a file system would."""
     from obstore.exceptions import (
         AlreadyExistsError,
@@ -424,56 +411,10 @@ def _as_os_errors(url: str, where: str = "") -> Iterator[None]:
         raise OSError(errno.ENOTSUP, reason, url) from error
     except (BaseError, ValueError) as error:
         raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
-
-
-def _send(method: str, signed: str, url: str, headers: Mapping[str, str] | None = None) -> float | None:
-    """Ask what obstore can't: with a condition, or for a header. Return the time of the answer.
-
-    What a store refuses for the moment is asked again, as obstore does.
-    """
-    from urllib.error import HTTPError
-    from urllib.request import Request
-
-    from ckpttool.io.stored_checksums import opener
-
-    request = Request(signed, method=method, headers={"User-Agent": "ckpttool", **(headers or {})})
-    for attempt in range(_RETRIES + 1):
-        if attempt:
-            time.sleep(_FIRST_PAUSE * 2**attempt)
-        try:
-            with opener().open(request, timeout=_TIMEOUT_SECONDS) as answer:
-                return _date_of(answer.headers)
-        except HTTPError as error:
-            with error:
-                if method == "HEAD":
-                    return _date_of(error.headers)
-                refusal = _refusal(error, url)
-            if error.code < 502 and error.code not in _FOR_THE_MOMENT:
-                raise refusal from error
-        except OSError as error:
-            # Its text may hold the signed address.
-            refusal = OSError(errno.EIO, f"the store doesn't answer: {type(error).__name__}", url)
-    raise refusal
-
-
-def _refusal(error: HTTPError, url: str) -> OSError:
-    code = _CODE.search(error.read(1 << 16))
-    answer = f"the store answered {error.code} {error.reason}{f' ({code[1].decode()})' if code else ''}"
-    if error.code == 404:
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
-    if error.code == 412:
-        return Replaced(url)
-    codes = {401: errno.EACCES, 403: errno.EACCES, 501: errno.ENOTSUP}
-    return OSError(codes.get(error.code, errno.EIO), answer, url)
-
-
-def _date_of(headers: Message) -> float | None:
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return parsedate_to_datetime(headers["Date"]).timestamp()
-    except (TypeError, ValueError):  # none, or none that is one
-        return None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of PyO3, which can't be imported
+            raise
+        raise OSError(errno.EIO, f"{place}obstore can't ask with these settings", url) from error
 
 
 def _answer(error: Exception) -> str:
@@ -486,4 +427,4 @@ def _answer(error: Exception) -> str:
         return f"the store answered {answer[1].strip()}{code}"
     if "body error" in text:
         return "the answer broke off"
-    return " ".join(text.split())[:300] or type(error).__name__
+    return without_signatures(" ".join(text.split()))[:300] or type(error).__name__

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 import ckpttool
-from ckpttool.io import fs, remote, stores
+from ckpttool.io import answers, fs, remote, stores
 from tests.support.commands import Run
 from tests.support.faults import fill_disk
 from tests.support.stores import Bucket, environment
@@ -259,7 +259,8 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]
     thread.start()
     for name, value in environment(f"http://127.0.0.1:{server.server_port}").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(stores, "_RETRIES", 1)
+    for module in (answers, stores):
+        monkeypatch.setattr(module, "RETRIES", 1)
     remote.forget()
     yield lambda status: monkeypatch.setattr(_Refusing, "status", status)
     server.shutdown()

@@ -15,7 +15,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from ckpttool.io import remote, stores
+from ckpttool.io import remote, s3_store
 from tests.support.commands import Run
 from tests.support.manifests import seal
 from tests.support.stores import Answer, Asked, Bucket, WebServer
@@ -40,13 +40,13 @@ def large(tmp_path: Path) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return what is added to by each read of an object: how many bytes were asked for."""
     counts: list[int] = []
-    read_range = stores.BucketStore.read_range
+    read_range = s3_store.S3Store.read_range
 
     def counted(self: Any, name: str, begin: int, end: int, version: str = "") -> Any:
         counts.append(end - begin)
         return read_range(self, name, begin, end, version)
 
-    monkeypatch.setattr(stores.BucketStore, "read_range", counted)
+    monkeypatch.setattr(s3_store.S3Store, "read_range", counted)
     return counts
 
 

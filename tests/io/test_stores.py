@@ -23,7 +23,7 @@ from ckpttool import (
     salvage,
     verify,
 )
-from ckpttool.io import remote, stores
+from ckpttool.io import remote, s3_store, stores
 from ckpttool.testing import copied, described
 from tests.support.commands import Run
 from tests.support.stores import Answer, Asked, Bucket, WebServer
@@ -218,20 +218,20 @@ def test_a_directory_is_listed_once(s3: Bucket, monkeypatch: pytest.MonkeyPatch)
     s3.upload(FILES / "series", "run")
     asked: list[str] = []
     statuses: list[str] = []
-    status = stores.BucketStore.status
-    listing = stores.BucketStore.listing
+    status = s3_store.S3Store.status
+    listing = s3_store.S3Store.listing
 
-    def counting(self: stores.BucketStore, prefix: str) -> stores.Listing:
+    def counting(self: s3_store.S3Store, prefix: str) -> stores.Listing:
         asked.append(prefix)
         return listing(self, prefix)
 
-    def asking(self: stores.BucketStore, name: str) -> stores.ObjectStatus:
+    def asking(self: s3_store.S3Store, name: str) -> stores.ObjectStatus:
         statuses.append(name)
         return status(self, name)
 
-    monkeypatch.setattr(stores.BucketStore, "listing", counting)
+    monkeypatch.setattr(s3_store.S3Store, "listing", counting)
     monkeypatch.setattr(
-        stores.BucketStore, "status", lambda self, name: statuses.append(name) or status(self, name)
+        s3_store.S3Store, "status", lambda self, name: statuses.append(name) or status(self, name)
     )
     assert len(list_checkpoints(s3.url("run") + "/").checkpoints) == 10
     assert asked.count("run") <= 2  # whether it is a directory, and what lies in it
@@ -345,14 +345,14 @@ def test_what_is_below_a_directory_that_does_not_answer(
     s3: Bucket, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.upload(FILES / "series", "run")
-    read = stores.BucketStore.read_range
+    read = s3_store.S3Store.read_range
 
-    def failing(self: stores.BucketStore, name: str, *rest: Any) -> Any:
+    def failing(self: s3_store.S3Store, name: str, *rest: Any) -> Any:
         if name.endswith("_3.pth"):
             raise OSError(5, "the store answered 503")
         return read(self, name, *rest)
 
-    monkeypatch.setattr(stores.BucketStore, "read_range", failing)
+    monkeypatch.setattr(s3_store.S3Store, "read_range", failing)
     status, out, err = run("verify", s3.url("run"))
     assert (status, "INVALID" in out) == (2, False)
     assert f"{s3.url('run/model_epoch_3.pth')}: the store answered 503" in err

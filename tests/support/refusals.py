@@ -16,7 +16,7 @@ _CODES = {403: "AccessDenied", 500: "InternalError", 501: "NotImplemented", 503:
 
 @dataclass
 class Refusals:
-    """What is refused: requests like ``DELETE /bucket/key`` that a pattern matches; and those that came.
+    """What is refused: requests like ``DELETE /bucket/key If-Match`` that match; and those that came.
 
     Attributes:
         url: The server's.
@@ -49,7 +49,8 @@ def refusing(endpoint: str) -> Iterator[Refusals]:
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else None
-            request = f"{self.command} {self.path}"
+            condition = " If-Match" if "If-Match" in self.headers else ""
+            request = f"{self.command} {self.path}{condition}"
             refusals.requests.append(request)
             if refusals.matches(request):
                 code = _CODES[refusals.status]

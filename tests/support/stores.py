@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _NUMBERS = count(1)
+_SIGNATURE = re.compile(r"[?&]X-Amz-.*")
 _ROOT = Path(__file__).parents[2]
 _SERVE = """
 import sys
@@ -139,7 +140,7 @@ def client_of(endpoint: str) -> Any:
 
 
 class Asked(NamedTuple):
-    """A request that a server got."""
+    """A request that a server got; its path is without a signature."""
 
     method: str
     path: str
@@ -207,7 +208,8 @@ def web_server() -> Iterator[WebServer]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()})
+            path = _SIGNATURE.sub("", self.path)
+            asked = Asked(self.command, path, {k.lower(): v for k, v in self.headers.items()})
             served.requests.append(asked)
             answer = served.answer(asked)
             served.misbehave(len(served.requests), asked, answer)
@@ -228,5 +230,9 @@ def web_server() -> Iterator[WebServer]:
         def log_message(self, format: str, *values: object) -> None:
             """Keep silent."""
 
-    with _running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as served.url:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, address: object) -> None:
+            """Keep silent: whoever asked has hung up."""
+
+    with _running(Server(("127.0.0.1", 0), Handler)) as served.url:
         yield served

@@ -12,11 +12,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from ckpttool.core.errors import DamagedCheckpoint, NotFound, from_os_error
+from ckpttool.core.errors import DamagedCheckpoint, NotFound, UsageError, from_os_error
+from ckpttool.core.secrets import without_signatures
 from ckpttool.io import fs
+from ckpttool.io.answers import paged
 from ckpttool.runs.members.run_directories import parse_yaml
 from ckpttool.runs.metrics.log import Log
 from ckpttool.runs.metrics.text_logs import numbered_lines
@@ -34,6 +37,8 @@ _META = "meta.yaml"
 _LOGGED_MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
 """What MLflow 3 calls a model of a run; its files lie in a directory of this name."""
 _MOST_META = 1 << 20
+_MOST_VALUES = 25_000
+"""Values of a metric that a server is asked for at once; MLflow's client asks for as many."""
 _PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -101,6 +106,8 @@ def experiment_runs(stores: list[Store], wanted: str) -> FoundRuns | None:
     Raises:
         NotFound: The experiment has no run of that name.
     """
+    if without_signatures(wanted) != wanted:
+        raise UsageError(f"{PREFIX}{wanted}: credentials would be shown; {URI} may have them")
     experiment, _, run = wanted.rpartition("/")
     for store in stores:
         if (runs := store.runs(wanted)) is not None:
@@ -370,15 +377,15 @@ class ServerStore:
     """A tracking server, asked by MLflow's own client."""
 
     def __init__(self, uri: str) -> None:
-        self.name = self.uri = uri
+        self.name, self.uri = without_signatures(uri), uri
 
     def runs(self, experiment: str) -> list[TrackedRun] | None:
         client = mlflow_client(self.uri)
-        with asking(self.uri):
+        with asking(self.name):
             known = client.get_experiment_by_name(experiment)
             if known is None:
                 return None
-            runs = _pages(lambda token: client.search_runs([known.experiment_id], page_token=token))
+            runs = self._pages(lambda token: client.search_runs([known.experiment_id], page_token=token))
             return [
                 TrackedRun(
                     f"{PREFIX}{experiment}/{run.info.run_name}",
@@ -393,9 +400,9 @@ class ServerStore:
 
     def models(self) -> Iterator[TrackedModel]:
         client = mlflow_client(self.uri)
-        with asking(self.uri):
-            versions = list(_pages(lambda token: client.search_model_versions(page_token=token)))
-            models = _pages(lambda token: client.search_registered_models(page_token=token))
+        with asking(self.name):
+            versions = list(self._pages(lambda token: client.search_model_versions(page_token=token)))
+            models = self._pages(lambda token: client.search_registered_models(page_token=token))
             aliases = {model.name: dict(model.aliases) for model in models}  # versions found don't tell them
         for version in versions:
             named = aliases.get(version.name, {})
@@ -404,13 +411,24 @@ class ServerStore:
             yield _model(self, version.name, version.version, names, stage, place, version.run_id)
 
     def _reader(self, client: Any, identity: str, names: tuple[str, ...]) -> Callable[[Log], None]:
+        history = client._tracking_client.store.get_metric_history  # the client's own follows pages forever
+
         def read(log: Log) -> None:
-            with asking(self.uri):
+            with asking(self.name):
                 for name in names:
-                    for one in client.get_metric_history(identity, name):
+                    for one in self._pages(partial(history, identity, name, _MOST_VALUES)):
                         _add(log, name, one.step, float(one.value))
 
         return read
+
+    def _pages(self, ask: Callable[[str | None], Any]) -> Iterator[Any]:
+        """Yield what is on all pages."""
+
+        def page(token: str) -> tuple[Any, str | None]:
+            found = ask(token or None)
+            return found, found.token or None
+
+        return paged(page, "", self.name)
 
 
 def mlflow_client(uri: str | None) -> Any:
@@ -424,15 +442,6 @@ def mlflow_client(uri: str | None) -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    with asking(uri or PREFIX):
-        return client_module("mlflow.tracking", uri or PREFIX).MlflowClient(uri)
-
-
-def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
-    token = None
-    while True:
-        page = ask(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+    shown = without_signatures(uri or PREFIX)
+    with asking(shown):
+        return client_module("mlflow.tracking", shown).MlflowClient(uri)

@@ -1,0 +1,236 @@
+"""Answers of web servers, which may be wrong in any way: one question, and listings that come in pages.
+
+A question follows no redirect: what identifies a user goes to nobody else. An answer is limited in bytes and
+seconds, and a listing in pages, names and seconds. All failures are ``OSError`` without the address that was
+asked, which may be signed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+import unicodedata
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from ckpttool.core.errors import MissingPackage, UsageError
+from ckpttool.core.secrets import VARIABLES
+
+MAX_ANSWER = 1 << 23
+"""Bytes of an answer that isn't a part of a file; a thousand names of S3 take a fraction of it."""
+MAX_PAGES, MAX_NAMES, LISTING_SECONDS = 2_000, 1_000_000, 600
+TIMEOUT_SECONDS, CONNECT_SECONDS = 60, 10
+RETRIES = 5
+_FIRST_PAUSE = 0.1
+_FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
+_CONNECTIONS = 32
+_BLOCK = 1 << 18
+_CODE = re.compile(rb"<Code>(\w+)</Code>")
+_UNSENDABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+Row = TypeVar("Row")
+Token = TypeVar("Token", bound=Hashable)
+
+
+class Answer(NamedTuple):
+    """What a server answered.
+
+    Attributes:
+        headers: By names in any case.
+        body: As far as the limit; one byte more if there is more.
+    """
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def ask(
+    method: str, address: str, url: str, headers: Mapping[str, str] | None = None, limit: int = MAX_ANSWER
+) -> Answer:
+    """Return what a server answers, whatever the status.
+
+    What it refuses for the moment is asked again.
+
+    Args:
+        method: Of HTTP.
+        address: What is asked, perhaps signed.
+        url: What it is for the user, for errors.
+        headers: To send along.
+        limit: The most bytes that are of interest.
+
+    Raises:
+        OSError: It doesn't answer, or not as HTTP has it.
+    """
+    try:
+        from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError, TimeoutError
+    except ImportError as error:
+        from ckpttool.core.extras import install_command
+
+        raise MissingPackage(url, "stores need urllib3", expected=install_command("cloud")) from error
+    for attempt in range(RETRIES + 1):
+        if attempt:
+            time.sleep(_FIRST_PAUSE * 2**attempt)
+        try:
+            answer = _asked(method, address, url, {"User-Agent": "ckpttool", **(headers or {})}, limit)
+            if answer.status < 502 and answer.status not in _FOR_THE_MOMENT:
+                return answer
+            failure = None
+        except TimeoutError:
+            failure = "it doesn't answer in time"
+        except NewConnectionError:
+            failure = "it can't be reached"
+        except ProtocolError:
+            failure = "the answer broke off"
+        except (HTTPError, ValueError) as error:  # such as a header that can't be sent; the text may hold it
+            failure = f"it can't be asked ({type(error).__name__})"
+    if failure is None:
+        return answer
+    raise OSError(errno.EIO, failure, url)
+
+
+def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limit: int) -> Answer:
+    until = time.monotonic() + TIMEOUT_SECONDS
+    response = _pool(_proxy_of(address)).request(
+        method, address, headers=headers, redirect=False, preload_content=False, decode_content=False
+    )
+    try:
+        body = bytearray()
+        while len(body) <= limit and (block := response.read1(min(_BLOCK, limit + 1 - len(body)))):
+            body += block
+            if time.monotonic() > until:
+                raise OSError(errno.EIO, f"the answer takes more than {TIMEOUT_SECONDS} s", url)
+        if len(body) <= limit:
+            response.release_conn()
+        return Answer(response.status, response.reason or "", response.headers, bytes(body))
+    finally:
+        response.close()
+
+
+@cache
+def _pool(proxy: str | None) -> Any:
+    """Return the connections of this process, through a proxy or directly."""
+    from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
+
+    timeout = Timeout(connect=CONNECT_SECONDS, read=TIMEOUT_SECONDS)
+    options: Any = {"maxsize": _CONNECTIONS, "timeout": timeout, "retries": False}
+    if proxy is None:
+        return PoolManager(**options)
+    parts = urlsplit(proxy)
+    headers = None
+    if parts.username is not None:
+        headers = make_headers(proxy_basic_auth=unquote(f"{parts.username}:{parts.password or ''}"))
+    return ProxyManager(
+        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", proxy_headers=headers, **options
+    )
+
+
+def _proxy_of(address: str) -> str | None:
+    """Return the proxy that the environment has for an address."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(address)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -> OSError:
+    """Return the error that a status is."""
+    if answer.status == 404:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    code = _CODE.search(answer.body)
+    reason = "".join(one for one in answer.reason[:60] if one.isprintable())
+    text = f"{who} answered {answer.status} {reason}".rstrip()
+    if code is not None:
+        text += f" ({code[1].decode()})"
+    if 300 <= answer.status < 400:
+        text += ", which is not followed"
+    codes = {401: errno.EACCES, 403: errno.EACCES, 501: errno.ENOTSUP}
+    return OSError(codes.get(answer.status, errno.EIO), f"{f'{where}: ' if where else ''}{text}", url)
+
+
+def require_whole(answer: Answer, url: str, limit: int = MAX_ANSWER) -> None:
+    """Require that an answer isn't longer than what is taken of it."""
+    if len(answer.body) > limit:
+        raise OSError(errno.EFBIG, f"the server's answer has more than {limit:,} bytes", url)
+
+
+def json_of(answer: Answer, url: str, who: str) -> Any:
+    """Return what an answer says in JSON."""
+    require_whole(answer, url)
+    try:
+        return json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise OSError(errno.EIO, f"{who}'s answer is not JSON", url) from error
+
+
+def paged(
+    ask: Callable[[Token], tuple[Iterable[Row], Token | None]], first: Token, url: str
+) -> Iterator[Row]:
+    """Yield the rows of all pages.
+
+    Args:
+        ask: Returns the rows of a page, and what the next one is asked for with; None at the end.
+        first: What the first one is asked for with.
+        url: What is listed, for errors.
+
+    Raises:
+        OSError: There is no end to them.
+    """
+    until = time.monotonic() + LISTING_SECONDS
+    known: set[Token] = set()
+    token: Token | None = first
+    count = 0
+    while token is not None:
+        known.add(token)
+        rows, token = ask(token)
+        for row in rows:
+            count += 1
+            if count > MAX_NAMES:
+                raise OSError(errno.EFBIG, f"more than {MAX_NAMES:,} names are listed there", url)
+            yield row
+        if token in known:
+            raise OSError(errno.EIO, "the server's listing goes round in circles", url)
+        if len(known) >= MAX_PAGES and token is not None:
+            raise OSError(errno.EFBIG, f"the server's listing has more than {MAX_PAGES:,} pages", url)
+        if time.monotonic() > until:
+            raise OSError(errno.EIO, f"the server's listing takes more than {LISTING_SECONDS} s", url)
+
+
+def own_name(key: str, prefix: str, url: str) -> str:
+    """Return the last name of what a server lists below a prefix.
+
+    Raises:
+        OSError: It lies elsewhere.
+    """
+    above = f"{prefix}/" if prefix else ""
+    if not key.startswith(above) or "/" in key[len(above) :]:
+        raise OSError(errno.EIO, f"the server lists {key[:200]!r}, which doesn't lie there", url)
+    return key[len(above) :]
+
+
+def require_sendable(values: Iterable[str]) -> None:
+    """Require that credentials have no line breaks, which no header can hold; a text editor may leave one."""
+    for name in VARIABLES:
+        if _UNSENDABLE.search(os.environ.get(name, "")):
+            raise UsageError(f"{name}: a line break or another control character is in it")
+    if any(map(_UNSENDABLE.search, values)):
+        raise UsageError("a line break or another control character is in the credentials")
+
+
+def is_askable(name: str) -> bool:
+    """Tell whether a listed name can be a part of a URL that is asked for."""
+    return (
+        name not in ("", ".", "..")
+        and not any(mark in name for mark in "?#/")
+        and not any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in name)
+    )
