@@ -21,6 +21,7 @@ from ckpttool.core.errors import (
     DamagedCheckpoint,
     NotACheckpoint,
     NotFound,
+    Unsupported,
     UsageError,
     from_os_error,
 )
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _SMALL = 1 << 24
 """Files up to this size are sent to a store several at a time; of larger ones, several parts are."""
 _AT_ONCE = 8
+_FOREIGN = "a backslash in its name, which other systems take for a path"
 _MOST_NAMED = 3
 
 
@@ -279,10 +281,22 @@ def plan_copy(request: CopyRequest) -> CopyPlan:
         found, skipped = _units_at(source, destination, request, errors)
         units += found
         left_out += skipped
-    copies = tuple(_planned(unit, root, destination) for root, unit in units)
+    planned = [_planned(unit, root, destination) for root, unit in units]
+    foreign = [one for one in planned if _has_foreign_path(one)]
+    errors += [Unsupported(one.unit.path, _FOREIGN) for one in foreign]
+    copies = tuple(one for one in planned if one not in foreign)
     _require_distinct(copies)
     problems = tuple(Problem(shown(error.path), error.reason) for error in errors)
     return CopyPlan(request, copies, problems, tuple(left_out))
+
+
+def _has_foreign_path(planned: PlannedCopy) -> bool:
+    """Tell whether an object of a store would become a file whose name other systems take for a path."""
+    if not fs.is_remote(planned.unit.path) or fs.is_remote(planned.target):
+        return False
+    return any(
+        "\\" in os.path.relpath(file.target, os.path.dirname(planned.target)) for file in planned.files
+    )
 
 
 def _is_prunable(directory: str) -> bool:

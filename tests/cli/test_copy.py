@@ -306,3 +306,14 @@ def test_other_file_systems_are_destinations_too(run: Run, files: Path, tmp_path
     finally:
         fsspec.filesystem("memory").store.clear()
     assert content(tmp_path / "two-ranks") == content(source)
+
+
+def test_a_name_that_is_a_path_elsewhere_is_not_copied_from_a_store(
+    s3: Bucket, run: Run, tmp_path: Path, files: Path
+) -> None:
+    data = (files / "safetensors" / "dtypes.safetensors").read_bytes()
+    for name in ("m.safetensors", "..\\evil.safetensors"):
+        s3.put(f"run/{name}", data)
+    status, _, err = run("copy", s3.url("run"), tmp_path / "there")
+    assert (status, [one.name for one in (tmp_path / "there").iterdir()]) == (2, ["m.safetensors"])
+    assert "evil.safetensors: a backslash in its name" in err
