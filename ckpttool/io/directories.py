@@ -297,6 +297,8 @@ def link_or_rename(
     if not stat.S_ISDIR(os.lstat(name, dir_fd=here).st_mode):
         try:
             os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+            if there is not None:
+                held_directories.forget(there, other)
             return True
         except FileExistsError:
             raise

@@ -82,6 +82,11 @@ class Place(NamedTuple):
         """Return what calls take as ``dir_fd``."""
         return self.descriptor.number
 
+    @property
+    def was_no_link(self) -> bool:
+        """Tell whether something else than a link had the name when it was looked at."""
+        return self.name in self.directory.listed or self.name in self.directory.files
+
 
 class HeldDirectory:
     """A directory that is held, or one below it.
@@ -94,9 +99,20 @@ class HeldDirectory:
         is_named: Whether a command was given just this one.
         inner: Those in it that were asked for, by name.
         listed: Names in it that were those of directories when they were looked at.
+        files: Names that were neither those of directories nor of links.
     """
 
-    __slots__ = ("_descriptor", "above", "identity", "inner", "is_link", "is_named", "listed", "name")
+    __slots__ = (
+        "_descriptor",
+        "above",
+        "files",
+        "identity",
+        "inner",
+        "is_link",
+        "is_named",
+        "listed",
+        "name",
+    )
 
     def __init__(self, name: str, above: HeldDirectory | None = None) -> None:
         self.name, self.above = name, above
@@ -104,6 +120,7 @@ class HeldDirectory:
         self.is_link = self.is_named = False
         self.inner: dict[str, HeldDirectory] = {}
         self.listed: set[str] = set()
+        self.files: set[str] = set()
         self._descriptor: Descriptor | None = None
 
     @property
@@ -338,6 +355,7 @@ def forget(directory: int, name: str) -> None:
     with _lock:
         for place in list(_known.get(_identity(directory), ())):
             place.listed.discard(name)
+            place.files.discard(name)
             inner = place.inner.pop(name, None)
             if inner is not None:
                 inner.forget()
@@ -461,7 +479,7 @@ def place_of(path: str) -> Place | None:
 
 
 def status(path: str, *, follows: bool = True) -> os.stat_result:
-    """Return the status of a path; a link in the place of a directory is followed no more."""
+    """Return the status of a path; a link is followed if it was one from the first look on."""
     if not _holds:
         return os.stat(path) if follows else os.lstat(path)
     try:
@@ -474,7 +492,9 @@ def status(path: str, *, follows: bool = True) -> os.stat_result:
         found = os.lstat(place.name, dir_fd=place.dir_fd)
         if stat.S_ISDIR(found.st_mode):
             place.directory.listed.add(place.name)
-        elif follows and stat.S_ISLNK(found.st_mode) and place.name not in place.directory.listed:
+        elif not stat.S_ISLNK(found.st_mode):
+            place.directory.files.add(place.name)
+        elif follows and not place.was_no_link:
             return os.stat(place.name, dir_fd=place.dir_fd)
         return found
     except OSError as error:
@@ -509,15 +529,17 @@ def _opened(directory: HeldDirectory, path: str, *, follows: bool = False) -> in
 
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:
-    """Open a file; a link in the place of a directory is not followed."""
+    """Open a file; a link is followed if it was one from the first look on."""
     place = place_of(path)
     if place is None:
         return os.open(path, flags, mode)
-    if place.name in place.directory.listed:
+    if place.was_no_link:
         flags |= _NO_LINK
     try:
         return os.open(place.name, flags, mode, dir_fd=place.dir_fd)
     except OSError as error:
+        if error.errno == errno.ELOOP and place.was_no_link:
+            raise Exchanged(path) from error
         error.filename = path
         raise
 
@@ -536,7 +558,7 @@ def real_path(path: str, links: int = _MAX_LINKS) -> str:
     if directory.above is None:
         return directory.path
     above = directory.above
-    if directory.name not in above.listed:
+    if directory.name not in above.listed and directory.name not in above.files:
         try:
             place = above.descriptor()
             target = os.readlink(directory.name, dir_fd=place.number)
@@ -605,5 +627,7 @@ def entries(path: str) -> list[HeldEntry] | None:
     descriptor = Descriptor(_opened(directory, path, follows=True))
     with os.scandir(descriptor.number) as listed:
         found = [HeldEntry(entry, os.path.join(path, entry.name)) for entry in listed]
-    directory.listed.update(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    for entry in found:
+        if not entry.is_symlink():
+            (directory.listed if entry.is_dir() else directory.files).add(entry.name)
     return found

@@ -87,6 +87,16 @@ def test_a_link_that_takes_the_place_of_what_was_listed_is_not_followed(root: Pa
     assert fs.listdir(str(root / "a")) == ["b"]  # it is what it is for whoever holds nothing
 
 
+def test_a_link_that_takes_the_place_of_a_file_is_not_followed(root: Path) -> None:
+    with holding(root):
+        assert [entry.is_file() for entry in fs.entries(str(root / "c"))] == [True]
+        (root / "c" / "file").unlink()
+        (root / "c" / "file").symlink_to(root.parent / "other" / "b" / "file")
+        assert not fs.isfile(str(root / "c" / "file"))
+        with pytest.raises(AccessDenied, match="somebody put something else in the place of file since"):
+            fs.open_source(str(root / "c" / "file"))
+
+
 def test_the_directory_itself_may_be_exchanged(root: Path) -> None:
     with holding(root):
         root.rename(root.parent / "away")
