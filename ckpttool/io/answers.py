@@ -145,9 +145,9 @@ def _proxy_of(address: str) -> str | None:
 
 def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -> OSError:
     """Return the error that a status is."""
-    if answer.status == 404:
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     code = _CODE.search(answer.body)
+    if answer.status == 404 and (code is None or code[1] != b"NoSuchBucket"):  # of which nothing is known
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     reason = "".join(one for one in answer.reason[:60] if one.isprintable())
     text = f"{who} answered {answer.status} {reason}".rstrip()
     if code is not None:

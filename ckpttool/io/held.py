@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from ckpttool.core.errors import AccessDenied
@@ -126,10 +126,15 @@ class HeldDirectory:
     @property
     def path(self) -> str:
         """Return its path without links."""
-        if self.above is None:
-            return self.name
-        path = os.path.join(self.above.path, self.name)
-        return os.path.realpath(path) if self.is_link else path
+        names: list[str] = []
+        for one in self.upwards():
+            if one.above is None:
+                return os.path.join(one.name, *reversed(names))
+            if one.is_link:
+                link = os.path.join(one.above.path, one.name)
+                return os.path.join(os.path.realpath(link), *reversed(names))
+            names.append(one.name)
+        raise AssertionError("the last has nothing above it")
 
     @property
     def is_known(self) -> bool:
@@ -139,13 +144,20 @@ class HeldDirectory:
     @property
     def lies_behind_link(self) -> bool:
         """Tell whether it is reached through a link that nobody named."""
-        is_behind = self.is_link and not self.is_named
-        return is_behind or (self.above is not None and self.above.lies_behind_link)
+        return any(one.is_link and not one.is_named for one in self.upwards())
 
     @property
     def top(self) -> HeldDirectory:
         """Return the one that is held."""
-        return self if self.above is None else self.above.top
+        *_, last = self.upwards()
+        return last
+
+    def upwards(self) -> Iterator[HeldDirectory]:
+        """Yield it, and those that it lies in, up to the one that is held; there may be thousands."""
+        one: HeldDirectory | None = self
+        while one is not None:
+            yield one
+            one = one.above
 
     def parent(self) -> HeldDirectory | None:
         """Return what ``..`` means in it; None if it is a link, or not there."""
@@ -168,12 +180,12 @@ class HeldDirectory:
         if (found := self._descriptor) is not None:
             return found
         with _lock:
-            if self._descriptor is None:
-                self._descriptor = Descriptor(self.open(_PASSAGE))
-                _kept[self] = None
+            for one in reversed([*takewhile(lambda one: one._descriptor is None, self.upwards())]):
+                opened = one._descriptor = Descriptor(one.open(_PASSAGE))
+                _kept[one] = None
                 for oldest in list(_kept)[: max(0, len(_kept) - MAX_OPEN)]:
                     oldest.close()
-            return self._descriptor
+            return self._descriptor or opened
 
     def open(self, flags: int = DIRECTORY) -> int:
         """Return another descriptor of it.
@@ -232,16 +244,18 @@ class HeldDirectory:
 
     def forget(self) -> None:
         """Close it, and all below."""
-        self.close()
-        if self.identity is not None:
-            same = _known.get(self.identity, [])
-            if self in same:
-                same.remove(self)
-            if not same:
-                _known.pop(self.identity, None)
-        for inner in self.inner.values():
-            inner.forget()
-        self.inner.clear()
+        pending = [self]
+        while pending:
+            one = pending.pop()
+            one.close()
+            if one.identity is not None:
+                same = _known.get(one.identity, [])
+                if one in same:
+                    same.remove(one)
+                if not same:
+                    _known.pop(one.identity, None)
+            pending += one.inner.values()
+            one.inner.clear()
 
 
 def _identity(descriptor: int) -> Identity:

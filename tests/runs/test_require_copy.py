@@ -75,5 +75,5 @@ def test_manifest_has_to_be_there_too(run: Run, runs: Path, location: str) -> No
 
 def test_place_that_cannot_be_asked_stops_it(run: Run, runs: Path, s3: Bucket) -> None:
     answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", "s3://no-such-bucket/x")
-    assert answer.status == 2 and "nosuchbucket" in answer.err
+    assert answer.status == 2 and "NoSuchBucket" in answer.err
     assert names(runs) == NAMES
