@@ -82,10 +82,10 @@ def ask(
             if answer.status < 502 and answer.status not in _FOR_THE_MOMENT:
                 return answer
             failure = None
+        except NewConnectionError:  # a kind of TimeoutError
+            failure = "it can't be reached"
         except TimeoutError:
             failure = "it doesn't answer in time"
-        except NewConnectionError:
-            failure = "it can't be reached"
         except ProtocolError:
             failure = "the answer broke off"
         except (HTTPError, ValueError) as error:  # such as a header that can't be sent; the text may hold it

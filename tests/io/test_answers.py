@@ -409,3 +409,9 @@ def test_an_endpoint_without_tls_has_to_be_allowed(
     assert status == 2
     assert "no TLS (AWS_ALLOW_HTTP=true allows that)" in err
     assert liar.requests == []
+
+
+def test_nobody_listens(liar: WebServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    answer = run("verify", "s3://bucket/run")
+    assert answer.status == 2 and "it can't be reached" in answer.err
