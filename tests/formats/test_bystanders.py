@@ -228,7 +228,7 @@ def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *arguments: Any, **options: Any) -> Any:
-            if os.path.basename(path) in ("extra.pkl", "notes", "closed"):
+            if isinstance(path, str) and os.path.basename(path) in ("extra.pkl", "notes", "closed"):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return real(path, *arguments, **options)
 

@@ -128,7 +128,9 @@ def test_source_text_is_told_and_not_shown(path: Path) -> None:
 def test_calling_anything_but_a_class_is_no_honest_pickle(path: Path) -> None:
     target = b"cbuiltins\ngetattr\nctorch._C\n_VariableFunctionsClass\nX\x09\0\0\0from_file\x86R"
     named = b"(X\6\0\0\0module" + target + b"NNtQ"
-    for content in (named + b")R.", stored()[1:] + b")R.", b"K\1Q)R."):
+    with open_checkpoint(write(path, b"\x80\2" + named + b")R.", [], b"")) as checkpoint:
+        assert "unsafe-call" in {finding.code for finding in checkpoint.safety}
+    for content in (stored()[1:] + b")R.", b"K\1Q)R."):
         error = refused(write(path, b"\x80\2" + content, [], b""))
         assert "unsafe-pickle" in {finding.code for finding in error.safety}
 
