@@ -73,7 +73,7 @@ def _command() -> Callable[..., object]:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; whether stderr can be written has no say in it."""
-    # A shell would print what is said meanwhile into what somebody types.
+    # During completion, output would end up in the command line being typed.
     is_completing = os.environ.get("_CKPTTOOL_COMPLETE", "").startswith("complete_")
     with streams(is_silent=is_completing), _interrupted_by_sigterm() as has_come:
         status = _run(arguments)
@@ -82,15 +82,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM interrupt as Ctrl-C does, and yield what tells whether it has come.
+    """Turn SIGTERM into KeyboardInterrupt; yield a function that returns whether it was received.
 
-    A program that runs a command in a thread, or has its own answer to the signal, keeps that.
+    Outside of the main thread, or if the process has a handler of its own, nothing is installed.
     """
     has_come = False
 
     def interrupt(number: int, frame: object) -> None:
         nonlocal has_come
-        if not has_come:  # supervisors repeat it: that must not break off the clean-up
+        if not has_come:  # supervisors send it again: a second one must not interrupt the clean-up
             has_come = True
             raise KeyboardInterrupt
 

@@ -68,11 +68,11 @@ _PAGED = frozenset({"inspect", "verify", "explain", "list", "diff", "config"})
 """Commands whose output is to be read at leisure: not what changes something, asks, or answers in a line."""
 
 _CHANGING = frozenset(COMMANDS) - _PAGED - {"latest", "watch"}
-"""Commands that write in directories that they look at; ``watch`` holds what it watches at each look."""
+"""Commands that write into the directories they are given; ``watch`` opens its own at each look."""
 _CHANGES = ("write_manifest", "sample")
-"""Options with which ``verify`` does, too."""
+"""Options that make ``verify`` write there as well."""
 _OUTPUTS = frozenset({"output", "plot", "junit", "sarif", "summary", "record"})
-"""Options that name a file which is written."""
+"""Options that name an output file."""
 
 
 class Commands(TyperGroup):
@@ -189,7 +189,7 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
     def _held_paths(self, given: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is held while the command runs: what it writes, and what it decides by."""
+        """Yield the paths whose directories the command keeps open: what it changes, and its outputs."""
         changes = self.name in _CHANGING or any(map(given.get, _CHANGES))
         for name, value in given.items():
             for one in value if isinstance(value, list | tuple) else (value,):

@@ -1,7 +1,7 @@
-"""Configuration files: where they are searched for, how their values are read, and what these may do.
+"""Configuration files: discovery, parsing, and the permissions of each key.
 
-A file that was merely found may have come with a download. It is read only if nobody but this user and root
-could have written it, and may only speak of what lies below it, unless its user confirmed it.
+A file that was found rather than named may come from a download. It is read only if no other user could have
+written it, and until the user trusts it, its keys apply only to files below it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConfigDocument(NamedTuple):
     Attributes:
         path: The file, as the user knows it.
         prefix: What the names of tables begin with in the file.
-        is_named: Whether the user named the file: then what it says is his own word.
+        is_named: Whether the user named the file, which makes it trusted.
     """
 
     path: str
@@ -57,13 +57,13 @@ class ConfigDocument(NamedTuple):
         return table
 
     def trust_doubt(self) -> TrustDoubt | None:
-        """Return why only what the file says of what lies below it counts, or None."""
+        """Return why the file is not trusted, or None."""
         from ckpttool.cli.config_trust import trust_doubt
 
         return None if self.is_named else trust_doubt(self.path, self.tables)
 
     def require_trust(self, place: str, why: str) -> None:
-        """Require that the file is trusted; ``why`` says what is asked for at a place."""
+        """Require that the file is trusted; ``why`` is what a value at ``place`` would do."""
         if (doubt := self.trust_doubt()) is not None:
             hint = f"--config {self.path} uses it anyway"
             if doubt.can_be_confirmed:
@@ -173,7 +173,7 @@ def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
 
     Args:
         path: A ``pyproject.toml``, or a file of our own under any name.
-        is_named: Whether the user named it. Otherwise it must be safe from other users.
+        is_named: Whether the user named it. Otherwise no other user may be able to write it.
 
     Raises:
         UsageError: It says what it can't, or must not be believed.
@@ -251,15 +251,12 @@ class WrongValue(ValueError):
 
 
 class Reach(Enum):
-    """What a key may do; one with a value may do it only in a configuration that is trusted.
-
-    The value says it in an error, behind the key.
-    """
+    """Effect of a key; all but HARMLESS need a trusted configuration. The value completes error messages."""
 
     HARMLESS = None
-    """It says which checkpoints below the file are meant, and what is done with them."""
+    """Selects checkpoints below the file, or sets an option for them."""
     BELOW = "leads out of the directory of this file"
-    """It names files: those below the file are harmless. Others aren't, nor are trackers and URLs."""
+    """Names files: harmless below the configuration's directory; other paths, trackers and URLs are not."""
     YES = "answers for you"
     TARGET = "names a place to write to"
     CODE = "runs code"
@@ -273,7 +270,7 @@ class Reader:
         read: Returns the value, or raises ``WrongValue`` or ``UsageError``.
         schema: Which values it takes, as JSON Schema: never fewer, but maybe more. Its ``description``,
             ``default`` and ``examples`` are what ``ckpttool init`` writes.
-        reach: What the key may do. One that doesn't say so may do nothing in a file that was merely found.
+        reach: Effect of the key. Without one, the key needs a trusted configuration.
     """
 
     read: Callable[[object, str], Any]
@@ -284,16 +281,16 @@ class Reader:
         return self.read(value, key)
 
     def described(self, description: str, reach: Reach | None = None, **more: Any) -> Reader:
-        """Return the reader of a key that means this, and may do that."""
+        """Return a copy with a description, and with an effect if one is given."""
         schema = {"description": description, **self.schema, **more}
         return replace(self, schema=schema, reach=self.reach if reach is None else reach)
 
     def reaching(self, reach: Reach) -> Reader:
-        """Return the reader of a key that may do this."""
+        """Return a copy with another effect."""
         return replace(self, reach=reach)
 
     def reach_of(self, value: object, path: str) -> str | None:
-        """Return what the key does that only a trusted configuration may, or None; ``path`` is its file."""
+        """Return the effect of a value that needs trust, None if it needs none; ``path`` is the file."""
         if value is False or self.reach is Reach.HARMLESS:
             return None
         if self.reach is not Reach.BELOW:
@@ -336,13 +333,13 @@ def object_schema(readers: Mapping[str, Reader], *, required: Sequence[str] = ()
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+-]+:", re.IGNORECASE)
-"""What a URL or the name of a tracker begins with, such as ``s3:`` or ``mlflow:``."""
+"""Scheme of a URL or prefix of a tracker, such as ``s3:`` or ``mlflow:``."""
 _COUNT = re.compile(r":(?:step|epoch)(?:[+-]\d+)?$")
-"""What the name of a log may end with."""
+"""Suffix that selects the counter of a log."""
 
 
 def is_below(text: str, directory: str) -> bool:
-    """Tell whether a path, relative to a directory, lies in that or below, with all links resolved."""
+    """Return whether a path, relative to a directory, resolves to that directory or below it."""
     if _SCHEME.match(text):
         return False
     root = os.path.join(os.path.realpath(directory), "")
@@ -437,11 +434,11 @@ def read_table(
     others: Sequence[str] = (),
     overridden: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the values of a table by their keys.
+    """Parse a table and return its values by key.
 
     Args:
-        others: What else may stand there, for the error of an unknown key.
-        overridden: Keys of which the command line has other values, so that those of the table do nothing.
+        others: Further names to suggest for an unknown key.
+        overridden: Keys that the command line overrides, which therefore need no trust.
     """
     values = {}
     for key, value in table.items():
@@ -460,7 +457,7 @@ def read_table(
 def check_reach(
     document: ConfigDocument, place: str, table: Mapping[str, Any], keys: Mapping[str, Reader]
 ) -> None:
-    """Require that a configuration is trusted if a key reaches further than to what lies below it."""
+    """Require a trusted configuration if a value needs one."""
     for key, value in table.items():
         if (why := keys[key].reach_of(value, document.path)) is not None:
             document.require_trust(place, f"{key} {why}")

@@ -1,7 +1,7 @@
-"""Which configurations are the user's own: nobody else could have written them, and the user confirmed them.
+"""Trusted configurations: not writable by other users, and confirmed by the user.
 
-The record of a configuration is a file of its own in the user's state directory. It holds where the
-configuration stands and a digest of what it says: neither a copy elsewhere nor a changed one is trusted.
+Each trusted configuration has a record in the user's state directory with its path and a digest of its
+tables. A copy elsewhere, or a changed file, is not trusted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ckpttool.core.errors import UsageError, from_os_error
 
 
 class TrustDoubt(NamedTuple):
-    """Why a configuration is not trusted, after "the file is"; and whether its user can confirm it."""
+    """Why a configuration is not trusted, as in "the file is ...", and whether the user can confirm it."""
 
     text: str
     can_be_confirmed: bool = True
 
 
-# Who could have written it --------------------------------------------------------------------------
+# Ownership --------------------------------------------------------------------------
 
 
 def ownership_doubt(status: os.stat_result, *, is_above: bool = False) -> str | None:
-    """Return why a file or directory could hold what somebody else wrote, or None.
+    """Return why another user could have written a file or directory, or None.
 
     Args:
-        is_above: Whether it is a directory that only leads to the file. In one with the sticky bit, such as
-            /tmp, nobody can rename what is another's.
+        is_above: Whether it is a parent further up. One with the sticky bit, such as /tmp, is accepted:
+            other users can't rename entries there.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -47,7 +47,7 @@ def ownership_doubt(status: os.stat_result, *, is_above: bool = False) -> str | 
 
 
 def _is_private(group: int, user: int) -> bool:
-    """Tell whether a group is a user's own, as many systems make one for each."""
+    """Return whether a group is the private group of a user."""
     import grp
     import pwd
 
@@ -59,10 +59,10 @@ def _is_private(group: int, user: int) -> bool:
 
 
 def code_ownership_doubt(reference: str) -> str | None:
-    """Return why code that a configuration names could be what somebody else wrote, and where; or None.
+    """Return why another user could have written the code that a configuration names, or None.
 
     Args:
-        reference: ``file.py:Name`` or ``package.module:Name``. What is installed is not asked.
+        reference: ``file.py:Name`` or ``package.module:Name``. Installed packages are not checked.
     """
     for path in _code_paths(reference.rpartition(":")[0]):
         try:
@@ -75,7 +75,7 @@ def code_ownership_doubt(reference: str) -> str | None:
 
 
 def _code_paths(module: str) -> list[str]:
-    """Return the files that are run for a module, and the directories whose others they may import."""
+    """Return the files of a module and the directories that it imports from."""
     if module.endswith(".py"):
         return [module, os.path.dirname(module), os.path.dirname(os.path.realpath(module))]
     parts = module.split(".")
@@ -87,9 +87,9 @@ def _code_paths(module: str) -> list[str]:
 
 
 def _place_doubt(path: str) -> str | None:
-    """Return why somebody else could put another file in a path's place, and where; or None.
+    """Return why another user could replace a file, or None.
 
-    A link counts with its own directories and with those of the file that it leads to.
+    Checked are the parents of a symlink and those of its target.
     """
     for place in dict.fromkeys((_place_of(path), os.path.realpath(path))):
         for directory in _directories_above(place):
@@ -109,11 +109,11 @@ def _directories_above(path: str) -> Iterator[str]:
 
 
 def trust_doubt(path: str, tables: Mapping[str, Any]) -> TrustDoubt | None:
-    """Return why a configuration that was found is not trusted, or None.
+    """Return why a configuration is not trusted, or None.
 
     Args:
-        path: Where it was found.
-        tables: What it says.
+        path: Path of the file.
+        tables: Its parsed tables.
     """
     try:
         doubt = _place_doubt(path)
@@ -128,7 +128,7 @@ def trust_doubt(path: str, tables: Mapping[str, Any]) -> TrustDoubt | None:
 
 
 def confirm_trust(path: str, tables: Mapping[str, Any]) -> None:
-    """Record that a configuration is trusted as long as it stands there and says the same.
+    """Trust a configuration at its present path with its present tables.
 
     Raises:
         CheckpointError: The record can't be written.
@@ -144,7 +144,7 @@ def confirm_trust(path: str, tables: Mapping[str, Any]) -> None:
 
 
 def withdraw_trust(path: str) -> bool:
-    """Remove the record of a configuration; tell whether there was one."""
+    """Remove the record of a configuration and return whether there was one."""
     record = _record_path(path)
     try:
         os.unlink(record)
@@ -166,7 +166,7 @@ def _confirmed_text(path: str) -> bytes | None:
 
 
 def _record_path(path: str) -> str:
-    """Return where the record of a configuration stands, whether there is one or not."""
+    """Return the path of the record of a configuration, which need not exist."""
     import hashlib
 
     state = os.environ.get("XDG_STATE_HOME", "")
@@ -188,5 +188,5 @@ def _record_text(path: str, tables: Mapping[str, Any]) -> bytes:
 
 
 def _place_of(path: str) -> str:
-    """Return where a file stands; it may be a link itself, but nothing above it is."""
+    """Return the path of a file with its parents resolved; the file itself may be a symlink."""
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))

@@ -1,8 +1,8 @@
-"""Answers of web servers, which may be wrong in any way: one question, and listings that come in pages.
+"""HTTP requests with limits, and paged listings.
 
-A question follows no redirect: what identifies a user goes to nobody else. An answer is limited in bytes and
-seconds, and a listing in pages, names and seconds. All failures are ``OSError`` without the address that was
-asked, which may be signed.
+Redirects are not followed, so that credentials reach no other host. Responses are limited in bytes and
+seconds, listings in pages, names and seconds. Errors are ``OSError`` and never contain the requested URL,
+which may be signed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
 _CONNECTIONS = 32
 _BLOCK = 1 << 18
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_UNSENDABLE = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Row = TypeVar("Row")
 Token = TypeVar("Token", bound=Hashable)
 
 
 class Answer(NamedTuple):
-    """What a server answered.
+    """An HTTP response.
 
     Attributes:
-        headers: By names in any case.
-        body: As far as the limit; one byte more if there is more.
+        headers: Case-insensitive.
+        body: At most one byte more than the limit.
     """
 
     status: int
@@ -54,19 +54,19 @@ class Answer(NamedTuple):
 def ask(
     method: str, address: str, url: str, headers: Mapping[str, str] | None = None, limit: int = MAX_ANSWER
 ) -> Answer:
-    """Return what a server answers, whatever the status.
+    """Send a request and return the response, whatever its status.
 
-    What it refuses for the moment is asked again.
+    Transient failures are retried.
 
     Args:
-        method: Of HTTP.
-        address: What is asked, perhaps signed.
-        url: What it is for the user, for errors.
-        headers: To send along.
-        limit: The most bytes that are of interest.
+        method: HTTP method.
+        address: URL to request, possibly signed.
+        url: URL as the user knows it, for errors.
+        headers: Additional request headers.
+        limit: Maximum size of the body in bytes.
 
     Raises:
-        OSError: It doesn't answer, or not as HTTP has it.
+        OSError: No response, or not one of HTTP.
     """
     try:
         from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError, TimeoutError
@@ -115,7 +115,7 @@ def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limi
 
 @cache
 def _pool(proxy: str | None) -> Any:
-    """Return the connections of this process, through a proxy or directly."""
+    """Return the connection pool of this process for a proxy, or for direct connections."""
     from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
 
     timeout = Timeout(connect=CONNECT_SECONDS, read=TIMEOUT_SECONDS)
@@ -132,7 +132,7 @@ def _pool(proxy: str | None) -> Any:
 
 
 def _proxy_of(address: str) -> str | None:
-    """Return the proxy that the environment has for an address."""
+    """Return the proxy configured in the environment for a URL."""
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(address)
@@ -144,10 +144,8 @@ def _proxy_of(address: str) -> str | None:
 
 
 def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -> OSError:
-    """Return the error that a status is."""
+    """Return an HTTP status as an ``OSError``; what 404 means only the caller knows."""
     code = _CODE.search(answer.body)
-    if answer.status == 404 and (code is None or code[1] != b"NoSuchBucket"):  # of which nothing is known
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     reason = "".join(one for one in answer.reason[:60] if one.isprintable())
     text = f"{who} answered {answer.status} {reason}".rstrip()
     if code is not None:
@@ -159,13 +157,13 @@ def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -
 
 
 def require_whole(answer: Answer, url: str, limit: int = MAX_ANSWER) -> None:
-    """Require that an answer isn't longer than what is taken of it."""
+    """Require that a response body is within the limit."""
     if len(answer.body) > limit:
         raise OSError(errno.EFBIG, f"the server's answer has more than {limit:,} bytes", url)
 
 
 def json_of(answer: Answer, url: str, who: str) -> Any:
-    """Return what an answer says in JSON."""
+    """Parse a response body as JSON."""
     require_whole(answer, url)
     try:
         return json.loads(answer.body)
@@ -176,15 +174,15 @@ def json_of(answer: Answer, url: str, who: str) -> Any:
 def paged(
     ask: Callable[[Token], tuple[Iterable[Row], Token | None]], first: Token, url: str
 ) -> Iterator[Row]:
-    """Yield the rows of all pages.
+    """Yield the rows of all pages of a listing.
 
     Args:
-        ask: Returns the rows of a page, and what the next one is asked for with; None at the end.
-        first: What the first one is asked for with.
-        url: What is listed, for errors.
+        ask: Returns the rows of a page and the token of the next one, None after the last.
+        first: Token of the first page.
+        url: URL of the listing, for errors.
 
     Raises:
-        OSError: There is no end to them.
+        OSError: A token repeats, or a limit on pages, rows or time is exceeded.
     """
     until = time.monotonic() + LISTING_SECONDS
     known: set[Token] = set()
@@ -207,10 +205,10 @@ def paged(
 
 
 def own_name(key: str, prefix: str, url: str) -> str:
-    """Return the last name of what a server lists below a prefix.
+    """Return the last component of a listed key.
 
     Raises:
-        OSError: It lies elsewhere.
+        OSError: The key is not directly below the prefix.
     """
     above = f"{prefix}/" if prefix else ""
     if not key.startswith(above) or "/" in key[len(above) :]:
@@ -219,16 +217,16 @@ def own_name(key: str, prefix: str, url: str) -> str:
 
 
 def require_sendable(values: Iterable[str]) -> None:
-    """Require that credentials have no line breaks, which no header can hold; a text editor may leave one."""
+    """Require that credentials contain no control characters, which HTTP headers can't carry."""
     for name in VARIABLES:
-        if _UNSENDABLE.search(os.environ.get(name, "")):
+        if CONTROL.search(os.environ.get(name, "")):
             raise UsageError(f"{name}: a line break or another control character is in it")
-    if any(map(_UNSENDABLE.search, values)):
+    if any(map(CONTROL.search, values)):
         raise UsageError("a line break or another control character is in the credentials")
 
 
 def is_askable(name: str) -> bool:
-    """Tell whether a listed name can be a part of a URL that is asked for."""
+    """Return whether a listed name can be a component of a requested URL."""
     return (
         name not in ("", ".", "..")
         and not any(mark in name for mark in "?#/")

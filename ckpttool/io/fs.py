@@ -68,9 +68,15 @@ def islink(path: str) -> bool:
 
 
 def _mode(path: str, *, follows: bool = True) -> int | None:
-    """Return the mode of what is at a path of this machine; None if nothing is, or nobody can tell."""
+    """Return the mode of a local path, None if there is nothing or it can't be read, as ``os.path`` has it.
+
+    Raises:
+        Exchanged: A directory on the way was replaced.
+    """
     try:
         return held.status(path, follows=follows).st_mode
+    except held.Exchanged:
+        raise
     except (OSError, ValueError):
         return None
 

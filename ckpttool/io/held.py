@@ -1,11 +1,11 @@
-"""Directories that a command was given, held open: what lies below one is reached by descriptors alone.
+"""Directory handles that confine a command to the directories it was given.
 
-Whoever may write in a directory can put a link, or another directory, in the place of one that lies in it,
-between any two calls. So a command holds what it was given, each opened once, through links if it lies behind
-some. Whatever is done by a path below goes from there, name by name. A directory that was seen as one is
-never entered through a link, and is never another one than it was when it was opened first.
+Anyone who can write to a directory can replace a subdirectory by a symlink or another directory between two
+system calls. While a root is held, paths below it are resolved component by component with ``openat`` and
+``O_NOFOLLOW``, starting at the root's descriptor. The device and inode of each directory are remembered: a
+directory never becomes a symlink, or another directory, during a command.
 
-Where nothing is held, and where the system can't work below open directories (Windows), paths are paths.
+Without held roots, and where the system lacks ``dir_fd`` (Windows), paths are resolved as usual.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from ckpttool.core.urls import is_remote
 IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
 """Whether the system can work below open directories."""
 MAX_OPEN = 64
-"""The most directories that are kept open, besides those that are held; see ``source.MAX_OPEN``."""
+"""Maximum number of descriptors kept open besides those of the roots; see ``source.MAX_OPEN``."""
 
 DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Opens a directory to list it."""
+"""Flags to open a directory for listing."""
 _PASSAGE = DIRECTORY | getattr(os, "O_PATH", 0)
-"""Opens a directory to reach what lies in it, which takes no right to list it."""
+"""Flags to open a directory for lookups, which needs no read permission."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_DIRECTORY = {errno.ELOOP, errno.ENOTDIR}
-"""What is said of a link, or a file, where a directory is to be opened."""
+"""Error numbers of opening a symlink or a file as a directory."""
 _MAX_LINKS = 40
-"""How many links are followed to the end of a path; Linux follows as many."""
+"""Maximum number of symlinks followed in a path, as in Linux."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Identity = tuple[int, int]
-"""What tells a directory from any other: its device, and its number there."""
+"""Device and inode of a directory."""
 
 
 class Exchanged(AccessDenied, OSError):
-    """Somebody else put something in the place of a directory.
+    """A directory was replaced while a command used it.
 
     It is an error of the system for those who expect one at a path, and tells the user the same otherwise.
     """
@@ -59,7 +59,7 @@ class Exchanged(AccessDenied, OSError):
 
 
 class Descriptor:
-    """The descriptor of a directory, closed as soon as nobody has it."""
+    """Directory descriptor that closes itself with its last reference."""
 
     __slots__ = ("number",)
 
@@ -71,7 +71,7 @@ class Descriptor:
 
 
 class Place(NamedTuple):
-    """Where an entry lies: in an open directory, under a name."""
+    """Open directory and name of an entry."""
 
     directory: HeldDirectory
     descriptor: Descriptor
@@ -79,17 +79,17 @@ class Place(NamedTuple):
 
     @property
     def dir_fd(self) -> int:
-        """Return what calls take as ``dir_fd``."""
+        """The descriptor to pass as ``dir_fd``."""
         return self.descriptor.number
 
     @property
     def was_no_link(self) -> bool:
-        """Tell whether something else than a link had the name when it was looked at."""
+        """Return whether the entry was no symlink when it was first seen."""
         return self.name in self.directory.listed or self.name in self.directory.files
 
 
 class HeldDirectory:
-    """A directory that is held, or one below it.
+    """A root, or a directory below it.
 
     Attributes:
         above: The one that it lies in; None if it is held itself.
@@ -125,7 +125,7 @@ class HeldDirectory:
 
     @property
     def path(self) -> str:
-        """Return its path without links."""
+        """Path with symlinks resolved."""
         names: list[str] = []
         for one in self.upwards():
             if one.above is None:
@@ -138,29 +138,29 @@ class HeldDirectory:
 
     @property
     def is_known(self) -> bool:
-        """Tell whether it was seen, as a directory or as a link to one."""
+        """Whether it was seen as a directory or as a symlink to one."""
         return self.identity is not None or (self.above is not None and self.name in self.above.listed)
 
     @property
     def lies_behind_link(self) -> bool:
-        """Tell whether it is reached through a link that nobody named."""
+        """Whether it is reached through a symlink that the user did not name."""
         return any(one.is_link and not one.is_named for one in self.upwards())
 
     @property
     def top(self) -> HeldDirectory:
-        """Return the one that is held."""
+        """The root."""
         *_, last = self.upwards()
         return last
 
     def upwards(self) -> Iterator[HeldDirectory]:
-        """Yield it, and those that it lies in, up to the one that is held; there may be thousands."""
+        """Yield the directory and its parents up to the root."""
         one: HeldDirectory | None = self
         while one is not None:
             yield one
             one = one.above
 
     def parent(self) -> HeldDirectory | None:
-        """Return what ``..`` means in it; None if it is a link, or not there."""
+        """Return the parent, None if the directory is missing or a symlink."""
         if not self.is_known:
             try:
                 self.descriptor()
@@ -169,14 +169,14 @@ class HeldDirectory:
         return None if self.is_link else self.above
 
     def at(self, name: str) -> HeldDirectory:
-        """Return a directory in it, which need not be there."""
+        """Return a subdirectory, which need not exist."""
         found = self.inner.get(name)
         if found is None:
             found = self.inner.setdefault(name, HeldDirectory(name, self))
         return found
 
     def descriptor(self) -> Descriptor:
-        """Return a descriptor to reach what lies in it: nobody lists it by this one."""
+        """Return the cached descriptor for lookups."""
         if (found := self._descriptor) is not None:
             return found
         with _lock:
@@ -188,7 +188,7 @@ class HeldDirectory:
             return self._descriptor or opened
 
     def open(self, flags: int = DIRECTORY) -> int:
-        """Return another descriptor of it.
+        """Open a new descriptor.
 
         Raises:
             Exchanged: Something else has its name.
@@ -224,7 +224,7 @@ class HeldDirectory:
         return number
 
     def identify(self, identity: Identity) -> None:
-        """Remember which it is; require that it is the one that it was."""
+        """Record the identity, or require the recorded one."""
         if self.identity is None:
             self.identity = identity
             with _lock:
@@ -233,17 +233,17 @@ class HeldDirectory:
             raise Exchanged(self.path)
 
     def hold(self) -> None:
-        """Open it, for as long as it is held."""
+        """Open a root."""
         self._descriptor = Descriptor(os.open(self.name, _PASSAGE | _NO_LINK))
         self.identify(_identity(self._descriptor.number))
 
     def close(self) -> None:
-        """Give the descriptor back; it may be opened again."""
+        """Close the cached descriptor; it is reopened on demand."""
         _kept.pop(self, None)
         self._descriptor = None
 
     def forget(self) -> None:
-        """Close it, and all below."""
+        """Close and forget the directory and all below it."""
         pending = [self]
         while pending:
             one = pending.pop()
@@ -271,10 +271,10 @@ class _Hold(NamedTuple):
 _lock = threading.RLock()
 _holds: list[_Hold] = []
 _found: dict[str, HeldDirectory | None] = {}
-"""What is known of paths: those by which directories are held, and those that were asked for since."""
+"""Cache of directories by path; None for paths outside of all roots."""
 _known: dict[Identity, list[HeldDirectory]] = {}
 _kept: dict[HeldDirectory, None] = {}
-"""Which are open, besides those that are held themselves, from the one that was opened first on."""
+"""Directories with a cached descriptor besides the roots, oldest first."""
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def holding(*paths: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def holds(*parameters: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function hold what some parameters name: paths, or a request that has some."""
+    """Decorate a function to hold the paths in some parameters, which may be requests with paths."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
@@ -357,13 +357,13 @@ def _hold(path: str) -> _Hold | None:
 
 
 def _look_again() -> None:
-    """Forget what was found by paths, but for those by which directories are held."""
+    """Reset the cache of paths to the roots."""
     global _found
     _found = {path: hold.directory for hold in reversed(_holds) for path in hold.spellings}
 
 
 def forget(directory: int, name: str) -> None:
-    """Forget which directory had a name in an open one: it was moved or removed, or something came there."""
+    """Forget the identity of an entry that was renamed, removed or replaced by this program."""
     if not _holds:
         return
     with _lock:
@@ -377,7 +377,7 @@ def forget(directory: int, name: str) -> None:
 
 
 def remember(directory: int, name: str, made: int) -> None:
-    """Remember which directory has a name in an open one: it was just made."""
+    """Record the identity of a directory that this program just created."""
     if not _holds:
         return
     forget(directory, name)
@@ -391,14 +391,14 @@ def remember(directory: int, name: str, made: int) -> None:
 
 
 class Memory(NamedTuple):
-    """What is held, and which directories were seen below: for a process that goes by the same paths."""
+    """Roots and known directories, to be passed to a child process."""
 
     paths: tuple[str, ...] = ()
     seen: tuple[tuple[str, Identity | None], ...] = ()
 
 
 def memory_of(paths: Iterable[str]) -> Memory:
-    """Return what is known of the directories in which some paths lie."""
+    """Return the roots and the known parents of some paths."""
     if not _holds:
         return Memory()
     seen: dict[str, Identity | None] = {}
@@ -413,7 +413,7 @@ def memory_of(paths: Iterable[str]) -> Memory:
 
 @contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
-    """Hold the same meanwhile, as another process knows it.
+    """Hold the roots of another process and adopt its identities.
 
     Raises:
         Exchanged: It is something else by now.
@@ -432,7 +432,7 @@ def remembering(memory: Memory) -> Iterator[None]:
 
 
 def directory_at(path: str) -> HeldDirectory | None:
-    """Return the directory at a path, which need not be there; None if it is neither held nor below one."""
+    """Return the directory at a path, which need not exist; None outside of all roots."""
     if not _holds:
         return None
     try:
@@ -474,7 +474,7 @@ def _find_below(path: str) -> HeldDirectory | None:
 
 
 def place_of(path: str) -> Place | None:
-    """Return where a path lies; None if its directory is neither held nor below one that is.
+    """Return the open parent and the name of a path, None outside of all roots.
 
     Raises:
         OSError: There is no such directory, or another one than before.
@@ -493,7 +493,7 @@ def place_of(path: str) -> Place | None:
 
 
 def status(path: str, *, follows: bool = True) -> os.stat_result:
-    """Return the status of a path; a link is followed if it was one from the first look on."""
+    """Return the status of a path; a symlink is followed only if it was one when first seen."""
     if not _holds:
         return os.stat(path) if follows else os.lstat(path)
     try:
@@ -522,7 +522,7 @@ def _own_status(directory: HeldDirectory) -> os.stat_result:
 
 
 def open_directory(path: str) -> int:
-    """Return a descriptor of a directory, in which something is to be changed.
+    """Open a directory that is going to be changed.
 
     Links on the way to one that is held are followed, and none from there on.
     """
@@ -543,7 +543,7 @@ def _opened(directory: HeldDirectory, path: str, *, follows: bool = False) -> in
 
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:
-    """Open a file; a link is followed if it was one from the first look on."""
+    """Open a file; a symlink is followed only if it was one when first seen."""
     place = place_of(path)
     if place is None:
         return os.open(path, flags, mode)
@@ -559,13 +559,13 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> int:
 
 
 def read_link(path: str) -> str:
-    """Return where a link leads."""
+    """Return the target of a symlink."""
     place = place_of(path)
     return os.readlink(path) if place is None else os.readlink(place.name, dir_fd=place.dir_fd)
 
 
 def real_path(path: str, links: int = _MAX_LINKS) -> str:
-    """Return a path without links; directories below those that are held are what they were."""
+    """Return a path with symlinks resolved, using what is known below the roots."""
     directory = directory_at(path)
     if directory is None or not links:
         return os.path.realpath(path)
@@ -584,7 +584,7 @@ def real_path(path: str, links: int = _MAX_LINKS) -> str:
 
 
 class HeldEntry:
-    """An entry of a directory below one that is held, as ``os.scandir`` has others."""
+    """Directory entry with the interface of ``os.DirEntry``."""
 
     __slots__ = ("_inode", "_is_directory", "_is_file", "_is_link", "name", "path")
 
@@ -625,7 +625,7 @@ class HeldEntry:
 
 
 def names(path: str) -> list[str]:
-    """Return the names in a directory, in no order."""
+    """Return the names in a directory in arbitrary order."""
     directory = directory_at(path)
     if directory is None:
         return os.listdir(path)
@@ -634,7 +634,7 @@ def names(path: str) -> list[str]:
 
 
 def entries(path: str) -> list[HeldEntry] | None:
-    """Return what lies in a directory, in no order; None if it is neither held nor below one that is."""
+    """Return the entries of a directory in arbitrary order, None outside of all roots."""
     directory = directory_at(path)
     if directory is None:
         return None

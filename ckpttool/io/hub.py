@@ -17,12 +17,11 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.urls import HUB_KINDS
 from ckpttool.io.answers import Answer, ask, json_of, own_name, paged, refusal, require_sendable
 from ckpttool.io.checksums import Checksum, StoredChecksums
-from ckpttool.io.stores import BucketStore, Listing, ObjectStatus, Replaced, Store
+from ckpttool.io.stores import MAX_SIZE, BucketStore, Listing, ObjectStatus, Replaced, Store
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_SIZE = 1 << 60
 
 
 def hub_place(rest: str) -> tuple[str, str, str, str]:
@@ -68,7 +67,7 @@ class HubStore(Store):
             match row:
                 case {"type": "directory", "path": str(path)}:
                     directories.add(own_name(path, prefix, url))
-                case {"type": "file", "path": str(path), "size": int(size)} if 0 <= size < _MAX_SIZE:
+                case {"type": "file", "path": str(path), "size": int(size)} if 0 <= size < MAX_SIZE:
                     objects[own_name(path, prefix, url)] = ObjectStatus(size, 0, str(row.get("oid", "")))
                     self._note_checksum(row)
                 case {"type": str(kind)} if kind not in ("directory", "file"):  # such as a submodule
@@ -80,6 +79,8 @@ class HubStore(Store):
     def _page(self, tree: str, address: str, url: str) -> tuple[list[Any], str | None]:
         answer = self._answer(address, url)
         if answer is None:
+            if "?" in address:  # a later page: what was listed so far isn't all
+                raise OSError(errno.EIO, "the hub's listing breaks off", url)
             return [], None
         rows = json_of(answer, url, "the hub")
         if not isinstance(rows, list):

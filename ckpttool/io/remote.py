@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.core.urls import plain_url, store_root
-from ckpttool.io.answers import is_askable
+from ckpttool.io.answers import CONTROL, is_askable
 from ckpttool.io.checksums import StoredChecksums
 from ckpttool.io.s3_store import S3Store
 from ckpttool.io.stores import BucketStore, ObjectStatus, Store, WebStore
@@ -32,7 +32,7 @@ REMEMBERED_SECONDS = 30.0
 is read has the version that was seen."""
 MAX_REMEMBERED = 1_000_000
 MAX_DIRECTORIES = 20_000
-"""As many directories are listed of a store in one command: a server may make up ever new ones."""
+"""Maximum number of directories listed in one command; a server may invent new ones without end."""
 _STORES: Mapping[str, type[BucketStore]] = {
     **dict.fromkeys(("s3", "s3a"), S3Store),
     **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
@@ -73,7 +73,7 @@ _known: dict[str, tuple[float, Known | None]] = {}
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
 """When the directory at a URL was listed, and what lies in it."""
 _odd: dict[str, str] = {}
-"""The real names of listed objects whose names can't be a part of a URL, by the URL that stands for it."""
+"""Names of listed objects that can't be part of a URL, by a URL made up for each."""
 _failures: list[tuple[str, OSError]] = []
 """What the stores failed to answer, by URL."""
 _lock = threading.Lock()
@@ -297,7 +297,7 @@ def require_plain(url: str) -> None:
         raise UsageError(f"{url.partition('?')[0].partition('#')[0]}: a URL with ? or # can't be read")
     if not parts.netloc:
         raise UsageError(f"{url}: names no bucket or host")
-    if not url.isprintable() and any(ord(one) < 0x20 or one == "\x7f" for one in url):
+    if CONTROL.search(url):
         raise UsageError(f"{url}: a URL with control characters can't be read")
 
 

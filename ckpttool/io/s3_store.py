@@ -1,7 +1,7 @@
-"""Buckets of Amazon S3, asked by URLs that obstore signs: it finds credentials, and writes.
+"""Amazon S3 buckets: reads, listings and deletions by presigned URLs, writes by obstore.
 
-obstore itself follows redirects with the session token, lists without end, fails a whole listing for one name
-that it can't spell, and panics on credentials that no header can hold.
+obstore finds credentials and signs. Its own requests send the session token along redirects, its listings are
+unbounded and fail as a whole for one invalid key, and it panics on credentials that no header can carry.
 
 Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html
 """
@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote_plus
 
 from ckpttool.io.answers import Answer, ask, own_name, paged, refusal, require_whole
 from ckpttool.io.stores import (
+    MAX_SIZE,
     BucketStore,
     Listing,
     ObjectStatus,
@@ -36,24 +37,23 @@ if TYPE_CHECKING:
 _SIGNED_SECONDS = 300
 _MAX_REFUSAL = 1 << 16
 _NO_OBJECT = ".ckpttool-clock"
-"""A name that nothing has: an answer tells the time whether there is such an object or not."""
+"""Key that no object has; the response states the time all the same."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _FRACTION = re.compile(r"\.\d+")
-"""Of a second: headers have none."""
-_MAX_SIZE = 1 << 60
+"""Fraction of a second, which HTTP headers lack."""
 _MAX_KEY = 1024
-"""Bytes of a key in S3."""
+"""Maximum length of a key in bytes."""
 
 
 class _Row(NamedTuple):
-    """A row of a listing; ``object`` is None for what is below another prefix."""
+    """Row of a listing; ``object`` is None for a common prefix."""
 
     key: str
     object: ObjectStatus | None
 
 
 class S3Store(BucketStore):
-    """A bucket of what speaks as Amazon S3 does."""
+    """Bucket of Amazon S3 or a compatible server."""
 
     def status(self, name: str) -> ObjectStatus:
         answer = self._answer("HEAD", name)
@@ -105,7 +105,7 @@ class S3Store(BucketStore):
         return {"e_tag": found.version}
 
     def remove(self, name: str, of: ObjectStatus) -> None:
-        """Remove an object on the condition that it is still the same, which not every server checks."""
+        """Delete an object if its ETag still matches, where the server supports conditional deletes."""
         if not self.status(name).matches(of):
             raise Replaced(f"{self.root}/{name}")
         try:
@@ -135,6 +135,8 @@ class S3Store(BucketStore):
     ) -> Answer:
         url = f"{self.root}/{name}"
         answer = ask(method, self._address(method, name), url, headers, limit)
+        if answer.status == 404:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
         if answer.status == 412:
             raise Replaced(url)
         if not 200 <= answer.status < 300:
@@ -142,13 +144,13 @@ class S3Store(BucketStore):
         return answer
 
     def _address(self, method: str, name: str) -> str:
-        """Return a signed URL that does something with an object."""
+        """Return a presigned URL for a request on an object."""
         return self._sendable(_signed(self._signer, method, name, f"{self.root}/{name}"))
 
     def _listing_address(self, asked: Mapping[str, str]) -> str:
-        """Return a signed URL that lists.
+        """Return a presigned URL of a listing.
 
-        obstore signs a path below the endpoint, and appends a slash if there is none: the delimiter.
+        obstore signs paths below an endpoint only and appends a slash, which becomes the delimiter.
         """
         endpoint = self._signer_base
         query = "&".join(f"{key}={quote(value, safe='')}" for key, value in asked.items())
@@ -157,7 +159,7 @@ class S3Store(BucketStore):
 
     @cached_property
     def _signer_base(self) -> str:
-        """Return the URL of the bucket, as obstore finds it."""
+        """Return the URL of the bucket as configured for obstore."""
         return _signed(self._signer, "GET", "x", self.root).partition("?")[0].removesuffix("/x")
 
     @cached_property
@@ -173,7 +175,7 @@ class S3Store(BucketStore):
         return os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "on", "yes", "y")
 
     def _sendable(self, address: str) -> str:
-        """Return an address as it may be sent: without its signature, if none is wanted."""
+        """Return a URL without its signature if requests are anonymous; require TLS unless it is waived."""
         if not address.startswith("https:") and not allows_http(self.root):
             reason = "the endpoint has no TLS (AWS_ALLOW_HTTP=true allows that)"
             raise OSError(errno.EACCES, reason, self.root)
@@ -196,13 +198,13 @@ def _status_of(answer: Answer, size: str | None, url: str) -> ObjectStatus:
 
 
 def _size(text: str | None) -> int:
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > _MAX_SIZE:
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_SIZE:
         raise ValueError("no size")
     return int(text)
 
 
 def _rows(body: bytes, url: str) -> tuple[list[_Row], str | None]:
-    """Return what is on a page, and what the next one is asked for with."""
+    """Return the rows of a page and the continuation token, None on the last page."""
     from xml.etree.ElementTree import ParseError, fromstring
 
     try:

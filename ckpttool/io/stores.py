@@ -23,6 +23,8 @@ from ckpttool.io.checksums import StoredChecksums
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ObstoreStore
 
+MAX_SIZE = 1 << 60
+"""Maximum size of an object that is believed, in bytes."""
 _RETRY_SECONDS = 60
 _LISTING_SECONDS = 120
 """obstore lists all pages before we see the first."""

@@ -17,6 +17,7 @@ from ckpttool.formats.torch.torch_operators import OPERATORS
 from ckpttool.formats.torch.torchscript_code import (
     MAX_TEXT,
     CodeReferences,
+    code_tokens,
     judge_byte_code,
     judge_loops,
     judge_text,
@@ -303,7 +304,9 @@ def test_loops_that_loading_runs(body: bytes, looping: str) -> None:
     text += b"\n  def step(self, n: int):\n    return __torch__.spin(n)"
     text += b"\n  def f(self):\n    for i in n:\n      pass"
     called = b"class B(Module):\n  def forward(self, n: int):\n    while True:\n      pass\n"
-    found = {finding.where for finding in judge_loops([("a.py", text), ("b.py", LOOP), ("c.py", called)])}
+    texts = {"a.py": text, "b.py": LOOP, "c.py": called}
+    files = [(name, code_tokens(one)[0]) for name, one in texts.items()]
+    found = {finding.where for finding in judge_loops(files)}
     assert (looping in found) if looping else not found
 
 

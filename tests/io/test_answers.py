@@ -125,6 +125,14 @@ def hub_goes_on(address: str) -> Lie:
     return lie
 
 
+def hub_breaks_off(number: int, asked: Asked, answer: Answer) -> None:
+    """Know nothing of the second page."""
+    if "?cursor=" in asked.path:
+        answer.status, answer.headers, answer.body = 404, {}, b""
+    else:
+        hub_goes_on("{tree}?cursor=2")(number, asked, answer)
+
+
 def breaks_off(number: int, asked: Asked, answer: Answer) -> None:
     if asked.method == "GET":
         answer.sent = answer.body[: len(answer.body) // 2]
@@ -173,6 +181,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a key far below": (S3, lists(s3_page("run/sub/m.safetensors")), ELSEWHERE),
     "an empty key": (S3, lists(s3_page("")), ELSEWHERE),
     "a prefix outside the prefix": (S3, lists(s3_page(prefixes=("other/",))), ELSEWHERE),
+    "no such listing": (S3, lists(b"", 404), "answered 404"),
     "an answer that is no XML": (S3, lists(b"hello"), UNREADABLE),
     "an empty answer": (S3, lists(b""), UNREADABLE),
     "JSON": (S3, lists(b'["x"]'), UNREADABLE),
@@ -254,6 +263,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     # The Hub
     "a next page, always": (HUB, hub_goes_on("{tree}?cursor={n}"), "more than 50 pages"),
     "the same page, always": (HUB, hub_goes_on("{tree}"), "round in circles"),
+    "a next page that is not there": (HUB, hub_breaks_off, "the hub's listing breaks off"),
     "a next page elsewhere": (HUB, hub_goes_on("http://127.0.0.1:1/"), "goes on elsewhere"),
     "a next page of a file": (HUB, hub_goes_on("file:///etc/passwd"), "goes on elsewhere"),
     "rows that are texts": (HUB, hub(b'["x"]'), "'x', which is no file"),

@@ -10,7 +10,7 @@ Source: PyTorch ``torch/csrc/jit/serialization/python_print.cpp``, ``torch/csrc/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from zlib import crc32
 
@@ -155,15 +155,15 @@ def judge_text(text: bytes, where: str) -> Iterator[Finding]:
         yield warning("not-scanned", message, where)
 
 
-def judge_loops(files: Iterable[tuple[str, bytes]]) -> Iterator[Finding]:
+def judge_loops(files: Iterable[tuple[str, Sequence[bytes]]]) -> Iterator[Finding]:
     """Yield a warning for each file with a loop that loading the archive may run, and that may never end.
 
     A method leads to all functions and methods whose names stand in it, and to those that syntax calls.
+    ``files`` are names and tokens.
     """
-    bodies: dict[bytes, list[tuple[str, list[bytes]]]] = {}
+    bodies: dict[bytes, list[tuple[str, Sequence[bytes]]]] = {}
     values: set[bytes] = set()
-    for file, text in files:
-        tokens = code_tokens(text[:MAX_TEXT])[0]
+    for file, tokens in files:
         values.update(name for name, sign in pairwise(tokens) if sign in _NAMED and _NAME.fullmatch(name))
         for name, body in _definitions(tokens):
             bodies.setdefault(name, []).append((file, body))
@@ -186,7 +186,7 @@ def judge_loops(files: Iterable[tuple[str, bytes]]) -> Iterator[Finding]:
     yield from (warning("unsafe-op", _LOADING_LOOPS, file) for file in files_with_loops)
 
 
-def _definitions(tokens: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+def _definitions(tokens: Sequence[bytes]) -> Iterator[tuple[bytes, Sequence[bytes]]]:
     """Yield the name and the tokens of each function and method."""
     starts = [index for index, token in enumerate(tokens) if token in _DEFINITIONS]
     for start, end in pairwise([*starts, len(tokens)]):
@@ -257,7 +257,11 @@ class CodeReferences:
 
 
 def code_tokens(text: bytes) -> tuple[list[bytes], int]:
-    """Return the tokens of a text but blanks and comments, and how many bytes PyTorch could read."""
+    """Return the tokens of a text but blanks and comments, and how many bytes PyTorch could read.
+
+    What is behind ``MAX_TEXT`` is left out: ``judge_text`` says so.
+    """
+    text = text[:MAX_TEXT]
     tokens: list[bytes] = _TOKEN_OR_REST.findall(text)
     while tokens and not tokens[-1]:
         tokens.pop()

@@ -57,22 +57,19 @@ def open_torchscript(probe: Probe, format: str) -> Checkpoint:
             (("constants", *keys), replace(parts, role=Role.OTHER)) for keys, parts in of_code.tensors
         ]
         pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
-        pickles.safety |= dict.fromkeys(
-            finding
-            for _, member in _code(records)
-            for finding in judge_text(records.archive.read(member), member.name)
-        )
-        texts_of_code = ((member.name, records.archive.read(member)) for _, member in _code(records))
-        pickles.safety |= dict.fromkeys(judge_loops(texts_of_code))
-        classes = classes_in(
-            (name, code_tokens(records.archive.read(member))[0]) for name, member in _code(records)
-        )
+        files = [(member.name, name, records.archive.read(member)) for name, member in _code(records)]
+        for place, _, text in files:
+            pickles.safety |= dict.fromkeys(judge_text(text, place))
+        tokens = [code_tokens(text)[0] for _, _, text in files]
+        places, names = [place for place, _, _ in files], [name for _, name, _ in files]
+        pickles.safety |= dict.fromkeys(judge_loops(zip(places, tokens, strict=True)))
+        classes = classes_in(zip(names, tokens, strict=True))
         for name in ("data.pkl", "constants.pkl"):
             pickles.safety |= dict.fromkeys(judge_types(pickles.root(name), classes, name))
         if "bytecode.pkl" in records.by_name:
             texts = _texts(pickles.root("bytecode.pkl"))
             pickles.safety |= dict.fromkeys(judge_byte_code(texts, "bytecode.pkl"))
-    code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
+    code = definitions_of((name, text) for _, name, text in files)
     findings = (
         *records.findings(),
         *data.findings(flat.tensors),
