@@ -33,7 +33,7 @@ from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.io import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
-_DATA = frozenset({"numpy", "hdf5", "pickle"})
+DATA = frozenset({"numpy", "hdf5", "pickle"})
 """Formats of what may be anything: predictions, features, a log."""
 RANKS = "rank-directory"
 """The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
@@ -134,7 +134,7 @@ def _is_of_a_model(unit: Unit) -> bool:
     from ckpttool.formats import suffix_format
 
     format = unit.format or suffix_format(os.path.basename(unit.path))
-    return format is not None and format.name not in _DATA
+    return format is not None and format.name not in DATA
 
 
 class _Counts:
@@ -177,7 +177,7 @@ class _Counts:
             return
         fields = parse_name(name)
         if fields.epoch is not None or fields.step is not None:
-            if format.name not in _DATA:  # of data nobody knows whether they are saves
+            if format.name not in DATA:  # of data nobody knows whether they are saves
                 self._steps[directory, fields.blank].add((fields.epoch, fields.step))
             if self._own.isdisjoint(_numbers(fields)):
                 self.other = self.other or name

@@ -19,6 +19,7 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, no_progress, read_each_in_full
 from ckpttool.runs.members.order import Group, order_entries
 from ckpttool.runs.members.run_directories import Parameters, hyper_parameters
+from ckpttool.runs.members.saves import fault_beside, parts_of, series_of_saves
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.pins import remarks_beside
 from ckpttool.runs.pointers.protection import Pointers
@@ -26,7 +27,7 @@ from ckpttool.runs.pointers.remarks import NOTHING, Remark
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
 from ckpttool.runs.pruning.request import Depth, PruneRequest
-from ckpttool.runs.reasons import true_of_all
+from ckpttool.runs.reasons import Reason, true_of_all
 from ckpttool.runs.retention.rules import is_carried_on
 from ckpttool.runs.scope import GroupBy, Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
@@ -330,13 +331,22 @@ def listing_of(
         raise UsageError("--mode goes with --best METRIC")
     if best is not None:
         mode = inferred_mode(best, mode, "--best")
+    previews = [
+        preview._replace(survey=preview.survey._replace(groups=series_of_saves(preview.survey.groups)))
+        for preview in previews
+    ]
     entries = [entry for preview in previews for entry in preview.survey.entries]
     key = sort_key(sort, entries)
     require_metric(best, entries)
     parts = {} if part is None else split({entry.path: entry.nbytes for entry in entries}, part.of)
     own = {path for path, number in parts.items() if part and number == part.number}
     is_read = {entry.path: depth == "full" and (part is None or entry.path in own) for entry in entries}
-    sound = {entry.path: entry for entry in entries if entry.fault is None and is_read[entry.path]}
+    sound = {
+        part.path: part
+        for entry in entries
+        if entry.fault is None and is_read[entry.path]
+        for part in parts_of(entry)
+    }
     faults = dict(zip(sound, read_each_in_full([*sound.values()], jobs, progress, executor), strict=True))
     listed, seen = list[ListedSeries](), set[str]()
     for preview in previews:
@@ -346,10 +356,10 @@ def listing_of(
             plan = preview.planned.plan
             kept = {k.entry.path: k.reasons or ("left alone",) for group in plan.groups for k in group.keep}
             kept |= {entry.path: () for entry in plan.removals}
-            slim = {entry.path for entry in plan.slimmed}
+            slim = {part.path for entry in plan.slimmed for part in parts_of(entry)}
         for group in _unlisted(preview.survey, seen) if len(previews) > 1 else preview.survey.groups:
             read = [
-                replace(entry, fault=faults[entry.path]) if entry.path in faults else entry
+                entry if (why := _fault_found(entry, faults)) is None else replace(entry, fault=why)
                 for entry in group.entries
             ]
             rows = [
@@ -391,7 +401,11 @@ def _rows(
     return [
         ListedCheckpoint(
             entry,
-            tuple(preview.protections.reasons.get(entry.path, ())),
+            tuple(
+                dict.fromkeys(
+                    why for part in parts_of(entry) for why in preview.protections.reasons.get(part.path, ())
+                )
+            ),
             is_newest=entry.path == newest,
             is_best=entry.path == best_path,
             kept=kept.get(entry.path),
@@ -399,6 +413,14 @@ def _rows(
         )
         for entry in entries
     ]
+
+
+def _fault_found(entry: Entry, faults: Mapping[str, Reason | None]) -> Reason | None:
+    """Return what reading found wrong with a save, or with a part of it."""
+    for part in parts_of(entry):
+        if (why := faults.get(part.path)) is not None:
+            return why if part.path == entry.path else fault_beside(part, why, entry)
+    return None
 
 
 def _runs(series: Sequence[ListedSeries], best: str | None, mode: Mode | None) -> Iterator[ListedRun]:

@@ -15,7 +15,6 @@ import pytest
 
 from ckpttool import Policy, PruneRequest, UsageError, open_checkpoint
 from ckpttool.core.tensor import Extent
-from ckpttool.runs.retention.companions import add_failed_siblings, reasons_to_stay
 from ckpttool.runs.retention.failed_runs import failed_runs
 from ckpttool.testing import recorded_reads
 from tests.support.directories import (
@@ -30,7 +29,6 @@ from tests.support.retention import (
     Pruned,
     doubts_about,
     dry_run,
-    plan_of,
     policies,
     removed_names,
     series_of,
@@ -422,8 +420,7 @@ def test_what_belongs_with_the_newest_finite_one_stays_with_it(diverged: Path) -
     left = {kept.entry.name: kept.reasons for one in planned.plan.groups for kept in one.keep}
     assert left == {
         "m_epoch_2.pt": (FINITE,),
-        "optim_epoch_3.pt": (FINITE,),
-        "optim_epoch_2.pt": ("belongs with m_epoch_2.pt",),
+        "optim_epoch_2.pt": (FINITE,),
     }
 
 
@@ -483,24 +480,6 @@ def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) 
     whole = entry("m_epoch_2.pt", has_weights=False)
     told = failed_runs(series_of([whole, cut]), now, busy={cut.path} if busy else ())
     assert told == ({"run/m_epoch_*.pt": f"its newest, {name}, is {fault}"} if is_failed else {})
-
-
-def test_what_belongs_with_a_failed_run_failed(entry) -> None:
-    entries = [
-        entry(f"{kind}_epoch_{epoch}.pt", signature=kind)
-        for kind in ("ema", "model", "optim")
-        for epoch in (1, 2)
-    ]
-    entries += [entry(f"other_epoch_{epoch}.pt", signature="other") for epoch in (1, 2, 3)]
-    told = add_failed_siblings(series_of(entries), {"run/model_epoch_*.pt": "NaN"})
-    assert told == {
-        "run/model_epoch_*.pt": "NaN",
-        "run/ema_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
-        "run/optim_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
-    }
-    made = plan_of(entries, Policy(keep_last=1), failed=told, removes_failed=True)
-    assert reasons_to_stay(made) == {}
-    assert sorted({one.name.split("_")[0] for one in made.removals}) == ["ema", "model", "optim", "other"]
 
 
 # Why ------------------------------------------------------------------------------------------------

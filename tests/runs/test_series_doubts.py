@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool import Granularity, Policy
+from ckpttool.runs.members.saves import series_of_saves
 from ckpttool.runs.members.series_doubts import (
     CONTRADICTED,
     METRICS_ALONE,
@@ -15,9 +16,9 @@ from ckpttool.runs.members.series_doubts import (
     doubt_of,
     untrained_entries,
 )
-from ckpttool.runs.retention.companions import doubts_of, metric_followers, reasons_to_stay
-from tests.support.directories import Entry, damaged
-from tests.support.retention import doubts_about, lacks, plan_of, series_of, series_plan
+from ckpttool.runs.retention.save_plan import doubts_of
+from tests.support.directories import Entry
+from tests.support.retention import doubts_about, series_of, series_plan
 
 HOUR = 3600 * 10**9
 
@@ -143,16 +144,7 @@ def test_what_was_not_trained_stays(entry) -> None:
     assert untrained_entries(one) == []
 
 
-# What belongs together ------------------------------------------------------------------------------
-
-
-def _stays(entry, kinds: dict[str, list[int]], broken: str) -> dict[str, list[str]]:
-    entries = [
-        entry(name, signature=kind, fault=damaged("cut") if name == broken else None)
-        for kind, numbers in kinds.items()
-        for name in (f"{kind}_{number}.pt" for number in numbers)
-    ]
-    return reasons_to_stay(plan_of(entries, Policy(keep_last=1)))
+# What counts saves ------------------------------------------------------------------------------
 
 
 def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, later: int = 0) -> set[str]:
@@ -164,75 +156,27 @@ def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, late
         for kind, told in kinds.items()
         for number in (1, 2, 3)
     ]
-    return {key.removeprefix("run/").removesuffix("_*.pt") for key in doubts_of(series_of(entries))}
+    return {
+        key.removeprefix("run/").removesuffix("_*.pt")
+        for key in doubts_of(series_of_saves(series_of(entries)))
+    }
 
 
 @pytest.mark.parametrize(
     ("apart", "later", "doubtful"),
     [
         (HOUR, 10**9, set()),
-        (HOUR, 1800 * 10**9, set()),
+        (HOUR, 1800 * 10**9, {"digit"}),
         (0, 0, {"digit"}),
-        (HOUR, 24 * HOUR, {"optim", "ema", "digit"}),
+        (HOUR, 24 * HOUR, {"digit"}),
     ],
 )
 def test_what_is_saved_with_a_series_counts_its_saves(entry, apart: int, later: int, doubtful) -> None:
     weights = {"has_weights": True}
     kinds = {"model": weights, "optim": {}, "ema": weights, "digit": weights}
     assert _saved_together(entry, kinds, apart, later) == doubtful
-    del kinds["model"]
-    assert _saved_together(entry, kinds, apart, later) == {"optim", "ema", "digit"}
     parts = [entry(f"{kind}_{number}.pt", signature=kind) for kind in ("model", "optim") for number in (0, 1)]
-    assert len(doubts_of(series_of(parts))) == 2
-
-
-def test_a_survivor_keeps_what_belongs_with_it(entry) -> None:
-    kinds = {"model": [1, 2, 3], "optim": [1, 2, 3], "ema": [2, 3]}
-    assert _stays(entry, kinds, "model_3.pt") == {
-        "run/ema_2.pt": ["belongs with model_2.pt"],
-        "run/optim_2.pt": ["belongs with model_2.pt"],
-    }
-    assert _stays(entry, kinds, "") == {}
-
-
-def test_what_has_no_metric_of_its_own_follows_what_it_belongs_with(entry) -> None:
-    values = {1: 0.5, 2: 0.1, 3: 0.4, 4: 0.3}
-    entries = [
-        entry(f"{kind}_epoch_{epoch}.pt", signature=kind, **told)
-        for epoch, value in values.items()
-        for kind, told in {
-            "model": {"metrics": {"val_loss": value}, "has_weights": True},
-            "ema": {"has_weights": True},
-            "optim": {},
-            "other": {"has_weights": True},
-        }.items()
-    ]
-    groups = series_of(entries)
-    policy = Policy(keep_best=1, metric="val_loss", mode="min")
-    following = metric_followers([(one, policy) for one in groups])
-    assert {path.split("_")[0] for path in following} == {"run/ema", "run/optim"}
-    assert len(following) == 8
-    assert lacks(entries, policy, followers=following) == [
-        "4 of 8 checkpoints have no val_loss; they are kept"
-    ]
-    assert not metric_followers([(one, Policy(keep_last=1)) for one in groups])
-    entries = [one for one in entries if not one.name.startswith("other")]
-    kept = reasons_to_stay(plan_of(entries, policy, followers=following))
-    assert kept == {
-        "run/ema_epoch_2.pt": ["belongs with model_epoch_2.pt"],
-        "run/optim_epoch_2.pt": ["belongs with model_epoch_2.pt"],
-    }
-    made = plan_of(entries, policy, reasons=kept, followers=following)
-    left = {one.key: [two.entry.fields.epoch for two in one.keep] for one in made.groups}
-    assert left == {
-        "run/ema_epoch_*.pt": [4, 2],
-        "run/model_epoch_*.pt": [4, 2],
-        "run/optim_epoch_*.pt": [4, 2],
-    }
-
-
-def test_series_of_different_lengths_are_strangers(entry) -> None:
-    assert _stays(entry, {"resnet": [1, 2, 3], "vgg": [1, 2, 3, 4]}, "resnet_3.pt") == {}
+    assert len(doubts_of(series_of_saves(series_of(parts)))) == 1
 
 
 # Epoch and step -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from ckpttool.runs.members import look
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
 from ckpttool.runs.members.runs import apply_series_globs
+from ckpttool.runs.members.saves import mark_saves, series_of_saves
 from ckpttool.runs.members.series_doubts import doubt_of
 from ckpttool.runs.pointers import protection
 from ckpttool.runs.pruning import prune as pruning
@@ -21,8 +22,9 @@ from ckpttool.runs.pruning.explanation import Explanation, explain
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.retention.missing_metrics import lack_warnings
-from ckpttool.runs.retention.plan import GroupPlan, Protections, RetentionPlan, plan
+from ckpttool.runs.retention.plan import GroupPlan, Protections, RetentionPlan
 from ckpttool.runs.retention.policies import PathRule, Policies
+from ckpttool.runs.retention.save_plan import of_saves, plan_saves
 from ckpttool.runs.scope import GroupBy
 
 
@@ -30,7 +32,7 @@ def series_of(
     entries: Iterable[Entry], by: GroupBy | None = None, declared: Sequence[str] = ()
 ) -> tuple[Group, ...]:
     """Return the series that checkpoints of ``run/`` are, each from the oldest on; globs may declare some."""
-    return group(apply_series_globs(list(entries), Globs(declared, "run")), by)
+    return mark_saves(group(apply_series_globs(list(entries), Globs(declared, "run")), by))
 
 
 def doubts_about(entries: Iterable[Entry], by: GroupBy | None = None) -> list[str | None]:
@@ -49,7 +51,7 @@ def plan_of(
     entries: Iterable[Entry], policy: Policy | Policies, *, now: float | None = None, **protections: Any
 ) -> RetentionPlan:
     """Return what becomes of checkpoints; ``protections`` say what is stronger than every rule."""
-    return plan(group(entries), policy, Protections(**protections), now=now)
+    return plan_saves(mark_saves(group(entries)), policy, Protections(**protections), now=now)
 
 
 def series_plan(entries: Iterable[Entry], policy: Policy, **known: Any) -> GroupPlan:
@@ -62,16 +64,17 @@ def lacks(
     entries: Iterable[Entry],
     policy: Policy | None,
     now: float | None = None,
-    followers: Collection[str] = (),
 ) -> list[str]:
     """Return what is said of checkpoints that lack what a policy goes by."""
-    return list(lack_warnings([(series, policy) for series in group(entries)], now, followers))
+    return list(lack_warnings([(series, policy) for series in group(entries)], now))
 
 
 def why(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any) -> Explanation:
     """Return why a checkpoint of ``run/`` stays or goes."""
-    groups, protected = group(entries), Protections(**protections)
-    planned = PrunePlan(plan(groups, policy, protected), groups=groups, protections=protected)
+    groups, protected = mark_saves(group(entries)), Protections(**protections)
+    saves = series_of_saves(groups)
+    retention = plan_saves(groups, policy, protected)
+    planned = PrunePlan(retention, groups=saves, protections=of_saves(saves, protected))
     explanation = explain(planned, f"run/{name}")
     assert explanation.stays == (explanation.entry not in planned.plan.removals)
     return explanation

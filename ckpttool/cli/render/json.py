@@ -526,6 +526,7 @@ def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
         "files": entry.files,
         "kept": None if listed.kept is None else list(listed.kept),
         "slims": listed.is_slimmed,
+        **({"parts": [part.path for part in entry.parts]} if entry.parts else {}),
         **about,
     }
 

@@ -146,6 +146,14 @@ def _series_titles(several: Sequence[ListedSeries], style: ListStyle) -> list[st
 def _series_facts(series: ListedSeries, style: ListStyle) -> Iterator[str]:
     count, directory = f"{len(series.checkpoints):,} checkpoints", _common_directory(series.checkpoints)
     yield count if series.key.startswith(directory) else f"{count} in {printable(directory)}"
+    parts = dict.fromkeys(
+        os.path.relpath(os.path.join(part.directory, part.fields.blank), row.entry.directory)
+        for row in series.checkpoints
+        for part in row.entry.parts[1:]
+    )
+    if parts:
+        more = f" and {len(parts) - 1:,} more" if len(parts) > 1 else ""
+        yield printable(f"with {next(iter(parts))}{more}")
     yield from _only_format(series.checkpoints)
     yield file_size(series.nbytes)
     for name, span in (("epoch", series.epochs), ("step", series.steps)):

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.core.naming import NameFields
@@ -16,6 +17,16 @@ from ckpttool.runs.reasons import Code, Reason
 from ckpttool.transaction.files import Contents, contents
 
 Number = int | float
+
+Position = tuple[float | str | None, ...]
+"""The numbers in a checkpoint's name."""
+
+
+class Save(NamedTuple):
+    """All that a run wrote for one step, which is told by the name of its first part, without its numbers."""
+
+    run: str
+    position: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,9 @@ class Entry:
         run: Directory of the run that wrote it.
         hyper_parameters: What its run was started with, by its own account.
         state: What of it only a training that goes on needs.
+        save: The save that it is a part of, where that has several.
+        part: Its place among the parts of its save.
+        parts: All parts of the save that it stands for, itself first.
     """
 
     path: str
@@ -97,6 +111,9 @@ class Entry:
     run: str = ""
     hyper_parameters: Mapping[str, object] = field(default_factory=dict, repr=False)
     state: StatePart = StatePart()
+    save: Save | None = None
+    part: int = 0
+    parts: tuple[Entry, ...] = field(default=(), repr=False)
 
     @property
     def is_sound(self) -> bool:
@@ -138,7 +155,11 @@ class Entry:
 
     @property
     def places(self) -> Iterator[str]:
-        """Yield the paths that mean it: its own, and those in a directory for one save."""
+        """Yield the paths that mean it: its own, or its parts', and those in a directory for one save."""
+        if self.parts:
+            for part in self.parts:
+                yield from part.places
+            return
         yield self.path
         for file in self.contents.files if self.is_step_directory else ():
             yield os.path.join(self.path, os.path.relpath(file.path, self.name))
@@ -165,6 +186,11 @@ class Entry:
     def modified_ns(self) -> int:
         """Return when its newest file was changed, in nanoseconds since 1970; manifests come later."""
         return self._saved.modified_ns
+
+    @property
+    def save_time(self) -> float:
+        """Return when it was saved, in seconds since 1970: by its own account, else by its file's."""
+        return self.modified_ns / 10**9 if self.saved_at is None else self.saved_at
 
     @property
     def _saved(self) -> Contents:

@@ -57,6 +57,8 @@ class FullReader:
 
     def read(self, entry: Entry) -> FullRead:
         """Return what reading every byte of a checkpoint comes to."""
+        if entry.parts:
+            return _read_of_save(entry, [self.read(part) for part in entry.parts])
         read = self.recall(entry)
         if read is None:
             read = read_all(entry, self._jobs, self._progress)
@@ -65,6 +67,9 @@ class FullReader:
 
     def recall(self, entry: Entry) -> FullRead | None:
         """Return what it came to, if it was read as it is now."""
+        if entry.parts:
+            reads = [read for part in entry.parts if (read := self.recall(part)) is not None]
+            return _read_of_save(entry, reads) if len(reads) == len(entry.parts) else None
         contents, read = self._reads.get(entry.path, (None, None))
         return read if contents == entry.contents else None
 
@@ -96,6 +101,20 @@ def read_each_in_full(
             if isinstance(answer, CheckpointError):
                 answer = fault(Code.UNREADABLE, answer.reason)
             yield answer
+
+
+def _read_of_save(entry: Entry, reads: Sequence[FullRead]) -> FullRead:
+    """Return what reading all parts of a save comes to."""
+    damages = (
+        read.damage if part.path == entry.path else fault(Code.INCOMPLETE, f"{part.name} is {read.damage}")
+        for part, read in zip(entry.parts, reads, strict=True)
+        if read.damage is not None
+    )
+    return FullRead(
+        next((read.fault for read in reads if read.fault is not None), None),
+        all(read.is_finite for read in reads),
+        next(damages, None),
+    )
 
 
 def _read_as_worker(entry: Entry, jobs: int) -> Reason | None:

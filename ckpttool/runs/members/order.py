@@ -10,13 +10,14 @@ import os
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ckpttool.core.checkpoint import Granularity
 from ckpttool.formats.interface import natural_path
+from ckpttool.formats.step_directory import DATA
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.run_directories import run_directory
 from ckpttool.runs.members.runs import read_number_pairs, split_into_runs, take_directory_counts
@@ -45,12 +46,15 @@ COUNTS: tuple[Criterion, ...] = (*_INSIDE, *_NAMED)
 CRITERIA: tuple[Criterion, ...] = (*COUNTS, lambda entry: entry.saved_at)
 """The counts, and the time inside."""
 
+_OF_RUN: tuple[Criterion, ...] = (lambda entry: entry.step, lambda entry: entry.epoch)
+_TIME: tuple[Criterion, ...] = (lambda entry: entry.save_time,)
+
 _EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
 
 AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
 """Averages of weights are for use; a training goes on from the weights themselves."""
 
-Rank = tuple[int, bool, bool]
+Rank = tuple[bool, int, bool, bool, bool]
 
 
 class Group(NamedTuple):
@@ -409,30 +413,49 @@ def newest_first(
 ) -> Iterator[Entry]:
     """Yield the checkpoints of all series: the most to resume from first, then the newest.
 
-    Each costs a look at the newest of all series, so whoever takes the first that will do asks for no more.
+    Of one run the steps decide, else the epochs; those of several runs say nothing of each other, and the
+    time does. Each costs a look at the newest of all series, so whoever takes the first that will do asks
+    for no more.
     """
     for tier in tiers(groups):
         waiting = [list(filter(is_meant, group.entries)) for group in tier]
         while waiting := [series for series in waiting if series]:
-            ordered, _ = order_entries([series[-1] for series in waiting])
-            newest = ordered[-1]
+            by_run: dict[str, list[Entry]] = defaultdict(list)
+            for series in waiting:
+                by_run[series[-1].run].append(series[-1])
+            newest = sorted_by([_newest_of_run(entries) for entries in by_run.values()], _TIME)[-1]
             yield newest
             next(series for series in waiting if series[-1] is newest).pop()
 
 
+def _newest_of_run(entries: Sequence[Entry]) -> Entry:
+    """Return the newest of what several series of a run end with."""
+    return entries[0] if len(entries) == 1 else sorted_by(entries, had_by_all(entries, _OF_RUN) or _TIME)[-1]
+
+
 def tiers(groups: Iterable[Group]) -> list[list[Group]]:
     """Return series in the order in which one would resume from them; those of one tier compete."""
+    known = list(groups)
+    sharded = {
+        (entry.directory, entry.format)
+        for group in known
+        for entry in group.entries
+        if len(entry.unit.parts) > 1
+    }
     ranked: dict[Rank, list[Group]] = {}
-    for group in groups:
-        ranked.setdefault(_rank(group), []).append(group)
+    for group in known:
+        ranked.setdefault(_rank(group, sharded), []).append(group)
     return [ranked[rank] for rank in sorted(ranked)]
 
 
-def _rank(group: Group) -> Rank:
-    """Return how little there is to resume from, whether nothing counts, and whether it is an average."""
+def _rank(group: Group, sharded: Collection[tuple[str, str | None]]) -> Rank:
+    """Return how little there is to resume from, and what speaks against it.
+
+    That is: data that may be anything, a file that could be a stray shard, no count, an average.
+    """
     sound = [entry for entry in group.entries if entry.is_sound]
     if not sound:
-        return 4, True, True
+        return True, 4, True, True, True
     newest = sound[-1]
     number = newest.fields.number if newest.fields.is_ordinal else None
     is_uncounted = all(value is None for value in (newest.epoch, newest.step, number))
@@ -440,4 +463,6 @@ def _rank(group: Group) -> Rank:
         level = 0 if newest.granularity is Granularity.FULL else 1
     else:
         level = 2 if newest.granularity is Granularity.PARTIAL else 3
-    return level, is_uncounted, bool(AVERAGED.search(newest.name))
+    is_beside_shards = (newest.directory, newest.format) in sharded
+    is_stray = is_beside_shards and len(newest.unit.parts) == 1 and not newest.parts
+    return newest.format in DATA, level, is_stray, is_uncounted, bool(AVERAGED.search(newest.name))

@@ -53,7 +53,7 @@ def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         if settings := settings_of_name.get((entry.directory, entry.fields.blank)):
             first, *rest = entry.fields.blank.split("*")
-            texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
+            texts = [text if at in settings else "*" for at, text in enumerate(field_texts(entry))]
             blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
             entry = replace(entry, fields=replace(entry.fields, blank=blank))
         kept.append(entry)
@@ -66,7 +66,7 @@ def _settings(same: Sequence[Entry]) -> Collection[int]:
     Where no two have the same epoch and step, only what comes before these is one: a metric follows them.
     """
     positions = [entry.fields.position for entry in same]
-    texts = [_field_texts(entry) for entry in same]
+    texts = [field_texts(entry) for entry in same]
     if len({len(fields) for fields in texts}) > 1:
         return ()
     counts = [list(column) for column in zip(*positions, strict=True)]
@@ -94,7 +94,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _field_texts(entry: Entry) -> tuple[str, ...]:
+def field_texts(entry: Entry) -> tuple[str, ...]:
     """Return what a name has in place of each ``*`` of its blank."""
     match = re.fullmatch("(.+?)".join(map(re.escape, entry.fields.blank.split("*"))), entry.name, re.DOTALL)
     return match.groups() if match else ()

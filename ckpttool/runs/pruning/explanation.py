@@ -10,6 +10,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.members.saves import parts_of
 from ckpttool.runs.pruning.planning import PrunePlan
 from ckpttool.runs.retention.plan import GroupPlan, fault_of, history_of
 from ckpttool.runs.retention.rules import RULES, History, Policy, metric_lack, ordinal, rank_by_metric
@@ -42,7 +43,7 @@ class Explanation:
 
 def explain(planned: PrunePlan, path: str) -> Explanation:
     """Return why a checkpoint stays or goes."""
-    group, group_plan, entry = _find(planned, path)
+    group, group_plan, save, entry = _find(planned, path)
     kept = next((kept for kept in group_plan.keep if kept.entry is entry), None)
     history = history_of(group, planned.protections, planned.now)
     reasons: list[str] = []
@@ -55,21 +56,28 @@ def explain(planned: PrunePlan, path: str) -> Explanation:
         entry,
         stays=kept is not None,
         reasons=tuple(reasons),
-        against=tuple(_against(planned, group_plan, entry, history)),
-        place=tuple(_place(group_plan.policy, entry, history)),
-        key=group.key,
+        against=tuple(_against(planned, group_plan, save, entry, history)),
+        place=tuple(_place(group_plan.policy, save, history)),
+        key=group_plan.key,
         asked=None if fs.normpath(path) == fs.normpath(entry.path) else path,
         slims=entry in group_plan.slim,
     )
 
 
-def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
-    """Return the checkpoint at a path, or the innermost one that it is a part of."""
-    known: dict[str, tuple[Group, GroupPlan, Entry]] = {}
-    for group, group_plan in zip(planned.groups, planned.plan.groups, strict=True):
+def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry, Entry]:
+    """Return the checkpoint at a path, or the innermost one that it is a part of, after its save."""
+    saves = {
+        part.path: (group, save)
+        for group in planned.groups
+        for save in group.entries
+        for part in parts_of(save)
+    }
+    known: dict[str, tuple[Group, GroupPlan, Entry, Entry]] = {}
+    for group_plan in planned.plan.groups:
         for entry in (*(kept.entry for kept in group_plan.keep), *group_plan.remove):
+            group, save = saves[entry.path]
             for name in {entry.name, *entry.unit.members}:
-                known[fs.realpath(os.path.join(entry.directory, name))] = group, group_plan, entry
+                known[fs.realpath(os.path.join(entry.directory, name))] = group, group_plan, save, entry
     real = fs.realpath(path)
     while real not in known:
         above = fs.dirname(real)
@@ -79,14 +87,16 @@ def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
     return known[real]
 
 
-def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
+def _against(
+    planned: PrunePlan, group_plan: GroupPlan, save: Entry, entry: Entry, history: History
+) -> Iterator[str]:
     if planned.plan.removes_failed and group_plan.failed is not None:
         yield f"its series failed: {group_plan.failed}"
         return
     if group_plan.rank is not None and group_plan.rank.goes:
         yield group_plan.rank.reason
         return
-    fault = fault_of(entry, planned.protections)
+    fault = fault_of(save, planned.protections)
     if fault is not None:
         yield f"no rule counts it: {fault}"
         if entry in group_plan.remove:
@@ -98,8 +108,8 @@ def _against(planned: PrunePlan, group_plan: GroupPlan, entry: Entry, history: H
     for name, rule in RULES.items():
         if name in policy.rules and rule.keep is not None and rule.against is not None:
             kept_by_rule = {kept.path for kept, _ in rule.keep(policy, history)}
-            if entry.path not in kept_by_rule or (name == "full" and entry in group_plan.slim):
-                yield rule.against(policy, history, entry)
+            if save.path not in kept_by_rule or (name == "full" and entry in group_plan.slim):
+                yield rule.against(policy, history, save)
     if entry.path in group_plan.whole:
         yield f"it stays whole: {group_plan.whole[entry.path]}"
     if entry.path in group_plan.unfitting:

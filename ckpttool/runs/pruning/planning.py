@@ -24,6 +24,7 @@ from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import Group, Kind, order_entries
+from ckpttool.runs.members.saves import series_of_saves
 from ckpttool.runs.members.series_doubts import copy_warnings
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
@@ -32,12 +33,11 @@ from ckpttool.runs.pruning.copies import without_copy
 from ckpttool.runs.pruning.protections import own_reasons, protections_of
 from ckpttool.runs.pruning.request import PruneRequest, delete_limit
 from ckpttool.runs.reasons import Code, Reason, code_of
-from ckpttool.runs.retention.companions import metric_followers, reasons_to_stay, saved_together
 from ckpttool.runs.retention.failed_runs import Failures, failures
 from ckpttool.runs.retention.missing_metrics import lack_warnings, unmatched_names
 from ckpttool.runs.retention.plan import NEWEST_UNREAD, NO_RULE, GroupPlan, Protections, RetentionPlan, plan
-from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.retention.save_plan import of_saves, plan_saves
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey, survey_directory, upload_warnings
 from ckpttool.transaction.paths import Problem, require_directory, shown
@@ -56,8 +56,8 @@ class PrunePlan:
         problems: What must be looked at.
         warnings: What is doubtful.
         journals: What an interrupted prune left.
-        groups: The series that were planned.
-        protections: What was stronger than every rule.
+        groups: The series of saves that were planned.
+        protections: What was stronger than every rule, by the first parts of the saves.
         now: When that was, in seconds since 1970.
     """
 
@@ -90,9 +90,8 @@ def make_plan(
     groups, now = survey.groups, time.time()
     pointers = Pointers(survey.root, groups, recursive=request.recursive, asks_trackers=True)
     own = own_reasons(survey, request, request.min_age)
-    failed = _failed_runs(request, groups, pointers, now, progress)
-    followers = metric_followers([(group, policies.of(group)) for group in groups])
-    together = saved_together(groups)
+    saves = series_of_saves(groups)
+    failed = _failed_runs(request, saves, pointers, now, progress)
     faults, checked = dict(failed.faults), set(failed.finite.values())
     copied: set[str] = set()
     whole: dict[str, str | None] = {}
@@ -106,12 +105,13 @@ def make_plan(
             failed=failed.reasons,
             finite=failed.finite,
             removes_failed=request.failed == "remove",
-            followers=followers,
-            together=together,
             whole={path: why for path, why in whole.items() if why is not None},
             root=survey.root,
         )
-        retention, protections = _plan_with_companions(survey, policies, protections, now)
+        try:
+            retention = plan_saves(groups, policies, protections, now=now)
+        except UsageError as error:
+            raise UsageError("; ".join([str(error), *survey.remarks])) from error
         unread = _unread_survivors(retention, {*checked, *faults}) if request.depth == "full" else []
         checked.update(entry.path for entry in unread)
         damages = ((entry.path, reader.read(entry).damage) for entry in unread)
@@ -129,12 +129,13 @@ def make_plan(
         if not (damaged or lacking or any(unasked.values())):
             break
     _require_allowed(retention, len(survey.entries), request.max_delete)
-    chosen = [(group, planned.policy) for group, planned in zip(groups, retention.groups, strict=True)]
-    warnings = tuple(_warnings(survey, request, chosen, protections, pointed, now))
+    chosen = [(group, policies.of(group)) for group in saves]
+    warnings = tuple(_warnings(survey, request, chosen, pointed, now))
+    protections = of_saves(saves, protections)
     problems = (*_problems(survey, retention, faults), *_lookalikes(chosen, protections, now))
     if request.depth == "full":
         retention = _mark_unread_newest(retention, {*checked, *faults})
-    return PrunePlan(retention, problems, warnings, survey.journals, groups, protections, now)
+    return PrunePlan(retention, problems, warnings, survey.journals, saves, protections, now)
 
 
 def _slimming_obstacles(retention: RetentionPlan, known: Collection[str]) -> dict[str, str | None]:
@@ -185,22 +186,6 @@ def _failed_runs(
     return failures(groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
 
 
-def _plan_with_companions(
-    survey: Survey, policies: Policies, protections: Protections, now: float
-) -> tuple[RetentionPlan, Protections]:
-    """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
-    while True:
-        try:
-            retention = plan(survey.groups, policies, protections, now=now)
-        except UsageError as error:
-            raise UsageError("; ".join([str(error), *survey.remarks])) from error
-        companions = reasons_to_stay(retention, protections.faults)
-        if not companions:
-            return retention, protections
-        reasons = {path: [*protections.reasons.get(path, ()), *more] for path, more in companions.items()}
-        protections = replace(protections, reasons={**protections.reasons, **reasons})
-
-
 def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[Entry]:
     """Return what stays of series of which something goes, or a part, and seems sound, but was not read.
 
@@ -243,12 +228,11 @@ def _warnings(
     survey: Survey,
     request: PruneRequest,
     chosen: Sequence[tuple[Group, Policy | None]],
-    protections: Protections,
     pointed: PointerProtections,
     now: float,
 ) -> Iterator[str]:
     yield from survey.warnings
-    yield from lack_warnings(chosen, now, protections.followers)
+    yield from lack_warnings(chosen, now)
     for rule in request.all_policies.unmatched(survey.groups):
         yield Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
     yield from unmatched_names(chosen, survey.root)

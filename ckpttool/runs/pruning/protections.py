@@ -20,6 +20,7 @@ from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.members.saves import series_of_saves
 from ckpttool.runs.members.series_doubts import (
     METRICS_ALONE,
     NOTHING_TRAINED,
@@ -30,10 +31,10 @@ from ckpttool.runs.members.series_doubts import (
 )
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.reasons import Code, Reason, code_of
-from ckpttool.runs.retention.companions import doubts_of
 from ckpttool.runs.retention.plan import Protections
 from ckpttool.runs.retention.policies import Policies
 from ckpttool.runs.retention.rules import Policy
+from ckpttool.runs.retention.save_plan import doubts_of
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.surveying.survey import Survey
 from ckpttool.transaction.journal import is_name
@@ -101,12 +102,14 @@ def protections_of(
                 if code_of(reason) is not Code.NAMED_BEST or entry.path not in one_of_many
             ]
             reasons[entry.path] = [*pointers, *own[entry.path]]
+    saves = series_of_saves(groups)
+    for group in saves:
         for entry in untrained_entries(group):
             reasons[entry.path].append(NOTHING_TRAINED)
         for entry in witnesses(group, named_series, faults):
             reasons[entry.path].append(WITNESS)
-    doubts = doubts_of(groups, named_series)
-    for key, first in {group.key: group.entries[0] for group in groups}.items():
+    doubts = doubts_of(saves, named_series)
+    for key, first in {group.key: group.entries[0] for group in saves}.items():
         if key in doubts and doubts[key] not in (METRICS_ALONE, UNORDERED):  # else the user can't know better
             doubts[key] += f" (if they are one series, say --series {quote(first.fields.blank)})"
     return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders)

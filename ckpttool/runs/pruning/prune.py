@@ -142,7 +142,7 @@ def prune(
             result = _carry_out(locks, root, planned, identity, way)
             if planned.plan.slimmed:
                 result = _slim(locks, result, identity, request.jobs, progress)
-        directories = {entry.directory for group in planned.groups for entry in group.entries}
+        directories = {entry.directory for entry in survey.entries}
         left = [
             why for one in sorted({root, *directories}) if not fs.is_remote(one) for why in clear_areas(one)
         ]

@@ -26,7 +26,8 @@ from ckpttool.io import fs
 from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
-from ckpttool.runs.members.order import newest_first, tiers
+from ckpttool.runs.members.order import is_flat, newest_first, tiers
+from ckpttool.runs.members.saves import parts_of, series_of_saves
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
 from ckpttool.runs.pointers.protection import BEING_WRITTEN
 from ckpttool.runs.pointers.readers import temporary_for
@@ -146,7 +147,8 @@ def latest(
         progress: Is told what is read.
 
     Raises:
-        UsageError: A mode without a metric, or a metric whose name doesn't say which values are good.
+        UsageError: A mode without a metric, or a metric whose name doesn't say which values are good; or
+            nothing says which of several runs is newer.
         NotFound: The directory doesn't exist.
         CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
             is intact and unsafe.
@@ -247,7 +249,10 @@ class _Search:
         if isinstance(surveyed, NotFound):
             return _LookAnswer(Latest(None, f"{surveyed.path}: {surveyed.reason}", none_yet=True))
         query = self.query
+        surveyed = surveyed._replace(groups=series_of_saves(surveyed.groups))
         chosen, passed = self._choice(surveyed, reads=reads)
+        if chosen is not None and query.best is None:
+            _require_newer(surveyed, chosen)
         known = {entry.path for entry, _ in passed}
         unsound = [
             (entry, entry.fault)
@@ -322,11 +327,12 @@ class _Search:
     def _fault(self, entry: Entry) -> Reason | None:
         if entry.fault is not None:
             return entry.fault
-        if temporary_for(entry.name) is not None:
+        parts = parts_of(entry)
+        if any(temporary_for(part.name) is not None for part in parts):
             return BEING_WRITTEN
-        if entry.path in self.refused:
+        if any(part.path in self.refused for part in parts):
             return Reason(Code.BEING_WRITTEN, "being written: it changed while it was waited for")
-        fault = written_inside(entry, self.now)
+        fault = next(filter(None, (written_inside(part, self.now) for part in parts)), None)
         if fault is None and not self.query.allow_unsafe:
             return _unsafe(entry)
         return fault
@@ -345,11 +351,10 @@ class _Search:
             is_waited_for = code_of(why) in WORTH_WAITING
             if is_waited_for and entry.path not in paths and self._is_before(entry.step):
                 paths.add(entry.path)
-                yield _unsettled_entry(entry, why)
-        if chosen is not None and (
-            self._age(chosen.modified_ns) < GONE_SECONDS or chosen.path in self.writing
-        ):
-            yield _unsettled_entry(chosen, "it was changed a moment ago", is_whole=True)
+                yield from (_unsettled_entry(part, why) for part in parts_of(entry))
+        for part in () if chosen is None else parts_of(chosen):
+            if self._age(part.modified_ns) < GONE_SECONDS or part.path in self.writing:
+                yield _unsettled_entry(part, "it was changed a moment ago", is_whole=True)
         for file in temporary_files(surveyed, self.query.exclude):
             if file.path not in paths and self._is_before(file.fields.step):
                 directory, name = os.path.split(file.path)
@@ -417,6 +422,20 @@ def _newest_of(
     paths = {entry.path for entries in series.values() for entry in entries}
     for entry in newest_first(surveyed.groups, lambda entry: entry.path in paths):
         yield next(turns[entry.group])
+
+
+def _require_newer(surveyed: Survey, chosen: Entry) -> None:
+    """Require that something says that a choice is newer than what other runs end with."""
+    tier = next(tier for tier in tiers(surveyed.groups) if any(one.key == chosen.group for one in tier))
+    own = next(group.entries for group in tier if group.key == chosen.group)
+    for group in tier:
+        newest = next((entry for entry in reversed(group.entries) if entry.is_sound), chosen)
+        is_dated = newest.saved_at is not None and chosen.saved_at is not None
+        if newest.run != chosen.run and not is_dated and is_flat([*own, *group.entries]):
+            why = "they are of different runs, and their files' times are those of a copy"
+            raise UsageError(
+                f"{chosen.path} or {newest.path}? {why}, so nothing says which is newer (name one of them)"
+            )
 
 
 def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> UnfinishedSave:

@@ -67,7 +67,7 @@ def _first(found: Mapping[str, Latest], options: Mapping[str, Any]) -> str | Non
     groups: list[Group] = []
     for directory, entry in entries.items():
         if not any(_is_same_save(entry, group.entries[0]) for group in groups):
-            groups.append(Group(directory, (entry,)))
+            groups.append(Group(directory, (replace(entry, run=""),)))  # a run has several places here
     newest = next(newest_first(groups), None)
     return next((group.key for group in groups if group.entries[0] is newest), None)
 

@@ -37,11 +37,6 @@ PERIODS: Mapping[str, Period] = {
 """The natural periods, by the rule that counts them."""
 
 
-def save_time(entry: Entry) -> float:
-    """Return when a checkpoint was saved, in seconds since 1970: by its own account, else by its file's."""
-    return entry.modified_ns / 10**9 if entry.saved_at is None else entry.saved_at
-
-
 def local_time(seconds: float) -> datetime | None:
     """Return a time in the local zone, without naming it; None where no calendar has it."""
     try:
@@ -61,7 +56,7 @@ def date_doubt(seconds: float, now: float | None) -> str | None:
 
 def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
     """Return why checkpoints of a series have no date that can be believed, by path."""
-    reasons = {entry.path: date_doubt(save_time(entry), now) for entry in entries}
+    reasons = {entry.path: date_doubt(entry.save_time, now) for entry in entries}
     doubts = {path: why for path, why in reasons.items() if why is not None}
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]
     for burst in _bursts(by_file):

@@ -13,8 +13,8 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import Progress, findings_of_weights, no_progress, read_all
 from ckpttool.runs.members.order import Group, may_be_newest
+from ckpttool.runs.members.saves import parts_of
 from ckpttool.runs.pointers.readers import temporary_for
-from ckpttool.runs.retention.companions import add_failed_siblings
 
 STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; a younger one may be about to be finished."""
@@ -44,12 +44,12 @@ def failures(
     goes: bool = False,
     progress: Progress = no_progress,
 ) -> Failures:
-    """Return which series failed, with those that were written together with them.
+    """Return which series of saves failed.
 
     ``busy`` has the paths of checkpoints that a writer is at work on. Where they are to go (``goes``), it
     matters what of them is worth keeping, and they are read for that.
     """
-    reasons = add_failed_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
+    reasons = failed_runs(groups, now, busy=busy, jobs=jobs)
     if not goes:
         return Failures(reasons)
     faults: dict[str, str] = {}
@@ -84,14 +84,15 @@ def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int |
 
 def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
     if newest.fault is not None:
-        is_finished = newest.path not in busy and temporary_for(newest.name) is None
+        parts = parts_of(newest)
+        is_finished = not any(part.path in busy or temporary_for(part.name) for part in parts)
         is_stale = newest.modified_ns / 10**9 < now - STALE_SECONDS
         is_cut = newest.is_incomplete and is_finished and is_stale
         return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
-    if not newest.has_weights:
-        return None
-    nan = nan_in_weights(newest, jobs)
-    return None if nan is None else f"its newest, {newest.name}, has NaN: {nan}"
+    for part in parts_of(newest):
+        if part.has_weights and (nan := nan_in_weights(part, jobs)) is not None:
+            return f"its newest, {part.name}, has NaN: {nan}"
+    return None
 
 
 def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
@@ -118,10 +119,11 @@ def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: d
     for entry in reversed(group.entries):
         if not entry.is_sound:
             continue
-        read = read_all(entry, jobs, progress)
-        if read.damage is not None:
-            faults[entry.path] = read.damage
-        elif read.is_finite:
+        reads = {part.path: read_all(part, jobs, progress) for part in parts_of(entry)}
+        damages = {path: read.damage for path, read in reads.items() if read.damage is not None}
+        if damages:
+            faults |= damages
+        elif all(read.is_finite for read in reads.values()):
             return entry.path
         else:
             newest = newest or entry.path

@@ -6,13 +6,13 @@ What other rules keep has no say in this: it stays beside what fits, and may tak
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from ckpttool.core.amounts import size
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.retention.dates import save_time
 from ckpttool.runs.retention.rules import RULES, Policy
 
 
@@ -71,29 +71,25 @@ def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterab
     return Excess(rule, limit, taken, taken_bytes(required))
 
 
-def removals_for_limits(series: Sequence[LimitedSeries], together: Mapping[str, Hashable]) -> dict[str, str]:
+def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
     """Return why checkpoints don't fit, by path: first in what their series may take, then in the total."""
     reasons: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
             why = f"--max-size {size(limit)}: the oldest go until the rest fits"
-            oldest_first = [[entry] for entry in one.staying]
-            reasons.update(dict.fromkeys(_drop_oldest(oldest_first, one.held, limit), why))
+            reasons.update(dict.fromkeys(_drop_oldest(one.staying, one.held, limit), why))
     limit = total_limit(one.policy for one in series)
     if limit is None:
         return reasons
-    saves: dict[Hashable, list[Entry]] = defaultdict(list)
+    saves: list[Entry] = []
     held: set[str] = set()
     for one in series:
-        for entry in one.staying:
-            if entry.path not in reasons:
-                saves[together.get(entry.path, entry.path)].append(entry)
+        saves += [entry for entry in one.staying if entry.path not in reasons]
         # Of a series that this doesn't limit everything stays, however large all is together.
         is_limited = one.policy is not None and one.policy.max_total_size is not None
         held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
     why = f"--max-total-size {size(limit)}: the oldest of all series go until the rest fits"
-    oldest_saves = sorted(saves.values(), key=lambda entries: max(map(save_time, entries)))
-    reasons.update(dict.fromkeys(_drop_oldest(oldest_saves, held, limit), why))
+    reasons.update(dict.fromkeys(_drop_oldest(sorted(saves, key=attrgetter("save_time")), held, limit), why))
     return reasons
 
 
@@ -102,18 +98,18 @@ def total_limit(policies: Iterable[Policy | None]) -> int | None:
     return next((one.max_total_size for one in policies if one is not None and one.max_total_size), None)
 
 
-def _drop_oldest(saves: Sequence[Sequence[Entry]], held: Collection[str], limit: int) -> list[str]:
+def _drop_oldest(saves: Sequence[Entry], held: Collection[str], limit: int) -> list[str]:
     """Return the paths of what goes, one save after another, until the rest takes no more than a limit."""
-    names, sizes = _files(entry for entries in saves for entry in entries)
+    names, sizes = _files(saves)
     total = sum(sizes.values())
     dropped = []
-    for entries in saves:
+    for entry in saves:
         if total <= limit:
             break
-        if any(entry.path in held for entry in entries):
+        if entry.path in held:
             continue
-        dropped += [entry.path for entry in entries]
-        for file in (file for entry in entries for file in entry.contents.files):
+        dropped.append(entry.path)
+        for file in entry.contents.files:
             key = file.device, file.inode
             names[key] -= 1
             total -= 0 if names[key] else sizes[key]  # a file is freed with the last of its names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.report import counted
@@ -28,11 +28,10 @@ def require_metrics(chosen: Chosen) -> None:
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
 
 
-def lack_warnings(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
+def lack_warnings(chosen: Chosen, now: float | None) -> Iterator[str]:
     """Yield how many checkpoints a rule keeps because they lack what it asks for."""
     for metric, sound in _sound_by_metric(chosen).items():
-        measurable = [entry for entry in sound if entry.path not in followers]
-        lacks = [metric_lack(entry, metric) is not None for entry in measurable]
+        lacks = [metric_lack(entry, metric) is not None for entry in sound]
         yield from _kept_for_lack(lacks, f"no {metric}")
     for count in ("step", "epoch"):
         lacks = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -41,8 +41,6 @@ class Protections:
         failed: Why a whole series failed, by its key.
         removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
         finite: The newest of such a series that is intact and finite, by its key: it stays, too.
-        followers: Paths of those for which the metric of what belongs with them counts.
-        together: What is equal for checkpoints of several series that were saved together, by path.
         whole: Why a checkpoint can't be slimmed, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         root: The directory that all lies in.
@@ -55,8 +53,6 @@ class Protections:
     failed: Mapping[str, str] = field(default_factory=dict)
     removes_failed: bool = False
     finite: Mapping[str, str] = field(default_factory=dict)
-    followers: Collection[str] = frozenset()
-    together: Mapping[str, Hashable] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
     root: str = os.curdir
@@ -183,7 +179,7 @@ def plan(
         _draft(group, chosen_policy, protections, history, ranks.get(group.key))
         for (group, chosen_policy), history in zip(chosen, histories, strict=True)
     ]
-    too_large = removals_for_limits([draft.limited for draft in drafts], protections.together)
+    too_large = removals_for_limits([draft.limited for draft in drafts])
     planned = tuple(
         _group_plan(group, draft, too_large, protections) for group, draft in zip(groups, drafts, strict=True)
     )
@@ -273,8 +269,7 @@ def _draft(
         for entry in newest_first
     }
     has_limit = policy is not None and policy.has_limit
-    follows = any(path in protections.followers for path in faults)
-    if intact and not (ruled or goes_whole or follows or has_limit) and not all(reasons.values()):
+    if intact and not (ruled or goes_whole or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
     held = {*always, *kept_faults, *protected}
     if is_beyond_best:  # limits keep nothing of it
@@ -308,7 +303,7 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults and not entry.is_link]
     ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
-    return History(ordered[::-1], now, protections.followers, protections.root)
+    return History(ordered[::-1], now, protections.root)
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:

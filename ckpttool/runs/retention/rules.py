@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property, lru_cache, partial
@@ -21,7 +21,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Option
 from ckpttool.core.report import counted
 from ckpttool.runs.metrics.modes import Mode, inferred_mode
-from ckpttool.runs.retention.dates import PERIODS, date_doubts, save_time
+from ckpttool.runs.retention.dates import PERIODS, date_doubts
 
 if TYPE_CHECKING:
     from ckpttool.runs.members.entry import Entry
@@ -59,7 +59,6 @@ class History:
 
     intact: Sequence[Entry]
     now: float | None = None
-    followers: Collection[str] = ()
     root: str = os.curdir
 
     @cached_property
@@ -76,7 +75,7 @@ class History:
     @cached_property
     def dated(self) -> Sequence[Dated]:
         """Return those with a date that can be believed, the newest first."""
-        times = [(save_time(entry), entry) for entry in self.intact if entry.path not in self._doubts]
+        times = [(entry.save_time, entry) for entry in self.intact if entry.path not in self._doubts]
         return [Dated(seconds, datetime.fromtimestamp(seconds), entry) for seconds, entry in times]
 
     @cached_property
@@ -106,21 +105,17 @@ def _not_last(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
-    """Keep the best, and what nobody can compare; what follows another stays where that stays."""
+    """Keep the best, and what nobody can compare."""
     metric, count = policy.metric or "", policy.keep_best
     for entry in rank_by_metric(policy, history)[:count]:
         yield entry, f"best {count} by {metric} ({entry.recorded_metric(metric):.6g})"
     for entry in history.intact:
         unmeasured = metric_lack(entry, metric)
-        if unmeasured is not None and not (
-            entry.path in history.followers and entry.recorded_metric(metric) is None
-        ):
+        if unmeasured is not None:
             yield entry, unmeasured
 
 
 def _not_best(policy: Policy, history: History, entry: Entry) -> str:
-    if metric_lack(entry, policy.metric or "") is not None:
-        return f"no {policy.metric} of its own: it goes by that of what belongs with it"
     place = rank_by_metric(policy, history).index(entry) + 1
     value = entry.recorded_metric(policy.metric or "")
     rank = f"{ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
@@ -263,7 +258,7 @@ def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
 
 def _not_within(policy: Policy, history: History, entry: Entry) -> str:
     span, since = policy.keep_within or 0, history.dated[0].seconds
-    return f"{duration(int(since - save_time(entry)))} older than the newest, not within {duration(span)}"
+    return f"{duration(int(since - entry.save_time))} older than the newest, not within {duration(span)}"
 
 
 def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
@@ -280,7 +275,7 @@ def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
 
 
 def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
-    age = int((history.now or 0) - save_time(entry))
+    age = int((history.now or 0) - entry.save_time)
     return f"{duration(age)} old, not younger than {duration(policy.older_than or 0)}"
 
 

@@ -21,6 +21,7 @@ from ckpttool.io.work import Advance, no_advance
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group, group
 from ckpttool.runs.members.runs import apply_series_globs
+from ckpttool.runs.members.saves import mark_saves
 from ckpttool.runs.metrics.agreement import disagreements
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.scope import WHOLE_TREE, Scope
@@ -101,7 +102,9 @@ def survey_directory(
         entries, remarks = add_log_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
         excluded.of(place)  # a part of one that stays whole is matched, too
-    groups = group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
+    groups = mark_saves(
+        group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
+    )
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks))
