@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckpttool.core.tensor import Tensor
 from ckpttool.io import numpy_types
 from ckpttool.io.pickle_nodes import Call, Global, Mapped, Payload, Persistent
-from ckpttool.io.trust import Trust, is_dunder, is_object, lines, stranger, value_kind
+from ckpttool.io.trust import Trust, is_dunder, is_object, lines, stranger, value_kind, words_in
 
 OPAQUE = "opaque"
 """The kind of everything that is not plain data: instances of classes, functions, stored names."""
@@ -46,7 +46,7 @@ _MADE_BY_INIT = frozenset(
     | {"bytes-io"}
 )
 """Kinds whose ``__new__`` ignores its arguments."""
-_MAX_AXES, _MAX_INT64 = 64, (1 << 63) - 1
+_MAX_INT64 = (1 << 63) - 1
 _INT = frozenset({int})
 _MOST_PACKED = 4  # quint2x4 has four elements in one of its storage
 
@@ -94,12 +94,6 @@ def _is_storage(node: object) -> bool:
     )
 
 
-def _is_no_hooks(node: object) -> bool:
-    if isinstance(node, Mapped):
-        return not node and node.state is None
-    return node is None or node == {}
-
-
 def _is_pairs(node: object) -> bool:
     if isinstance(node, dict):
         return not isinstance(node, Mapped) or node.state is None
@@ -113,17 +107,15 @@ def _is_shape(node: object) -> bool:
         node = node.args[0] if isinstance(node, Call) and node.kind == "size" and node.args else node
         if not isinstance(node, tuple | list):
             return False
-    if len(node) > _MAX_AXES or not _INT.issuperset(map(type, node)):
+    if len(node) > numpy_types.MAX_AXES or not _INT.issuperset(map(type, node)):
         return False
     return not node or (max(node) <= _MAX_INT64 and min(node) >= -_MAX_INT64)
 
 
 def _is_metadata(node: object) -> bool:
-    if node is None:
-        return True
-    return (
+    return node is None or (
         type(node) is dict
-        and len(node) <= _MAX_AXES
+        and len(node) <= numpy_types.MAX_AXES
         and {*map(type, node)} <= {str}
         and {*map(type, node.values())} <= {bool}
     )
@@ -163,14 +155,10 @@ def has_plain_attributes(state: object) -> bool:
     return names is not None and all(map(is_attribute, names))
 
 
-@cache
-def tensor_properties() -> frozenset[str]:
-    """Return the names of a tensor's properties: code runs when one is set, and it may change the values."""
-    return frozenset(name for line in lines("tensor_properties.txt") for name in line.split())
-
-
 def _are_tensor_attributes(state: object) -> bool:
-    return has_plain_attributes(state) and tensor_properties().isdisjoint(_attributes(state) or ())
+    """Tell whether none is a property: code runs when one is set, and it may change the values."""
+    properties = words_in("tensor_properties.txt")
+    return has_plain_attributes(state) and properties.isdisjoint(_attributes(state) or ())
 
 
 def is_attribute(name: object) -> bool:
@@ -191,7 +179,7 @@ _CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "letter-b": lambda node: node in (b"b", "b"),
     "metadata": _is_metadata,
     "ndarray-class": lambda node: node == Global("numpy", "ndarray"),
-    "no-hooks": _is_no_hooks,
+    "no-hooks": lambda node: node is None or (node == {} and (type(node) is dict or node.state is None)),
     "no-name": lambda node: not isinstance(node, Global),
     "pairs": _is_pairs,
     "quantizer": _is_quantizer,
@@ -386,7 +374,7 @@ def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
 
 def _holds_function(argument: object) -> bool:
     """Tell whether an argument is a function that is never stored, or a short row of such."""
-    parts = argument[:_MAX_AXES] if isinstance(argument, list | tuple) else (argument,)
+    parts = argument[: numpy_types.MAX_AXES] if isinstance(argument, list | tuple) else (argument,)
     return any(isinstance(part, Global) and part in EXACT_ONLY for part in parts)
 
 
@@ -485,8 +473,8 @@ def _is_array_state(state: object) -> bool:
     if not isinstance(elements, list):
         return kind_of(dtype) == "dtype" and kind_of(elements) in ("bytes", "text")
     are_objects = numpy_types.kind_without_state(dtype) == "object-dtype"
-    are_texts = kind_of(dtype) == "dtype" and _TEXT_ELEMENTS.issuperset(map(type, elements))
-    is_plain = are_objects or (are_texts and not numpy_types.is_described(dtype))
+    is_string = kind_of(dtype) == "dtype" and not dtype.is_of("numpy", "dtype")
+    is_plain = are_objects or (is_string and _TEXT_ELEMENTS.issuperset(map(type, elements)))
     return is_plain and kind_of(dtype) in ("object-dtype", "dtype") and math.prod(shape) == len(elements)
 
 

@@ -126,7 +126,7 @@ class PickleStream:
 
     def begin_frame(self, nbytes: int) -> bool:
         """Note that a frame of so many bytes begins here; return whether the last one has ended."""
-        is_next = self._frame_end is None or self._frame_end == self.position
+        is_next = self.is_between_frames
         self._frame_end = self.position + nbytes
         self._watch()
         return is_next
@@ -141,9 +141,9 @@ class PickleStream:
         return self.position == end
 
     @property
-    def is_in_frame(self) -> bool:
-        """Tell whether more of a frame follows."""
-        return self._frame_end is not None and self.position < self._frame_end
+    def is_between_frames(self) -> bool:
+        """Tell whether no frame has begun, or the last one ends here."""
+        return self._frame_end is None or self._frame_end == self.position
 
     def _watch(self) -> None:
         """Say behind which opcode to stop: at the frame's end, or where the window is to be filled again."""
@@ -193,7 +193,7 @@ class PickleStream:
     def unpack(self, layout: struct.Struct) -> int:
         (number,) = layout.unpack_from(self.data, self.at)
         self.at += layout.size
-        return number  # type: ignore[no-any-return]  # the layouts in use hold one integer each
+        return number  # type: ignore[no-any-return]  # the layouts in use hold one number each
 
     @property
     def position(self) -> int:
@@ -597,7 +597,7 @@ class Interpreter(PickleStream):
         self.charge(0)
         if self.frame_is_cut:
             raise self.damage("a frame of more bytes than there are")
-        if self.is_in_frame or not self.leave_frame():
+        if not self.is_between_frames:
             self.note_misuse("a frame ends elsewhere than its pickle")
         self.pickle.root = self.stack.pop()
         if self.pushed_functions:

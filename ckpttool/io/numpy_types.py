@@ -30,7 +30,7 @@ _OBJECT_FLAGS, _POINTERS_IN_FIELDS, _ALIGNED = 63, 27, 0x80
 _BYTE_ORDERS = ("|", "<", ">", "=")
 _ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
 _POINTER_BYTES = 8
-_MAX_AXES = 64
+MAX_AXES = 64
 _MOST_PARTS = 1 << 20
 
 
@@ -45,11 +45,6 @@ def kind_without_state(dtype: object) -> str:
         return "dtype"
     letter, _ = _type_of(dtype) or ("V", -1)
     return {"O": "object-dtype", "V": "open-dtype", "user": "open-dtype"}.get(letter, "dtype")
-
-
-def is_described(dtype: object) -> bool:
-    """Tell whether a type is one of bytes that its name or its fields describe."""
-    return isinstance(dtype, Call) and dtype.function == _DTYPE
 
 
 def fields_of(call: Call) -> object:
@@ -159,7 +154,7 @@ def _subarray(base: object) -> Part | None:
     if not isinstance(base, tuple) or len(base) != 2:
         return None
     element, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
-    is_shape = len(shape) <= _MAX_AXES and all(
+    is_shape = len(shape) <= MAX_AXES and all(
         type(length) is int and 0 <= length < 1 << 31 for length in shape
     )
     if element is None or not is_shape or (element[1] == 0 and math.prod(shape) > 1):

@@ -52,7 +52,7 @@ def _constant(code: int, value: object) -> None:
     TABLE[code] = push
 
 
-def _integer(code: int, layout: struct.Struct) -> None:
+def _number(code: int, layout: struct.Struct) -> None:
     def push(vm: Interpreter) -> None:
         vm.stack.append(vm.unpack(layout))
 
@@ -63,19 +63,15 @@ _constant(0x4E, None)  # N
 _constant(0x88, True)
 _constant(0x89, False)
 _constant(0x29, ())  # )
-_integer(0x4A, _I4)  # J
-_integer(0x4D, U2)  # M
+_number(0x4A, _I4)  # J
+_number(0x4D, U2)  # M
+_number(0x47, _DOUBLE)  # G
 
 
 @_opcode(0x4B)  # K
 def _binint1(vm: Interpreter) -> None:
     vm.stack.append(vm.data[vm.at])
     vm.at += 1
-
-
-@_opcode(0x47)  # G
-def _binfloat(vm: Interpreter) -> None:
-    vm.stack.append(vm.unpack(_DOUBLE))
 
 
 @_opcode(0x49)  # I
@@ -113,21 +109,19 @@ def _float(vm: Interpreter) -> None:
         raise vm.damage(f"{line[:40]!r} is no number") from None
 
 
-def _little_endian(vm: Interpreter, nbytes: int) -> None:
-    if nbytes < 0:
-        raise vm.damage(f"an integer of {nbytes:,} bytes")
-    vm.push_text(vm.take(nbytes))
-    vm.stack[-1] = int.from_bytes(vm.stack[-1], "little", signed=True)
+def _little_endian(code: int, layout: struct.Struct) -> None:
+    def push(vm: Interpreter) -> None:
+        nbytes = vm.unpack(layout)
+        if nbytes < 0:
+            raise vm.damage(f"an integer of {nbytes:,} bytes")
+        vm.push_text(vm.take(nbytes))
+        vm.stack[-1] = int.from_bytes(vm.stack[-1], "little", signed=True)
+
+    TABLE[code] = push
 
 
-@_opcode(0x8A)
-def _long1(vm: Interpreter) -> None:
-    _little_endian(vm, vm.unpack(U1))
-
-
-@_opcode(0x8B)
-def _long4(vm: Interpreter) -> None:
-    _little_endian(vm, vm.unpack(_I4))
+_little_endian(0x8A, U1)
+_little_endian(0x8B, _I4)
 
 
 # Text and bytes -----------------------------------------------------------------------------------
@@ -174,20 +168,16 @@ def _bytearray8(vm: Interpreter) -> None:
     vm.push(made)
 
 
-_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)
-_SHORT_ESCAPES = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL)
+_LETTERS = dict(zip("abfnrtv\\'\"", "\a\b\f\n\r\t\v\\'\"", strict=True))
 
 
-def _unescape(match: re.Match[bytes]) -> bytes:
-    """Return the byte that an escape of a Python 2 string literal stands for."""
-    body = match[1]
-    if body[:1] == b"x" and len(body) == 3:
-        return bytes([int(body[1:], 16)])
-    if body[:1].isdigit() and body[0] < ord("8"):
-        return bytes([int(body, 8) & 0xFF])
-    if body[0] in _SHORT_ESCAPES:
-        return bytes([_SHORT_ESCAPES[body[0]]])
-    return body if body in (b"\\", b"'", b'"') else b"\\" + body
+def _unescape(match: re.Match[str]) -> str:
+    """Return the character that an escape of a Python 2 string literal stands for."""
+    hexadecimal, octal, letter = match.groups()
+    if letter is not None:
+        return _LETTERS.get(letter, match[0])
+    return chr(int(hexadecimal, 16) if octal is None else int(octal, 8) & 0xFF)
 
 
 @_opcode(0x53)  # S
@@ -195,7 +185,7 @@ def _quoted_line(vm: Interpreter) -> None:
     line = vm.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise vm.damage(f"{line[:40]!r} is no quoted string")
-    vm.push_text(_ESCAPE.sub(_unescape, line[1:-1]).decode("latin-1"))
+    vm.push_text(_ESCAPE.sub(_unescape, line[1:-1].decode("latin-1")))
 
 
 @_opcode(0x56)  # V
@@ -404,11 +394,8 @@ def _stack_global(vm: Interpreter) -> None:
 
 @_opcode(0x69)  # i
 def _inst(vm: Interpreter) -> None:
-    module = _name(vm.line())
-    name = _name(vm.line())
-    vm.import_name(module, name)
-    function = vm.stack.pop()
-    vm.call(function, tuple(vm.pop_to_mark()))
+    _global(vm)
+    vm.call(vm.stack.pop(), tuple(vm.pop_to_mark()))
 
 
 @_opcode(0x6F)  # o
@@ -445,8 +432,7 @@ def _build(vm: Interpreter) -> None:
 
 @_opcode(0x51)  # Q
 def _binpersid(vm: Interpreter) -> None:
-    persistent_id = vm.stack.pop()
-    vm.push(Persistent(persistent_id))
+    vm.push(Persistent(vm.stack.pop()))
 
 
 @_opcode(0x50)  # P

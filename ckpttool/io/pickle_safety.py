@@ -61,12 +61,10 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
     safety: dict[Finding, None] = {}
     at = offset
     while not pickles or at < end:
-        if len(pickles) == MAX_PICKLES:
-            found = f"more than {MAX_PICKLES:,} pickles one behind the other"
-            failure = LimitExceeded(source.path, found, where=where)
-            failure.safety = tuple(safety)
-            raise failure
         try:
+            if len(pickles) == MAX_PICKLES:
+                found = f"more than {MAX_PICKLES:,} pickles one behind the other"
+                raise LimitExceeded(source.path, found, where=where)
             pickle = run(Interpreter(source, at, end, where, budget))
         except DamagedCheckpoint as failure:
             safety |= dict.fromkeys(failure.safety)

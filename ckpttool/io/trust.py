@@ -68,30 +68,24 @@ def value_kind(module: str, name: str) -> str | None:
 
 def is_object(module: str, name: str) -> bool:
     """Tell whether honest pickles are known to call a global whose own code then runs."""
-    return (module, name) in _objects()
+    return (module, name) in globals_in("objects.txt")
 
 
 @lru_cache(1 << 12)
 def stranger(module: str, name: str) -> Trust:
     """Return what a global that is neither a value nor a constructor means."""
-    if (module, name) in _objects():
+    if is_object(module, name):
         return Trust.KNOWN
-    package = module.partition(".")[0]
-    reaches = "." in name and (
-        module in _SCRIPTS or any(part in _standard_library() for part in name.split("."))
-    )
-    if reaches or package in _standard_library() or _has_dunder(module, name):
+    standard_library = words_in("stdlib.txt")
+    package, *below = f"{module}.{name}".split(".")
+    reaches = "." in name and (module in _SCRIPTS or not standard_library.isdisjoint(name.split(".")))
+    # A part ``__so__`` leads to all that Python has.
+    has_dunder = any(map(is_dunder, below)) or (is_dunder(package) and package not in _OWN_ROOTS)
+    if reaches or has_dunder or package in standard_library:
         return Trust.DANGEROUS
-    if package not in _packages():
+    if package not in words_in("packages.txt"):
         return Trust.UNKNOWN
-    return Trust.DANGEROUS if name in _standard_library() else Trust.KNOWN
-
-
-def _has_dunder(module: str, name: str) -> bool:
-    """Tell whether a part is ``__so__``, which leads to all that Python has."""
-    root, *below = module.split(".")
-    parts = [*name.split("."), *below, *([] if root in _OWN_ROOTS else [root])]
-    return any(map(is_dunder, parts))
+    return Trust.DANGEROUS if name in standard_library else Trust.KNOWN
 
 
 def is_dunder(name: str) -> bool:
@@ -106,10 +100,6 @@ def _values() -> dict[Global, str]:
 
 
 @cache
-def _objects() -> frozenset[Global]:
-    return globals_in("objects.txt")
-
-
 def globals_in(file: str) -> frozenset[Global]:
     """Return the globals of a list: in each line a module, and names in it."""
     rows = (line.split() for line in lines(file))
@@ -117,13 +107,9 @@ def globals_in(file: str) -> frozenset[Global]:
 
 
 @cache
-def _standard_library() -> frozenset[str]:
-    return frozenset(lines("stdlib.txt"))
-
-
-@cache
-def _packages() -> frozenset[str]:
-    return frozenset(lines("packages.txt"))
+def words_in(file: str) -> frozenset[str]:
+    """Return the words of a list, of which a line may hold several."""
+    return frozenset(word for line in lines(file) for word in line.split())
 
 
 def lines(file: str) -> list[str]:
