@@ -15,7 +15,7 @@ from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.renaming.plan import RenameRequest
 from ckpttool.runs.renaming.rename import rename
 from ckpttool.runs.tracking import facts_of, open_target
-from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult
+from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult, require_same_place
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
 
@@ -39,9 +39,11 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
 def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = None) -> Step:
     """Return the step that copies valid checkpoints to a directory or store, each once as it is."""
     copied: dict[str, Contents] = {}
+    place = fs.realpath(destination)
 
     def step(landed: Landed) -> StepResult:
         with holding(destination):
+            require_same_place(destination, place)
             return copy_landed(landed)
 
     def copy_landed(landed: Landed) -> StepResult:

@@ -271,8 +271,7 @@ class DirectoryWatch:
             status = fs.stat(self.root)
         except OSError as error:
             raise from_os_error(error, self.root) from error
-        if (place := fs.realpath(self.root)) != self._place:
-            raise AccessDenied(self.root, f"it leads to {place} now", expected=self._place)
+        require_same_place(self.root, self._place)
         identity = status.st_dev, status.st_ino
         if identity == self._held:
             return
@@ -507,6 +506,12 @@ def watch(
                 for one in watches:
                     one.look(is_last=True)
                 return
+
+
+def require_same_place(path: str, place: str) -> None:
+    """Require that a path still leads to the place that it led to when the watch began."""
+    if (now := fs.realpath(path)) != place:
+        raise AccessDenied(path, f"it leads to {now} now", expected=place)
 
 
 def _statuses(root: str) -> Statuses:

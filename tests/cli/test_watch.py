@@ -265,6 +265,37 @@ def test_a_step_that_fails_is_told_once_and_keeps_what_follows_from_being_done(
         assert not watched.watch.has_problems
 
 
+def test_a_destination_that_leads_elsewhere_by_now_is_not_copied_to(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    backup, away, other = (tmp_path / name for name in ("backup", "away", "other"))
+    backup.mkdir()
+    other.mkdir()
+    with Watched(run_directory, copy=copy_step(str(backup))) as watched:
+        land(run_directory, 1)
+        assert watched.look(2) == [f"{name(1)} valid", f"{name(1)} copied"]
+        backup.rename(away)
+        backup.symlink_to(other)
+        land(run_directory, 2)
+        assert watched.look(2) == [f"{name(2)} valid", "backup failed"]
+        assert f"it leads to {other} now" in str(watched.events[-1].reason)
+        assert not any(other.iterdir())
+        backup.unlink()
+        away.rename(backup)
+        assert watched.look(RETRY_SECONDS, seconds=1) == [f"{name(2)} copied"]
+
+
+def test_a_destination_that_is_a_link_from_the_start_is_copied_to(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "backup").symlink_to(tmp_path / "disk")
+    land(run_directory, 1)
+    with Watched(run_directory, copy=copy_step(str(tmp_path / "backup" / "runs"))) as watched:
+        assert watched.look(2) == [f"{name(1)} valid", f"{name(1)} copied"]
+    assert [path.name for path in (tmp_path / "disk" / "runs").iterdir()] == [name(1)]
+
+
 def test_a_directory_that_vanishes_is_told_once_and_watched_again(run_directory: Path) -> None:
     land(run_directory, 1)
     with Watched(run_directory) as watched:
