@@ -34,8 +34,9 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(\.[\w-]+)?\.(safetensors|bin)")
 _RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|bin)")
 _STATE_FILE = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|dl_state_dict)(_\d+)?\.(pt|pth|bin)|sampler(_\d+)?\.bin"
+    r"(optimizer|scheduler|scaler|dl_state_dict)(_\d+)?\.(pt|pth|bin)|sampler(_\d+)?\.bin"
 )
+_RNG_STATE = re.compile(r"rng_state(_\d+)?\.(pt|pth|bin)")
 _WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
 _RANDOM_STATES = re.compile(r"random_states_\d+\.pkl")
 _WRITTEN = re.compile(
@@ -139,7 +140,11 @@ class HfTrainer(Format):
             )
 
     def state_files(self, names: Iterable[str], proven: Collection[str]) -> Iterable[str]:
-        return filter(_STATE_FILE.fullmatch, names)
+        return (
+            one
+            for one in names
+            if _STATE_FILE.fullmatch(one) or (one in proven and _RNG_STATE.fullmatch(one))
+        )
 
 
 def _is_accelerate(entries: Entries) -> bool:

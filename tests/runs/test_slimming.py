@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from random import getstate
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -307,6 +309,94 @@ def test_each_of_two_commands_can_be_undone(epochs: Path) -> None:
     prune(epochs, keep_last=9, trash=True)
     assert undo(epochs).problems == undo(epochs).problems == ()
     assert file_bytes(epochs) == before
+
+
+# Random states --------------------------------------------------------------------------------------
+
+
+def _random_states() -> dict[str, Any]:
+    """Return states of generators, as their libraries and trainers save them."""
+    import torch
+
+    own, old, cpu = getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.zeros(16, dtype=torch.uint8)  # of torch.cuda.get_rng_state: a seed and an offset
+    megatron = {"random_rng_state": own, "np_rng_state": old, "torch_rng_state": cpu, "cuda_rng_state": cuda}
+    bit_generators = [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox]
+    return {
+        "torch_rng_state": cpu,
+        "cuda_rng_state_all": [cuda, cuda],
+        "rng_state": {"python": own, "numpy": old, "cpu": cpu, "cuda": cuda},
+        "megatron_rng": [{**megatron, "rng_tracker_states": {"model-parallel-rng": cuda}}],
+        "random_state": own,
+        "python_rng": [own[0], list(own[1]), own[2]],
+        "np_rng": old,
+        "numpy_random_state": np.random.get_state(legacy=False),
+        "listed_rng": [old[0], old[1].tolist(), *old[2:]],
+        **{f"{kind.__name__}_rng": kind(1).state for kind in (*bit_generators, np.random.SFC64)},
+        "jax_rng": np.array([0, 42], np.uint32),  # jax.random.PRNGKey(42)
+        "rngs": {"params": np.zeros(2, np.uint32), "dropout": np.zeros(4, np.uint32), "unused": None},
+    }
+
+
+def _named_like_random_states() -> dict[str, Any]:
+    import torch
+
+    table = torch.ones(60, 40)
+    return {
+        "rng_embedding": table,
+        "rng_table": {"weight": table},
+        "random_state": table,
+        "random_states": {"mean": 3.5},
+        "torch_rng": torch.nn.Parameter(table),
+        "rng_state": torch.ones(5056),
+        "long_rng": torch.zeros(5057, dtype=torch.uint8),
+        "square_rng": torch.zeros(4, 4, dtype=torch.uint8),
+        "np_rng": np.ones(624),
+        "rng_pairs": np.zeros((60, 2), np.uint32),
+        "rngs": [1, 2, 3],
+        "rng_words": ["a", "b"],
+        "rng_bytes": b"a" * 5056,
+        "rng_settings": {"bit_generator": "PCG64", "state": {"note": "kept"}},
+        "rng_nothing": {},
+    }
+
+
+@pytest.mark.parametrize(("values", "goes"), [(_random_states, True), (_named_like_random_states, False)])
+def test_a_key_named_like_a_random_state_goes_only_with_one(values: Any, goes: bool, tmp_path: Path) -> None:
+    import torch
+
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2000)}}, "param_groups": [{"params": [0]}]}
+    saved = {"model": {"w": torch.zeros(9)}, "optimizer": optimizer, **values()}
+    for epoch in (1, 2):
+        torch.save({"epoch": epoch, **saved}, tmp_path / f"model_epoch_{epoch}.pth")
+    assert _slim_names(prune(tmp_path, full=1)) == ["model_epoch_1.pth"]
+    left = torch.load(tmp_path / "model_epoch_1.pth", weights_only=False)
+    assert left.keys() == {"epoch", "model"} | (set() if goes else values().keys())
+
+
+def test_what_lies_with_a_random_state_keeps_it(tmp_path: Path, run) -> None:
+    import torch
+
+    state = {"cpu": torch.get_rng_state(), "table": torch.ones(60, 40)}
+    for epoch in (1, 2):
+        values = {"model": {"w": torch.zeros(9)}, "rng_state": state}
+        torch.save({"epoch": epoch, **values}, tmp_path / f"model_epoch_{epoch}.pth")
+    before = file_bytes(tmp_path)
+    status, out, _ = run("prune", tmp_path, "--full", "1", "--yes", "-v")
+    assert (status, "nothing proves that rng_state.cpu is training state alone" in out) == (0, True)
+    assert file_bytes(tmp_path) == before
+
+
+@pytest.mark.parametrize("has_tensor", [True, False])
+def test_a_trainers_file_of_random_states_goes_only_with_some(trainer: Path, has_tensor: bool) -> None:
+    import torch
+
+    other = trainer / "checkpoint-2" / "rng_state.pth"
+    torch.save({"table": torch.ones(60, 40) if has_tensor else [0.5, 1.5]}, other)
+    done = prune(trainer, full=2)
+    assert (done.problems, _slim_names(done)) == ((), ["checkpoint-6", "checkpoint-2"])
+    assert [path.name for path in trainer.glob("checkpoint-[26]/rng_state.pth")] == [other.name]
+    assert other.exists() and not other.with_name("optimizer.pt").exists()
 
 
 # The command line -----------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ def _state_files(
     sizes = {one.path.removeprefix(base): one.size for one in files.files if one.path.startswith(base)}
     if not sizes or unit.format is None:
         return {}
-    holders = _names_of_files(state, directory)
-    names = set(unit.format.state_files(sizes, holders - _names_of_files(others, directory)))
+    holders, shared = _names_of_files(state, directory), _names_of_files(others, directory)
+    names = set(unit.format.state_files(sizes, holders - shared)) - shared
     return {name: size for name, size in sizes.items() if name in names} if holders <= names else {}
 
 

@@ -1,7 +1,8 @@
 """A content without what only a training that goes on needs: optimizer, scheduler, scaler, random states.
 
-Only what is proven to be one of them goes, not by its key alone: a ``scaler`` may be that of the inputs, and
-a ``scheduler`` that of a diffusion's noise. Epoch, step, metrics, settings and all else keep their places.
+Only what is proven to be one of them goes, not by its key alone: a ``scaler`` may be that of the inputs, a
+``scheduler`` that of a diffusion's noise, and ``rng_embedding`` a layer. Epoch, step, metrics, settings and
+all else keep their places.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content
 from ckpttool.io.pickle_nodes import Mapped
+from ckpttool.weights.converting.random_states import is_random_state, is_random_tensor
 from ckpttool.weights.converting.ties import carry_ties
 
 _RANDOM = re.compile(r"(^|_)rng(_|s?$)|(^|_)random_states?$", re.IGNORECASE)
@@ -41,7 +43,8 @@ _DEEPEST = 3
 def is_state_tensor(tensor: Tensor) -> bool:
     """Tell whether a tensor seems to be of no use but to a training that goes on."""
     if tensor.role is Role.TRAINING:
-        return any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
+        is_named = any(isinstance(key, str) and _RANDOM.search(key) for key in tensor.path)
+        return is_named and is_random_tensor(tensor)
     return tensor.role is Role.OPTIMIZER
 
 
@@ -94,7 +97,7 @@ def _is_state(key: object, value: object) -> bool:
     if not isinstance(key, str):
         return False
     if _RANDOM.search(key):
-        is_one = not isinstance(value, int | float | str | None)
+        is_one = is_random_state(value)
     else:
         signs = next((signs for pattern, signs in _SIGNS.items() if pattern.search(key)), None)
         is_one = signs is not None and _has_signs(value, signs)
