@@ -75,7 +75,7 @@ RECOGNISED = [
     ("model_3_loss_0.33.pth", "model_*_loss_*.pth", None, None, 3, None, {"loss": 0.33}),
     ("ckpt_3_acc0.9.pth", "ckpt_*_acc*.pth", None, None, 3, None, {"acc": 0.9}),
     ("vgg_16_loss_0.33.pth", "vgg_16_loss_*.pth", None, None, None, None, {"loss": 0.33}),
-    ("resnet50_acc_0.9.pth", "resnet50_acc_*.pth", None, None, None, None, {"acc": 0.9}),
+    ("resnet50_acc_0.9.pth", "resnet50_acc_*.pth", None, None, None, None, {}),
     # As Keras's ModelCheckpoint is told to name them.
     ("model.05-0.87.keras", "model.*-*.keras", 5, None, 5, None, {"value": 0.87}),
     ("weights.10-0.25.hdf5", "weights.*-*.hdf5", 10, None, 10, None, {"value": 0.25}),
@@ -151,7 +151,7 @@ RECOGNISED = [
     ("10-epoch-loss-0.3.pt", "*-epoch-loss-*.pt", 10, None, None, None, {"loss": 0.3}),
     ("best_acc1_76.13.pth", "best_acc1_*.pth", None, None, None, None, {"acc1": 76.13}),
     ("map50_0.51_epoch3.pt", "map50_*_epoch*.pt", 3, None, None, None, {"map50": 0.51}),
-    ("mAP50-95_0.51_epoch3.pt", "mAP50-95_*_epoch*.pt", 3, None, None, None, {}),
+    ("mAP50-95_0.51_epoch3.pt", "mAP50-95_*_epoch*.pt", 3, None, None, None, {"mAP50-95": 0.51}),
     ("acc_0.93", "acc_*", None, None, None, None, {"acc": 0.93}),
     (
         "lr=0.001-wd=0.1-epoch=3-val_loss=0.2.ckpt",
@@ -387,3 +387,91 @@ def test_metric_that_is_no_number_is_told_as_such() -> None:
     fields = parse_name("epoch=2-val_loss=nan.ckpt")
     assert fields.blank == parse_name("epoch=3-val_loss=0.5.ckpt").blank
     assert math.isnan(fields.metrics["val_loss"])
+
+
+@pytest.mark.parametrize(
+    ("name", "blank", "metrics"),
+    [
+        # Behind a field, or behind what separates fields, the name is all of it.
+        ("model_3_neg_val_loss=-0.3452.pt", "model_*_neg_val_loss=*.pt", {"neg_val_loss": -0.3452}),
+        ("model_1_log_loss=0.9.pt", "model_*_log_loss=*.pt", {"log_loss": 0.9}),
+        (
+            "m-epoch=0-teacher_val_loss=0.1-val_loss=0.9.pt",
+            "m-epoch=*-teacher_val_loss=*-val_loss=*.pt",
+            {"teacher_val_loss": 0.1, "val_loss": 0.9},
+        ),
+        ("epoch_3_teacher_val_loss_0.1.pt", "epoch_*_teacher_val_loss_*.pt", {"teacher_val_loss": 0.1}),
+        ("teacher_val_loss=0.1-epoch=3.ckpt", "teacher_val_loss=*-epoch=*.ckpt", {"teacher_val_loss": 0.1}),
+        ("Conformer--val_wer=0.05-epoch=1.ckpt", "Conformer--val_wer=*-epoch=*.ckpt", {"val_wer": 0.05}),
+        ("sd-model-val_loss=0.3.ckpt", "sd-model-val_loss=*.ckpt", {"val_loss": 0.3}),
+        ("epoch=3-val-loss=0.2.ckpt", "epoch=*-val-loss=*.ckpt", {"val-loss": 0.2}),
+        ("epoch=3-v1-val_loss=0.2.ckpt", "epoch=*-v1-val_loss=*.ckpt", {"val_loss": 0.2}),
+        ("best_model_val_loss_0.3.pth", "best_model_val_loss_*.pth", {"val_loss": 0.3}),
+        ("step=9-evaluate=0.7", "step=*-evaluate=*", {"evaluate": 0.7}),
+        ("evaluate=0.7-step=9", "evaluate=*-step=*", {"evaluate": 0.7}),
+        ("epoch=3-elo=1500.5.ckpt", "epoch=*-elo=*.ckpt", {"elo": 1500.5}),
+        ("epoch=1-neg_val_loss=-inf.ckpt", "epoch=*-neg_val_loss=*.ckpt", {"neg_val_loss": -math.inf}),
+        # With the numbers in it.
+        ("epoch=0-BLEU-4=0.91.pt", "epoch=*-BLEU-4=*.pt", {"BLEU-4": 0.91}),
+        ("BLEU-4=0.91-epoch=0.pt", "BLEU-4=*-epoch=*.pt", {"BLEU-4": 0.91}),
+        ("model_bleu_4_0.91.pt", "model_bleu_4_*.pt", {"bleu_4": 0.91}),
+        ("epoch=0-mAP_0.5=0.91.pt", "epoch=*-mAP_0.5=*.pt", {"mAP_0.5": 0.91}),
+        ("epoch_0_mAP_0.5_0.91.pt", "epoch_*_mAP_0.5_*.pt", {"mAP_0.5": 0.91}),
+        ("fid50k=7.1-step=1000.ckpt", "fid50k=*-step=*.ckpt", {"fid50k": 7.1}),
+        ("epoch=3-top-5-acc=0.91.ckpt", "epoch=*-top-5-acc=*.ckpt", {"top-5-acc": 0.91}),
+        ("epoch_3_top_5_acc_0.91.pt", "epoch_*_top_5_acc_*.pt", {"top_5_acc": 0.91}),
+        ("recall@10=0.5-epoch=1.ckpt", "recall@10=*-epoch=*.ckpt", {"recall@10": 0.5}),
+        ("epoch=3-hits_at_1=0.5.ckpt", "epoch=*-hits_at_1=*.ckpt", {"hits_at_1": 0.5}),
+        # Nobody knows where it begins, but a measurement is none of the series' name.
+        ("teacher_val_loss=0.1.pt", "teacher_val_loss=*.pt", {}),
+        ("teacher_val_loss_0.1_epoch_3.pt", "teacher_val_loss_*_epoch_*.pt", {}),
+        ("sd-model-val-loss=0.3.ckpt", "sd-model-val-loss=*.ckpt", {}),
+        ("val_loss=0.3_val_loss=0.4.pt", "val_loss=*_val_loss=*.pt", {}),
+        # What is set, not measured.
+        ("epoch=3-alpha=0.5.ckpt", "epoch=*-alpha=0.5.ckpt", {}),
+        ("epoch=3-loss_weight=0.5.ckpt", "epoch=*-loss_weight=0.5.ckpt", {}),
+        ("foo=0.5-epoch=3.ckpt", "foo=0.5-epoch=*.ckpt", {}),
+    ],
+)
+def test_a_metrics_name_is_all_of_it(name: str, blank: str, metrics: dict[str, float]) -> None:
+    fields = parse_name(name)
+    assert (fields.blank, fields.metrics) == (blank, metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "blank", "epoch", "step", "number"),
+    [
+        ("ep1-ba100-rank0.pt", "ep*-ba*-rank0.pt", 1, 100, None),  # Composer
+        ("ep1-ba100", "ep*-ba*", 1, 100, None),
+        (
+            "gpt--val_loss=2.31-step=1000-consumed_samples=8000.0-last.ckpt",  # NeMo
+            "gpt--val_loss=*-step=*-consumed_samples=*-last.ckpt",
+            None,
+            1000,
+            None,
+        ),
+        ("020000", "*", None, None, 20_000),  # LeRobot
+        ("model_500k.pt", "model_*.pt", None, None, 500_000),
+        ("model_1M.pt", "model_*.pt", None, None, 1_000_000),
+        ("model_1.5M.pt", "model_*.pt", None, None, 1_500_000),
+        ("model_2e5.pt", "model_*.pt", None, None, 200_000),
+        ("step_2e5.pt", "step_*.pt", None, 200_000, None),
+        ("ppo_1M_steps.zip", "ppo_*_steps.zip", None, 1_000_000, None),
+        ("model_1.5.pt", "model_*.pt", None, None, None),
+        ("9f2e5", "9f2e5", None, None, None),
+    ],
+)
+def test_counts(name: str, blank: str, epoch: int | None, step: int | None, number: int | None) -> None:
+    fields = parse_name(name)
+    assert (fields.blank, fields.epoch, fields.step, fields.number) == (blank, epoch, step, number)
+
+
+@given(
+    st.sampled_from(["val_wer", "BLEU-4", "top-5-acc", "recall@10", "fid50k", "neg_val_loss", "mAP_0.5"]),
+    st.lists(st.decimals(-9, 9, places=2, allow_nan=False), min_size=2, max_size=5),
+    st.sampled_from(["{metric}={value}-epoch={epoch}.ckpt", "m-epoch={epoch}-{metric}={value}.pt"]),
+)
+def test_values_of_a_metric_never_part_a_series(metric: str, values, template: str) -> None:
+    names = [template.format(metric=metric, value=value, epoch=at) for at, value in enumerate(values)]
+    assert len({parse_name(name).blank for name in names}) == 1
+    assert [dict(parse_name(name).metrics) for name in names] == [{metric: float(value)} for value in values]

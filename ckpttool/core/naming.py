@@ -6,6 +6,8 @@ a learning rate, stays, since names that are equal once they are blanked are tak
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ckpttool.core import name_patterns as patterns
+from ckpttool.core.metric_names import MEAN_OF_METRIC, MetricKey, metric_key
 
 LOOK_BACK = 48
 """How many characters before a number may hold its key; it bounds the work on hostile names."""
@@ -81,11 +84,16 @@ class _Number(NamedTuple):
     def value(self) -> int | float | None:
         if len(self.text) > MAX_DIGITS:
             return None
-        return int(self.text) if self.text.isdigit() else float(self.text)
+        return int(self.text) if self.text.isdigit() else self._float
 
     @property
     def is_whole(self) -> bool:
-        return self.text.isdigit()
+        """Whether it counts something: ``3`` and ``2e5``, not ``3.0``."""
+        return self.text.isdigit() or ("." not in self.text and "-" not in self.text)
+
+    @property
+    def _float(self) -> int | float:
+        return int(float(self.text)) if self.is_whole else float(self.text)
 
 
 class _Reading:
@@ -96,10 +104,11 @@ class _Reading:
         self.name = name
         self.end = suffix.start() if suffix and suffix.start() else len(name)
         self.spans: list[tuple[int, int]] = []
+        self.ends: set[int] = set()
         self.epoch: int | float | None = None
         self.step: int | None = None
         self.saved_at: str | None = None
-        self.metrics: dict[str, float] = {}
+        self.measured: list[tuple[str | None, float]] = []
         self.number: int | None = None
         self.is_ordinal = True
         self.decimals: list[tuple[int, int]] = []
@@ -120,7 +129,13 @@ class _Reading:
             self._take_last_number(beside_metrics=True)
         self._take_last_value()
         return NameFields(
-            self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number, self.is_ordinal
+            self._blank(),
+            self.epoch,
+            self.step,
+            self.saved_at,
+            self._metrics(),
+            self.number,
+            self.is_ordinal,
         )
 
     def _numbers(self) -> Iterator[_Number]:
@@ -148,8 +163,7 @@ class _Reading:
         before = self._before(match.end("word"))
         keyed = [patterns.EPOCH, patterns.STEP, patterns.TOTAL]
         keyed += [] if match["part"] else [patterns.SIBLING]
-        words = patterns.WORDS.search(before)
-        if any(key.search(before) for key in keyed) or (words and patterns.metric_name(words[1])):
+        if any(key.search(before) for key in keyed) or metric_key(before):
             return None
         if len(match["part"] or "") == 1 and patterns.PLAIN_WORD.search(before[:-1]):
             return None  # model_v1.05 is a version
@@ -170,7 +184,7 @@ class _Reading:
                 continue
             if self.saved_at is None:
                 self.saved_at = when.isoformat() if hour else when.date().isoformat()
-            self.spans.append(match.span())
+            self._take(*match.span())
             yield match.span()
 
     def _before(self, start: int) -> str:
@@ -184,12 +198,10 @@ class _Reading:
         before = self._before(number.start)
         if patterns.TOTAL.search(before):
             return False
-        if (
-            not number.is_whole
-            and patterns.MEAN_OF_METRIC.search(before)
-            and self._take_metric(number, before)
-        ):
+        if not number.is_whole and MEAN_OF_METRIC.search(before) and self._take_metric(number, before):
             return True
+        if patterns.SAMPLES.search(before):
+            return self._take(number.start, number.end)
         if patterns.EPOCH.search(before):
             return self._take_epoch(number)
         if patterns.STEP.search(before):
@@ -202,22 +214,31 @@ class _Reading:
 
     def _take_step(self, number: _Number) -> bool:
         thousand = patterns.THOUSAND.match(self.name, number.end, self.end)
-        value = number.value
-        if value is not None and self.step is None:
-            count = value * (patterns.THOUSANDS[thousand[1].lower()] if thousand else 1)
-            self.step = int(count) if count == count // 1 else None
+        self.step = _count(number, thousand) if self.step is None else self.step
         return self._take(number.start, thousand.end() if thousand else number.end)
 
     def _take_metric(self, number: _Number, before: str) -> bool:
-        words = patterns.WORDS.search(before)
-        name = patterns.metric_name(words[1]) if words else None
-        if name is None or (name.lower() == "precision" and number.text in patterns.BITS):
+        key = self._metric_key(number.start, number.end, is_decimal=not number.is_whole)
+        name = key.name if key else None
+        if key is None or (name and name.lower() == "precision" and number.text in patterns.BITS):
             return False
         is_negative = before.endswith(("=-", ":-", "_-"))
         value, end = self._metric_value(number)
         if value is not None:
-            self.metrics.setdefault(name, -float(value) if is_negative else float(value))
+            self.measured.append((key.name, -float(value) if is_negative else float(value)))
         return self._take(number.start - is_negative, end)
+
+    def _metric_key(self, start: int, end: int, *, is_decimal: bool) -> MetricKey | None:
+        """Return what a value between two places belongs to, by what stands between it and the last field."""
+        ends = (at for at in range(start, max(0, start - LOOK_BACK), -1) if at in self.ends)
+        field_end = next(ends, None)
+        return metric_key(
+            self._before(start) if field_end is None else self.name[field_end:start],
+            behind=self.name[end : end + 1],
+            follows_field=field_end is not None,
+            is_decimal=is_decimal,
+            is_counted=(self.epoch, self.step) != (None, None),
+        )
 
     def _metric_value(self, number: _Number) -> tuple[int | float | None, int]:
         """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` may be 1."""
@@ -229,11 +250,10 @@ class _Reading:
     def _take_non_finite(self) -> None:
         """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
         for match in patterns.NO_NUMBER.finditer(self.name, 0, self.end):
-            words = patterns.WORDS.search(self._before(match.start() + 1))
-            name = patterns.metric_name(words[1]) if words else None
-            if name is not None:
-                self.metrics.setdefault(name, float(match[1]))
-                self._take(match.start(1), match.end(1))
+            key = self._metric_key(*match.span(1), is_decimal=True)
+            if key is not None:
+                self.measured.append((key.name, float(match[1])))
+                self._take(*match.span(1))
 
     def _take_keyed_behind(self, number: _Number) -> bool:
         """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
@@ -260,7 +280,7 @@ class _Reading:
 
     def _take_decimal(self, number: _Number) -> bool:
         """Take a decimal that follows a field or another number: a metric that the name doesn't name."""
-        if number.is_whole:
+        if number.is_whole or patterns.THOUSAND.match(self.name, number.end, self.end):
             return False
         before = self._before(number.start)
         if not patterns.AFTER_NUMBER.search(before) and not patterns.PLAIN_WORD.search(before):
@@ -278,13 +298,10 @@ class _Reading:
         for number in reversed(self.rest):
             is_ordinal = bool(patterns.ORDINAL.search(self._before(number.start)))
             thousand = patterns.THOUSAND.match(self.name, number.end, self.end) if is_ordinal else None
-            is_thousands = thousand is not None and thousand[1] in "kK"  # 125m are parameters
+            is_thousands = thousand is not None and thousand[1] in "kKM"  # 125m are parameters
             if (is_ordinal or not beside_metrics) and self._is_position(number, is_thousands=is_thousands):
-                value = number.value
-                self.number = value if isinstance(value, int) else None
+                self.number = _count(number, thousand)
                 self.is_ordinal = is_ordinal
-                if thousand is not None and self.number is not None:
-                    self.number *= patterns.THOUSANDS[thousand[1].lower()]
                 self._take(number.start, number.end if thousand is None else thousand.end())
                 if self.is_ordinal and patterns.COUNTS_EPOCHS.search(
                     self.name, max(0, len(self.name) - LOOK_BACK)
@@ -295,13 +312,13 @@ class _Reading:
     def _take_last_value(self) -> None:
         """Take the decimal at the end as a metric where it stands directly behind another field."""
         before = self._before(self.end)
-        match = None if self.metrics else patterns.VALUE.search(before)
+        match = None if self.measured else patterns.VALUE.search(before)
         if match is None:
             return
         start = self.end - len(before)
         fields = [span for span in self.spans if span[1] <= start + match.start()]
         if any(span[1] == start + match.start() and span not in self.decimals for span in fields):
-            self.metrics[UNNAMED] = float(match["value"])
+            self.measured.append((UNNAMED, float(match["value"])))
             self.spans = [*fields, (start + match.start("value"), self.end)]
 
     def _is_position(self, number: _Number, *, is_thousands: bool) -> bool:
@@ -311,11 +328,17 @@ class _Reading:
         is_part = patterns.SIBLING.search(before) or patterns.STATES_BEHIND.match(
             self.name, number.end, self.end
         )
-        return number.is_whole and bool(is_token) and not is_part
+        return (number.is_whole or is_thousands) and bool(is_token) and not is_part
 
     def _take(self, start: int, end: int) -> bool:
         self.spans.append((start, end))
+        self.ends.add(end)
         return True
+
+    def _metrics(self) -> dict[str, float]:
+        """Return the metrics of which the name gives one value."""
+        names = Counter(name for name, _ in dict.fromkeys(self.measured))
+        return {name: value for name, value in self.measured if name is not None and names[name] == 1}
 
     def _blank(self) -> str:
         parts, start = [], 0
@@ -323,3 +346,12 @@ class _Reading:
             parts.append(self.name[start:begin])
             start = end
         return "*".join([*parts, self.name[start:]])
+
+
+def _count(number: _Number, thousand: re.Match[str] | None) -> int | None:
+    """Return what a number counts, ``1.5M`` too; None where that is no whole number."""
+    value = number.value
+    if value is None:
+        return None
+    count = value * (patterns.THOUSANDS[thousand[1].lower()] if thousand else 1)
+    return int(count) if count == count // 1 else None

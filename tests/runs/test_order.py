@@ -344,6 +344,22 @@ def test_what_was_measured_is_no_setting(entry, told) -> None:
 
 
 @pytest.mark.parametrize(
+    "form",
+    [
+        "Conformer--val_wer={}-epoch={}.ckpt",
+        "val_wer_{}_epoch_{}.pt",
+        "teacher_val_wer_{}_epoch_{}.pt",
+        "BLEU-4={}-epoch={}.pt",
+        "acc{}_epoch_{}.pt",
+    ],
+)
+def test_equal_measurements_before_the_epoch_part_no_series(entry, form: str) -> None:
+    names = [form.format(value, epoch) for epoch, value in enumerate(("0.05", "0.05", "0.04"), 1)]
+    (found,) = group(keep_run_settings([entry(name) for name in names]))
+    assert _names(found.entries) == names
+
+
+@pytest.mark.parametrize(
     ("directories", "names"),
     [
         (("run/step_100", "run/step_20"), ["run/step_20", "run/step_100"]),

@@ -127,7 +127,9 @@ def test_one_series_with_two_policies_is_refused(entry, tmp_path, monkeypatch) -
             "min",
         ),
         ("acc val_acc Accuracy top1_acc f1 eval/f1_macro mAP mAP50 bleu rougeL mean_iou R2_recall", "max"),
-        ("lr learning_rate step value score", None),
+        ("fid50k BLEU_loss teacher_val_loss", "min"),
+        ("BLEU-4 mAP_0.5 top-5-acc recall@10", "max"),
+        ("lr learning_rate step value score neg_val_loss inverse_val_loss non_val_acc", None),
     ],
 )
 def test_the_name_of_a_metric_says_which_values_are_good(names: str, mode: str | None) -> None:

@@ -63,28 +63,23 @@ def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
 def _settings(same: Sequence[Entry]) -> Collection[int]:
     """Return which of the fields in names of one form, neither epoch nor step, are settings.
 
-    Where no two have the same epoch and step, only what comes before these is one: a metric follows them.
+    Where no two have the same epoch and step, none is: what was measured may be equal, too.
     """
     positions = [entry.fields.position for entry in same]
     texts = [field_texts(entry) for entry in same]
-    if len({len(fields) for fields in texts}) > 1:
+    if len({len(fields) for fields in texts}) > 1 or len(set(positions)) == len(positions):
         return ()
     counts = [list(column) for column in zip(*positions, strict=True)]
     columns = [[_number(text) for text in column] for column in zip(*texts, strict=True)]
-    counted = [at for at, values in enumerate(columns) if values in counts]
-    has_twins = len(set(positions)) < len(positions)
-    end = len(columns) if has_twins else min(counted, default=0)
-    return {
-        at for at in range(end) if at not in counted and _tells_runs_apart(columns[at], has_twins=has_twins)
-    }
+    return {at for at, values in enumerate(columns) if values not in counts and _tells_runs_apart(values)}
 
 
-def _tells_runs_apart(values: Sequence[float | None], *, has_twins: bool) -> bool:
+def _tells_runs_apart(values: Sequence[float | None]) -> bool:
     """Tell whether each of several values has several checkpoints, or most do where runs may have begun."""
     counts = sorted(Counter(values).values())
     singles = counts.count(1)
-    are_most = has_twins and 2 * singles < len(values)
-    return None not in values and len(counts) > 1 and counts[-1] > 1 and (singles <= 1 or are_most)
+    are_few = singles <= 1 or 2 * singles < len(values)
+    return None not in values and len(counts) > 1 and counts[-1] > 1 and are_few
 
 
 def _number(text: str) -> float | None:
@@ -103,11 +98,6 @@ def field_texts(entry: Entry) -> tuple[str, ...]:
 def has_run_setting(entry: Entry) -> bool:
     """Tell whether a setting in its name stays there, which would look like a metric without other runs."""
     return entry.fields.blank.count("*") < parse_name(entry.name).blank.count("*")
-
-
-def has_run_setting_after_count(entry: Entry) -> bool:
-    """Tell whether that setting comes after the epoch or step: it takes two of one epoch to know it, then."""
-    return entry.fields.blank.find("*") == parse_name(entry.name).blank.find("*")
 
 
 def take_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:

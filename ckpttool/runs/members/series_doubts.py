@@ -16,7 +16,7 @@ from ckpttool.formats.step_directory import own_count_inside
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import CONTRADICTION_SECONDS, Group, has_order
-from ckpttool.runs.members.runs import has_run_setting, has_run_setting_after_count
+from ckpttool.runs.members.runs import has_run_setting
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 
@@ -139,15 +139,15 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
 
 
 def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
-    """Return the two newest intact ones of a run that only a setting in its names tells from others.
+    """Return the oldest and the two newest intact ones of a run that only a setting in its names tells.
 
-    One alone would look like a save of another run, with the setting for a metric. Where the setting comes
-    behind the epoch, the oldest is one, too: other runs have one of the same epoch.
+    One alone would look like a save of another run, with the setting for a metric. The oldest tells the runs
+    apart again: others have one of the same epoch.
     """
     if any(entry.fields.blank in declared or not has_run_setting(entry) for entry in group.entries):
         return []
     intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
-    return intact[-2:] + [entry for entry in intact[:1] if has_run_setting_after_count(entry)]
+    return list({entry.path: entry for entry in (*intact[:1], *intact[-2:])}.values())
 
 
 def untrained_entries(group: Group) -> list[Entry]:

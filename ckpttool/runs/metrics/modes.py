@@ -23,13 +23,18 @@ _WORDS: Mapping[Mode, frozenset[str]] = {
     "max": frozenset(_HIGHER.split()),
 }
 """The words of names: the last one in a name counts, so that ``acc_loss`` is a loss."""
+_TURNED = frozenset({"neg", "negative", "negated", "minus", "inv", "inverse", "non"})
+"""Words that may turn better into worse: ignite's ``neg_val_loss`` is higher where it is better."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+\d?")
 _BETTER = {"min": "lower", "max": "higher"}
 
 
 def mode_of(metric: str) -> Mode | None:
     """Return which values of a metric are good; None if its name doesn't say."""
-    for word in reversed(_WORD.findall(metric)):
+    found = _WORD.findall(metric)
+    if not _TURNED.isdisjoint(map(str.lower, found)):
+        return None
+    for word in reversed(found):
         for mode, words in _WORDS.items():
             if {word.lower(), word.lower().rstrip("0123456789")} & words:
                 return mode
