@@ -71,9 +71,15 @@ MEAN_OF_METRIC = re.compile(rf"[a-z0-9]_(?:epoch|step){SEPARATOR}$", FLAGS)
 
 
 class MetricKey(NamedTuple):
-    """What is in front of a metric's value; the name is None where nobody can say where it begins."""
+    """What is in front of a metric's value.
+
+    Attributes:
+        name: None where nobody can say where it begins.
+        is_known: Whether it names a metric, and not what may be one by its place.
+    """
 
     name: str | None
+    is_known: bool = True
 
 
 def metric_key(
@@ -115,7 +121,9 @@ def metric_key(
         return MetricKey("".join(parts) if is_decided or first == 0 else None)
     is_of_data = len(parts) == 1 and _SPLIT.fullmatch(parts[0])
     is_other = follows_field and is_counted and parts[0] and not _SETTING.fullmatch("".join(parts))
-    return MetricKey("".join(parts)) if is_assigned and is_decimal and (is_of_data or is_other) else None
+    if not (is_assigned and is_decimal and (is_of_data or is_other)):
+        return None
+    return MetricKey("".join(parts), is_known=bool(is_of_data))
 
 
 def _is_of_checkpoint(word: str, is_decided: bool) -> bool:

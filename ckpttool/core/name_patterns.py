@@ -92,7 +92,7 @@ TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", FLAGS)
 STEP_DIRECTORY = re.compile(
     r"(?:(?:models?|weights|nets?|states?|saved?|snapshot|checkpoint|ckpt)[-_=.]?){0,2}"
     r"(?:(?:(?:global[-_]?)?(?:step|iter|iteration|epoch|update)|checkpoint|ckpt)[-_=.]?[0-9]{1,18}"
-    r"(?:[-_.,](?!$)|$)){1,3}"
+    r"(?:[-_.,](?!$)|$)){1,3}|ep[0-9]{1,18}-ba[0-9]{1,18}"
     r"|(?:.{1,200}[-_])?e[0-9]{3,18}[-_]s[0-9]{3,18}(?:[-_].{1,200})?",
     FLAGS,
 )

@@ -68,6 +68,11 @@ def pair_fields(name: str) -> NameFields | None:
     return NameFields(f"{before}*{between}*{behind}", epoch=int(epoch), step=int(step))
 
 
+def is_step_name(name: str) -> bool:
+    """Tell whether a directory is called as one that holds one save: by its step, and what was measured."""
+    return bool(patterns.STEP_DIRECTORY.fullmatch(name) or _Reading(name).is_of_step())
+
+
 def is_named_best(name: str) -> bool:
     """Tell whether a name says that its checkpoint is the best: ``best.pth``, ``model_best_epoch_3.pt``."""
     return patterns.BEST.search(name) is not None
@@ -108,6 +113,7 @@ class _Reading:
         self.epoch: int | float | None = None
         self.step: int | None = None
         self.saved_at: str | None = None
+        self.keyed: list[tuple[int, int]] = []
         self.measured: list[tuple[str | None, float]] = []
         self.number: int | None = None
         self.is_ordinal = True
@@ -137,6 +143,19 @@ class _Reading:
             self.number,
             self.is_ordinal,
         )
+
+    def is_of_step(self) -> bool:
+        """Tell whether the name without its metrics is a step's: ``step=100`` of ``step=100-val_loss=0.3``.
+
+        ``iou0.5_epoch_3`` could be one of several runs, with another threshold each.
+        """
+        self.fields()
+        rest, start = "", 0
+        for begin, end in sorted(self.keyed):
+            rest += self.name[start:begin].rstrip("-_,. ")
+            start = end
+        rest = (rest + self.name[start:]).lstrip("-_,. ")
+        return bool(self.keyed) and patterns.STEP_DIRECTORY.fullmatch(rest) is not None
 
     def _numbers(self) -> Iterator[_Number]:
         """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
@@ -226,6 +245,9 @@ class _Reading:
         value, end = self._metric_value(number)
         if value is not None:
             self.measured.append((key.name, -float(value) if is_negative else float(value)))
+            is_behind = before.endswith(("=", "=-")) or (self.epoch, self.step) != (None, None)
+            if name and key.is_known and is_behind and not number.is_whole:
+                self.keyed.append((self.name.rindex(name, 0, number.start), end))
         return self._take(number.start - is_negative, end)
 
     def _metric_key(self, start: int, end: int, *, is_decimal: bool) -> MetricKey | None:

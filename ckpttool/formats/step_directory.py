@@ -5,7 +5,8 @@ formats that recognise it. A directory of that name that is a run of its own, wi
 
 Sources: NVIDIA/Megatron-LM ``megatron/training/checkpointing.py`` (``get_checkpoint_name``); ray-project/ray
 ``python/ray/train/_internal/storage.py`` (``_make_checkpoint_dir_name``); volcengine/verl
-``verl/trainer/ppo/ray_trainer.py`` (``_save_checkpoint``).
+``verl/trainer/ppo/ray_trainer.py`` (``_save_checkpoint``); mosaicml/composer ``composer/callbacks/
+checkpoint_saver.py``; huggingface/lerobot ``src/lerobot/utils/train_utils.py`` (``save_checkpoint``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import product
@@ -21,9 +22,8 @@ from math import prod
 from typing import Any, ClassVar
 
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
-from ckpttool.core.errors import CheckpointError
-from ckpttool.core.name_patterns import STEP_DIRECTORY
-from ckpttool.core.naming import NameFields, parse_name
+from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.core.naming import NameFields, is_step_name, parse_name
 from ckpttool.core.report import warning
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
@@ -31,6 +31,7 @@ from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.formats.parts import OpenedParts, file_entry
 from ckpttool.io import fs
+from ckpttool.io.jsontext import parse_json
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 DATA = frozenset({"numpy", "hdf5", "pickle"})
@@ -41,6 +42,11 @@ _STATE_FILE = re.compile(
     r"(\w+_)?(optim|optimizer|opt|rng)(_?states?)?([-_.]\w*\d+)?\.(pt|pth|bin|pkl|safetensors)"
 )
 """Files of optimizers and random states, also those of ranks."""
+_BARE_STEP = re.compile(r"[0-9]{6,18}")
+_LEROBOT = ("pretrained_model", "training_state")
+"""What tells LeRobot's ``checkpoints/020000`` from the directory of a job."""
+_TRAINING_STEP = os.path.join("training_state", "training_step.json")
+_MAX_STEP_BYTES = 1 << 10
 STEP_VARIANTS = frozenset({"directory", RANKS})
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
@@ -75,12 +81,13 @@ class StepDirectory(Format):
             )
             first = next(with_weights, opened[0] if opened else None)
             keys = _keys(list(parts.parts))
+            record = _training_step(parts, directory)
             common: dict[str, Any] = {
                 "path": directory,
                 "variant": RANKS if any(len(numbers) > 1 for numbers in ranks.values()) else "directory",
                 "files": tuple(file_entry(path) for path in _files(directory) if fs.isfile(path)),
                 "spans": parts.spans,
-                "training": lambda: _training(parts, _own_name(directory)),
+                "training": lambda: _training(parts, record, _own_name(directory)),
                 "findings": tuple(parts.findings),
                 "safety": tuple(parts.safety),
                 "judged": frozenset(parts.judged),
@@ -112,7 +119,10 @@ class StepDirectory(Format):
 
 def is_step_directory(path: str) -> bool:
     """Tell whether a directory is called as one that holds one save: by its step, and nothing else."""
-    return STEP_DIRECTORY.fullmatch(_own_name(path)) is not None and fs.isdir(path)
+    name = _own_name(path)
+    if _BARE_STEP.fullmatch(name):
+        return all(fs.isdir(os.path.join(path, part)) for part in _LEROBOT)
+    return is_step_name(name) and fs.isdir(path)
 
 
 def is_run(path: str) -> bool:
@@ -165,7 +175,7 @@ class _Counts:
     def _add_directory(self, above: str, name: str) -> None:
         if (above, name) not in self._seen:
             self._seen.add((above, name))
-            if STEP_DIRECTORY.fullmatch(name) and self._own.isdisjoint(_numbers(parse_name(name))):
+            if is_step_name(name) and self._own.isdisjoint(_numbers(parse_name(name))):
                 self.are_of_a_run = True
 
     def _add_file(self, directory: str, name: str) -> None:
@@ -297,12 +307,30 @@ def _below(key: Collection[str], tensor: Tensor) -> Tensor:
     return replace(tensor, path=(*key, *tensor.path), shares_with=owner)
 
 
-def _training(parts: OpenedParts, name: str) -> TrainingState:
+def _training_step(parts: OpenedParts, directory: str) -> dict[str, Any]:
+    """Return LeRobot's record of the step, ``{"step": 20000}``; empty where there is none."""
+    path = os.path.join(directory, _TRAINING_STEP)
+    if not fs.isfile(path):
+        return {}
+    try:
+        with fs.open_source(path) as source:
+            parsed = parse_json(path, source.read(0, min(source.size, _MAX_STEP_BYTES)), "training step")
+        if isinstance(parsed, dict):
+            return parsed
+        reason = f"it has type {type(parsed).__name__}, not that of an object"
+    except DamagedCheckpoint as failure:
+        reason = failure.reason
+    parts.fault("part-damaged", reason, _TRAINING_STEP)
+    return {}
+
+
+def _training(parts: OpenedParts, record: Mapping[str, Any], name: str) -> TrainingState:
     """Return what the parts say of the training, the first of each; the directory's name is asked last."""
     values: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     origin: dict[str, str] = {}
     states = [(f"{part_name}: ", part.training) for part_name, part in parts.parts.items()]
+    states.append((f"{_TRAINING_STEP}: ", training_state(record)))
     for prefix, state in (*states, ("", training_state({}, {}, name))):
         origins = {
             key: where

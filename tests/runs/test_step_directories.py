@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -34,6 +35,10 @@ OTHER_FORMS = (
     "epoch=3-step={}",
     "step-{}",
     "Iteration{}",
+    "step={}-val_loss=0.25",
+    "evaluate=0.7-step={}",
+    "epoch_{}_val_acc_0.7",
+    "ep1-ba{}",
 )
 MEGATRON = ("mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt")
 PAIR = ("model.pt", "optim.pt")
@@ -86,12 +91,49 @@ def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["seed_{}", "trial_{}", "run{}", "{}", "resnet_epoch_{}", "epochs{}", "lr_{}", "best"]
+    "name",
+    [
+        "seed_{}",
+        "trial_{}",
+        "run{}",
+        "{}",
+        "{:07d}",
+        "resnet_epoch_{}",
+        "epochs{}",
+        "lr_{}",
+        "best",
+        "iou0.5_epoch_{}",
+        "acc4_epoch_{}",
+        "epoch={}-lr=0.1",
+        "epoch={}-foo=0.1",
+    ],
 )
 def test_what_may_be_a_trials_directory_is_none(tmp_path: Path, name: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt",), name)
     assert not survey(run, recursive=False).entries
     assert removed_names(planned(run, recursive=True)) == []
+
+
+LEROBOT = ("pretrained_model/model.safetensors", "training_state/optimizer_state.safetensors")
+
+
+def test_lerobots_are_saves_by_what_lies_in_them(tmp_path: Path) -> None:
+    places = saved(tmp_path / "run" / "checkpoints", (20_000, 100_000), LEROBOT, "{:06d}")
+    for step in (20_000, 100_000):
+        record = places / f"{step:06d}" / "training_state" / "training_step.json"
+        record.write_text(json.dumps({"step": step}))
+    (one,) = survey(tmp_path / "run").groups
+    assert [(entry.name, entry.step) for entry in one.entries] == [("020000", 20_000), ("100000", 100_000)]
+    assert latest(tmp_path / "run", recursive=True).entry.path == str(places / "100000")
+    assert removed_names(planned(tmp_path / "run", recursive=True)) == ["020000"]
+
+
+def test_a_record_of_its_step_that_is_damaged_makes_it_incomplete(tmp_path: Path) -> None:
+    places = saved(tmp_path / "checkpoints", (20_000, 100_000), LEROBOT, "{:06d}")
+    (places / "100000" / "training_state" / "training_step.json").write_text('{"step": 1000')
+    newest = latest(places)
+    assert newest.entry.path == str(places / "020000")
+    assert any("the training step is no JSON" in one.message for one in newest.passed_over)
 
 
 def test_trials_are_series_of_their_own(tmp_path: Path) -> None:

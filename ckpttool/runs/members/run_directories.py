@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.name_patterns import STEP_DIRECTORY
+from ckpttool.core.naming import is_step_name
 from ckpttool.io import fs
 from ckpttool.io.jsontext import parse_json
 from ckpttool.runs.members.entry import Entry
@@ -43,7 +43,7 @@ def run_directory(directory: str, root: str) -> str:
     top = fs.normpath(root)
     while fs.normpath(directory) != top:
         name = os.path.basename(directory)
-        if name.lower() not in _FOLDERS and not STEP_DIRECTORY.fullmatch(name):
+        if name.lower() not in _FOLDERS and not is_step_name(name):
             break
         directory = os.path.dirname(directory) or os.curdir
     return directory

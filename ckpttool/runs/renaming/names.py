@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckpttool.core.name_patterns import STEP_DIRECTORY
+from ckpttool.core.naming import is_step_name
 from ckpttool.formats import shard_index
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
@@ -163,7 +163,7 @@ def make_renaming(entry: Entry, template: Template) -> Renaming:
     for old_name, new_name in ((entry.name, name), *members):
         if new_name != old_name and (why := _name_fault(old_name, new_name)):
             raise FieldError(f"its name would be {new_name!r:.80}, {why}")
-    if entry.is_step_directory and STEP_DIRECTORY.fullmatch(name) is None:
+    if entry.is_step_directory and not is_step_name(name):
         why = "which doesn't say that it holds one save (step_{step} does, and e{epoch:04d}-s{step:08d})"
         raise FieldError(f"its name would be {name!r:.80}, {why}")
     return Renaming(entry, name, members, values)
