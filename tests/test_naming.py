@@ -427,6 +427,7 @@ def test_metric_that_is_no_number_is_told_as_such() -> None:
         ("teacher_val_loss_0.1_epoch_3.pt", "teacher_val_loss_*_epoch_*.pt", {}),
         ("sd-model-val-loss=0.3.ckpt", "sd-model-val-loss=*.ckpt", {}),
         ("val_loss=0.3_val_loss=0.4.pt", "val_loss=*_val_loss=*.pt", {}),
+        ("opt=adam_val_loss=0.3.pt", "opt=adam_val_loss=*.pt", {}),
         # What is set, not measured.
         ("epoch=3-alpha=0.5.ckpt", "epoch=*-alpha=0.5.ckpt", {}),
         ("epoch=3-loss_weight=0.5.ckpt", "epoch=*-loss_weight=0.5.ckpt", {}),

@@ -29,7 +29,7 @@ _NOT_MEASURED = re.compile(r"grad|gradient|no|without|use|with", FLAGS)
 _SETTING = re.compile(
     r"(?:.*[-_])?(?:[a-z]*lr|wd|rate|decay|weights?|ratio|scale|factor|momentum|dropout|drop|p|prob|temp|"
     r"temperature|alpha|beta[12]?|gamma|lambda|lmbda|lam|tau|eps|epsilon|sigma|mu|eta|rho|delta|theta|margin|"
-    r"noise|coeff?|clip|thresh|threshold|thr|smoothing|frac|fraction|mult|strength|guidance|cfg|size|width|"
+    r"noise|coeff?|clip|thresh|threshold|thr|smoothing|frac|fraction|mult|strength|guidance|cfg|size|width|ver|version|"
     r"depth|ema|kld?|b?ce|ctc|recon|l[12]|[a-z])",
     FLAGS,
 )
@@ -102,10 +102,12 @@ def metric_key(
     """
     text = _SEPARATOR_AT_END.sub("", before)
     is_assigned = before[len(text) :].startswith("=")
-    *cut, text = _SPACE.split(text)
+    cut = max((match.end() for match in _SPACE.finditer(text)), default=0)
+    is_value_cut = text[cut - 1 : cut] == "="  # in opt=adam_val_loss=0.3
+    text = text[cut:]
     parts = re.split(r"([-_])", text.strip("-_./@"))
     start = _first_word(parts)
-    is_decided = follows_field or bool(cut) or start > 0
+    is_decided = ((follows_field or cut > 0) and not is_value_cut) or start > 0
     parts = parts[start:]
     while len(parts) > 1 and (parts[0].lower() == "best" or _is_of_checkpoint(parts[0], is_decided)):
         parts = parts[2:]
@@ -120,7 +122,9 @@ def metric_key(
     if first is not None:
         return MetricKey("".join(parts) if is_decided or first == 0 else None)
     is_of_data = len(parts) == 1 and _SPLIT.fullmatch(parts[0])
-    is_other = follows_field and is_counted and parts[0] and not _SETTING.fullmatch("".join(parts))
+    is_other = (
+        follows_field and is_counted and not cut and parts[0] and not _SETTING.fullmatch("".join(parts))
+    )
     if not (is_assigned and is_decimal and (is_of_data or is_other)):
         return None
     return MetricKey("".join(parts), is_known=bool(is_of_data))

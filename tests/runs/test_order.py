@@ -27,7 +27,7 @@ from ckpttool.runs.members.order import (
     written_last,
 )
 from ckpttool.runs.members.runs import apply_series_globs, keep_run_settings
-from ckpttool.runs.members.series_doubts import doubt_of
+from ckpttool.runs.members.series_doubts import SETTINGS, doubt_of
 from ckpttool.runs.surveying.newest import newest_in
 from tests.support.directories import damaged, incomplete
 
@@ -332,6 +332,24 @@ def test_what_looks_like_a_metric_and_tells_runs_apart_is_a_setting(entry, stem:
     for told in ([*one, *other], [*one, other[0]]):
         entries = keep_run_settings([entry(name) for name in told])
         assert set(_keys(entries)) == names
+
+
+@pytest.mark.parametrize(
+    ("form", "is_doubted"),
+    [
+        ("llama_acc{}_epoch_{}.pt", True),
+        ("yolo_iou0.{}_epoch_{}.pt", True),
+        ("acc_{}_epoch_{}.pt", True),
+        ("val_acc_0.{}_epoch_{}.pt", False),
+        ("iou=0.{}-epoch={}.pt", False),
+        ("m_epoch_{1}_acc{0}.pt", False),
+    ],
+)
+def test_what_may_be_a_setting_is_doubted_without_two_of_an_epoch(entry, form: str, is_doubted: bool) -> None:
+    names = [form.format(value, epoch) for value, epoch in ((2, 2), (2, 4), (4, 7), (4, 8))]
+    (found,) = group(keep_run_settings([entry(name) for name in names]))
+    assert (doubt_of(found) == SETTINGS) == is_doubted
+    assert doubt_of(found, [found.entries[0].fields.blank]) is None
 
 
 @pytest.mark.parametrize(

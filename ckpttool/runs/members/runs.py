@@ -8,7 +8,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 from ckpttool.core.naming import NameFields, pair_fields, parse_name
 from ckpttool.formats.globs import Globs, last_name
@@ -60,18 +61,50 @@ def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     return kept
 
 
+class _Column(NamedTuple):
+    """What stands in one place of names of one form, behind a word; it may be the count of them."""
+
+    word: str
+    texts: Sequence[str]
+    values: Sequence[float | None]
+    is_count: bool
+
+
+def _columns(same: Sequence[Entry]) -> list[_Column]:
+    texts = [field_texts(entry) for entry in same]
+    if len({len(fields) for fields in texts}) > 1:
+        return []
+    counts = [list(column) for column in zip(*(entry.fields.position for entry in same), strict=True)]
+    words = same[0].fields.blank.split("*")
+    columns = [(column, [_number(text) for text in column]) for column in zip(*texts, strict=True)]
+    return [
+        _Column(word, column, values, values in counts)
+        for word, (column, values) in zip(words, columns, strict=False)
+    ]
+
+
 def _settings(same: Sequence[Entry]) -> Collection[int]:
     """Return which of the fields in names of one form, neither epoch nor step, are settings.
 
     Where no two have the same epoch and step, none is: what was measured may be equal, too.
     """
-    positions = [entry.fields.position for entry in same]
-    texts = [field_texts(entry) for entry in same]
-    if len({len(fields) for fields in texts}) > 1 or len(set(positions)) == len(positions):
+    if len({entry.fields.position for entry in same}) == len(same):
         return ()
-    counts = [list(column) for column in zip(*positions, strict=True)]
-    columns = [[_number(text) for text in column] for column in zip(*texts, strict=True)]
-    return {at for at, values in enumerate(columns) if values not in counts and _tells_runs_apart(values)}
+    columns = enumerate(_columns(same))
+    return {at for at, one in columns if not one.is_count and _tells_runs_apart(one.values)}
+
+
+def may_have_settings(same: Sequence[Entry]) -> bool:
+    """Tell whether a number in front of the count may be a setting, though no two have one epoch and step.
+
+    ``acc2_epoch_5`` and ``acc4_epoch_8``: it is whole, or nothing separates it from its word, and each of its
+    values has several checkpoints. In ``val_acc_0.93_epoch_5`` it was measured.
+    """
+    before = takewhile(lambda one: not one.is_count, _columns(same))
+    return any(
+        (one.word[-1:].isalpha() or all(map(str.isdigit, one.texts))) and _tells_runs_apart(one.values)
+        for one in before
+    )
 
 
 def _tells_runs_apart(values: Sequence[float | None]) -> bool:

@@ -16,7 +16,7 @@ from ckpttool.formats.step_directory import own_count_inside
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import CONTRADICTION_SECONDS, Group, has_order
-from ckpttool.runs.members.runs import has_run_setting
+from ckpttool.runs.members.runs import has_run_setting, may_have_settings
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 
@@ -29,6 +29,8 @@ YEARS = "its numbers could be years: nothing inside says that they count saves"
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
 
 EQUALLY_LONG = "all were trained equally long: could be different models"
+
+SETTINGS = "a number in front of the epoch or step could be a setting: could be different runs"
 
 UNORDERED = "no number in its names, nor in it, tells which is older"
 
@@ -90,6 +92,8 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
         has_names = all(any(value is not None for value in entry.fields.position) for entry in entries)
         inside = zip(*(entry.inside for entry in sound), strict=True)
         return None if has_names or any(None not in counts for counts in inside) else UNORDERED
+    if may_have_settings(entries):
+        return SETTINGS
     # Paddle Fluid's serials count its saves.
     are_serials = all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
     if fields.number is None or is_counted(sound) or are_serials:
