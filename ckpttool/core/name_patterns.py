@@ -125,7 +125,7 @@ NO_NUMBER = re.compile(r"=(nan|[-+]?inf)(?![a-z0-9])", FLAGS)
 
 FRACTION = re.compile(
     r"_([0-9]{1,18})(?![a-z0-9]|\.[0-9]|[-_]of[-_]|"
-    r"[-_ ]?(?:epochs?|ep|steps?|iterations?|iters?|updates?)(?![a-z0-9]))",
+    r"[-_ ]?(?:epochs?|ep|steps?|iterations?|iters?|updates?)(?![a-z0-9]|[-_= ][0-9]))",
     FLAGS,
 )
 """What follows ``val_loss_0`` where somebody wrote ``_`` for the point: in ``val_loss_1_25`` nobody knows."""

@@ -263,11 +263,11 @@ class _Reading:
         )
 
     def _metric_value(self, number: _Number) -> tuple[int | float | None, int]:
-        """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` may be 1."""
+        """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` nobody knows."""
         behind = patterns.FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
         if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
             return number.value, number.end
-        return (float(f"0.{behind[1]}"), behind.end()) if number.text == "0" else (None, number.end)
+        return float(f"0.{behind[1]}") if number.text == "0" else None, behind.end()
 
     def _take_non_finite(self) -> None:
         """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
