@@ -412,6 +412,7 @@ def test_metric_that_is_no_number_is_told_as_such() -> None:
         ("evaluate=0.7-step=9", "evaluate=*-step=*", {"evaluate": 0.7}),
         ("epoch=3-elo=1500.5.ckpt", "epoch=*-elo=*.ckpt", {"elo": 1500.5}),
         ("epoch=1-neg_val_loss=-inf.ckpt", "epoch=*-neg_val_loss=*.ckpt", {"neg_val_loss": -math.inf}),
+        ("unet (loss 0.3).pt", "unet (loss *).pt", {"loss": 0.3}),
         # With the numbers in it.
         ("epoch=0-BLEU-4=0.91.pt", "epoch=*-BLEU-4=*.pt", {"BLEU-4": 0.91}),
         ("BLEU-4=0.91-epoch=0.pt", "BLEU-4=*-epoch=*.pt", {"BLEU-4": 0.91}),

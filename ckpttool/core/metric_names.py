@@ -61,7 +61,10 @@ _AT = re.compile(
 _CUTOFF = re.compile(r"@?\d+(?:\.\d+)?k?$", FLAGS)
 """How many are counted, at the end of a word: ``recall@10``, ``fid50k``."""
 
-_SEPARATOR_AT_END = re.compile(rf"{SEPARATOR}$", FLAGS)
+_LAST_WORD = re.compile(
+    rf"(?:{_METRIC.pattern}|{_PART_OF_LOSS.pattern}|{_BEHIND.pattern}|.*[@\d])[\d.]*k?", FLAGS
+)
+"""What the last word before a value may be, so that most need no other look."""
 _SPACE = re.compile(r"--|__|[^a-z0-9_\-/@.]|(?<!\d)\.|\.(?!\d)", FLAGS)
 """What no name of a metric has inside."""
 _MAX_BETWEEN = 3
@@ -100,11 +103,14 @@ def metric_key(
         is_counted: Whether one of the fields before it is an epoch or a step: what is assigned behind these
             was measured there, unless it is called like a setting.
     """
-    text = _SEPARATOR_AT_END.sub("", before)
+    text = before.rstrip("-_=.: ([")
     is_assigned = before[len(text) :].startswith("=")
     cut = max((match.end() for match in _SPACE.finditer(text)), default=0)
     is_value_cut = text[cut - 1 : cut] == "="  # in opt=adam_val_loss=0.3
     text = text[cut:]
+    last_word = text.replace("-", "_").replace("/", "_").rpartition("_")[2]
+    if not is_assigned and not _LAST_WORD.fullmatch(last_word):
+        return None
     parts = re.split(r"([-_])", text.strip("-_./@"))
     start = _first_word(parts)
     is_decided = ((follows_field or cut > 0) and not is_value_cut) or start > 0

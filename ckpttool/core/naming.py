@@ -359,6 +359,8 @@ class _Reading:
 
     def _metrics(self) -> dict[str, float]:
         """Return the metrics of which the name gives one value."""
+        if not self.measured:
+            return {}
         names = Counter(name for name, _ in dict.fromkeys(self.measured))
         return {name: value for name, value in self.measured if name is not None and names[name] == 1}
 
