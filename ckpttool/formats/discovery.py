@@ -42,6 +42,7 @@ class Walk:
         enters_root: Whether a set of files that is alone in the root lies in it, as it would beside another,
             instead of being what the root is.
         on_error: Told of what could not be looked at; the walk goes on.
+        on_vanished: Told the path of what was listed and is no longer there when it is looked at.
         on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
             none by its content; or has a format that is not read.
     """
@@ -51,6 +52,7 @@ class Walk:
     max_depth: int | None = None
     enters_root: bool = False
     on_error: Callable[[CheckpointError], None] = lambda error: None
+    on_vanished: Callable[[str], None] = lambda path: None
     on_unknown: Callable[[str], None] = lambda path: None
 
 
@@ -168,7 +170,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
         }
         sets = sets_in(path, everything)
     except CheckpointError as error:
-        _report(error, walk)
+        report(error, walk)
         return
     entries = {name: entry for name, entry in everything.items() if not is_excluded(entry.path, walk)}
     for unit in sets:
@@ -190,7 +192,7 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
         try:
             checkpoint = unit_at(entry.path)
         except CheckpointError as error:
-            _report(error, walk)
+            report(error, walk)
             continue
         if checkpoint is not None:
             yield checkpoint
@@ -212,9 +214,11 @@ def _names_being_copied(
     return names
 
 
-def _report(error: CheckpointError, walk: Walk) -> None:
-    """Tell the walk what could not be looked at, unless it has gone: a trainer may be at work."""
-    if not isinstance(error, NotFound) or fs.lexists(error.path):
+def report(error: CheckpointError, walk: Walk) -> None:
+    """Tell the walk what could not be looked at; what has gone is no error: a trainer may be at work."""
+    if isinstance(error, NotFound) and not fs.lexists(error.path):
+        walk.on_vanished(error.path)
+    else:
         walk.on_error(error)
 
 
@@ -304,7 +308,7 @@ def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
     try:
         unit = unit_at(path)
     except CheckpointError as error:
-        _report(error, walk)
+        report(error, walk)
         return None
     lowered = path.lower()
     if unit is None and (lowered.endswith(_MAYBE) or (lowered.endswith(SUFFIXES) and foreign_at(path))):

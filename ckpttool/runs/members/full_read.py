@@ -62,7 +62,8 @@ class FullReader:
         read = self.recall(entry)
         if read is None:
             read = read_all(entry, self._jobs, self._progress)
-            self.remember(entry, read)
+            if read.fault is None or read.fault.code is not Code.UNREADABLE:  # else it may be another time
+                self.remember(entry, read)
         return read
 
     def recall(self, entry: Entry) -> FullRead | None:

@@ -21,6 +21,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.report import counted
 from ckpttool.core.result import Result
+from ckpttool.formats import suffix_format
 from ckpttool.formats.opening import open_unit
 from ckpttool.io import fs
 from ckpttool.ops.resume import ResumeLevel, ResumeVerdict, resume_verdict
@@ -36,6 +37,7 @@ from ckpttool.runs.reasons import Code, Reason, code_of, fault
 from ckpttool.runs.resuming.writers import (
     GONE_SECONDS,
     MOMENTS,
+    POLL_SECONDS,
     SYSTEM,
     Tell,
     UnfinishedSave,
@@ -54,6 +56,9 @@ WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
 
 _UNFINISHED = frozenset({Code.INCOMPLETE, Code.BEING_WRITTEN})
 """What is wrong with a save that was never finished."""
+
+_MAX_LOOKS = 20
+"""How often a directory is looked at in which checkpoints are renamed or removed meanwhile."""
 
 _MAX_RIVALS = 3
 """More names than that nobody reads in one line."""
@@ -151,7 +156,7 @@ def latest(
             nothing says which of several runs is newer.
         NotFound: The directory doesn't exist.
         CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
-            is intact and unsafe.
+            is intact and unsafe; or checkpoints are renamed or removed as often as it is looked at.
     """
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
@@ -172,6 +177,7 @@ def latest(
     watch = Watch(wait, tell or (lambda text: None), clock)
     reader = FullReader(jobs, progress or no_progress) if depth == "full" else None
     refused: frozenset[str] = frozenset()
+    looks = 0
     while True:
         search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
         surveyed = search.survey()
@@ -186,6 +192,11 @@ def latest(
         changing = {save.path for save in watch.changed_meanwhile([*look.unsettled, *look.quiet])} - refused
         if changing:
             refused |= changing
+            continue
+        looks += 1
+        if vanished := _vanished(surveyed, look):
+            _require_rest(os.fspath(directory), looks, vanished)
+            clock.sleep(POLL_SECONDS)
             continue
         if look.latest.entry is None and look.unreadable:
             raise _unreadable_error(os.fspath(directory), look.unreadable)
@@ -208,6 +219,7 @@ class _LookAnswer:
         quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
         unreadable: What nobody could look at, and why.
         unsafe: What would have been chosen, were it not unsafe.
+        passed: What came before the one that was chosen.
     """
 
     latest: Latest
@@ -215,6 +227,7 @@ class _LookAnswer:
     quiet: Sequence[UnfinishedSave] = ()
     unreadable: Sequence[tuple[str, str]] = ()
     unsafe: Sequence[Entry] = ()
+    passed: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +289,7 @@ class _Search:
             [save for save in unsettled if not self._is_recent(save)],
             _unreadable_paths(surveyed, passed),
             [entry for entry, why in passed if code_of(why) is Code.UNSAFE],
+            [entry for entry, _ in passed],
         )
 
     def _choice(self, surveyed: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
@@ -397,7 +411,10 @@ def _unsafe(entry: Entry) -> Reason | None:
 
 def _inexact(entry: Entry) -> Reason | None:
     """Return why a training doesn't resume exactly from a checkpoint, or None where it does."""
-    verdict = _resume_of(entry)
+    try:
+        verdict = _resume_of(entry)
+    except CheckpointError as failure:
+        return fault(Code.UNREADABLE, failure.reason)
     if verdict.level is ResumeLevel.EXACT:
         return None
     return Reason(Code.INEXACT, f"it doesn't resume exactly: {verdict.shortcoming}")
@@ -407,6 +424,35 @@ def _resume_of(entry: Entry) -> ResumeVerdict:
     assert entry.unit.format is not None  # it was looked at, and is sound
     with open_unit(entry.unit.format, entry.unit) as checkpoint:
         return resume_verdict(checkpoint)
+
+
+def _vanished(surveyed: Survey | NotFound, look: _LookAnswer) -> list[str]:
+    """Return what was renamed or removed since it was listed, and could be the answer.
+
+    What was sound and older may go: a training removes such. So may a file that nobody would take for a
+    checkpoint by its name, unless nothing else is there.
+    """
+    if isinstance(surveyed, NotFound):
+        return []
+    chosen = look.latest.entry
+    unseen = [path for path in surveyed.vanished if chosen is None or _has_name_of_save(path)]
+    faulty = [entry for entry in surveyed.entries if entry.fault is not None]
+    seen = [*([] if chosen is None else [chosen]), *faulty, *look.passed]
+    members = (os.path.join(entry.directory, name) for entry in seen for name in entry.unit.members)
+    return unseen + [shown(path) for path in (*members, *surveyed.journals) if not fs.lexists(path)]
+
+
+def _require_rest(root: str, looks: int, vanished: Sequence[str]) -> None:
+    """Require that a directory is worth another look."""
+    if looks == _MAX_LOOKS:
+        problem = f"checkpoints are renamed or removed as often as it is looked at: {vanished[0]}"
+        raise AccessDenied(shown(root), problem, expected="try again when it rests")
+
+
+def _has_name_of_save(path: str) -> bool:
+    """Tell whether a checkpoint may be called so: it has a number, or a checkpoint's suffix."""
+    name = os.path.basename(path)
+    return suffix_format(name) is not None or any(map(str.isdigit, name))
 
 
 def _newest_of(

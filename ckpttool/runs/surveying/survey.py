@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.core.report import counted
-from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, unit_at, unit_of_candidate
+from ckpttool.formats.discovery import (
+    Walk,
+    candidates,
+    discover,
+    is_excluded,
+    report,
+    unit_at,
+    unit_of_candidate,
+)
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.io import fs
@@ -48,6 +56,7 @@ class Survey(NamedTuple):
         journals: What an interrupted prune left; only the next prune takes care of it.
         errors: What could not be looked at.
         remarks: What is doubtful about metrics, and globs that matched nothing.
+        vanished: What was listed and was no longer there when it was looked at.
     """
 
     root: str
@@ -55,6 +64,7 @@ class Survey(NamedTuple):
     journals: tuple[str, ...] = ()
     errors: tuple[CheckpointError, ...] = ()
     remarks: tuple[str, ...] = ()
+    vanished: tuple[str, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -107,7 +117,7 @@ def survey_directory(
     )
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
-    return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks))
+    return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks), tuple(walk.vanished))
 
 
 def upload_warnings(root: str) -> Iterator[str]:
@@ -140,7 +150,8 @@ class _SurveyWalk:
 
     def __init__(self, root: str, walk: Walk) -> None:
         self._root = root
-        self._walk = replace(walk, on_error=self._record_error)
+        self.vanished: list[str] = []
+        self._walk = replace(walk, on_error=self._record_error, on_vanished=self.vanished.append)
         self._errors: list[tuple[int, CheckpointError]] = []
         self._position = 0
         self._discovered: list[Discovered] = []
@@ -178,6 +189,8 @@ class _SurveyWalk:
             return
         if look is not None:
             if look.unit is not None:
+                if look.entry is None:
+                    self.vanished.append(look.unit.path)
                 yield look.unit, look.entry
             return
         unit = unit_of_candidate(candidate, self._walk) if isinstance(candidate, str) else None
@@ -252,6 +265,5 @@ def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
                 if unit_at(entry.path) is not None:
                     nested.append(entry.path)
             except CheckpointError as error:
-                if not isinstance(error, NotFound) or fs.lexists(entry.path):  # else it has just gone
-                    walk.on_error(error)
+                report(error, walk)
     return nested
