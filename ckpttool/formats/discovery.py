@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -242,9 +240,9 @@ def _with_sidecars(unit: Unit) -> Unit:
     for name in dict.fromkeys((own_name, *unit.members)):
         for ending in SIDECARS:
             if name + ending not in unit.members:
-                with suppress(OSError):
-                    if stat.S_ISREG(fs.lstat(os.path.join(directory, name + ending)).st_mode):
-                        sidecars.append(name + ending)
+                path = os.path.join(directory, name + ending)
+                if fs.isfile(path) and not fs.islink(path):
+                    sidecars.append(name + ending)
     return unit._replace(members=(*unit.members, *sidecars)) if sidecars else unit
 
 
@@ -283,8 +281,13 @@ def _leads_to_another(link: str, units: Collection[str]) -> bool:
     return is_beside and os.path.join(directory, target) in units
 
 
-def names_indexed_above(directory: str) -> dict[str, str]:
-    """Return the paths in a directory that indexes in the directories above it name, with those indexes."""
+def names_indexed_above(
+    directory: str, on_error: Callable[[CheckpointError], object] = lambda error: None
+) -> dict[str, str]:
+    """Return the paths in a directory that indexes in the directories above it name, with those indexes.
+
+    ``on_error`` is told of what can't be read there, but not of directories that are closed to this user.
+    """
     indexes: dict[str, str] = {}
     real = above = fs.realpath(directory)
     for _ in range(_LEVELS_ABOVE):
@@ -293,8 +296,16 @@ def names_indexed_above(directory: str) -> dict[str, str]:
             break
         try:
             entries = {name: entry for name, entry in scan(above).items() if _INDEX.search(name)}
-        except CheckpointError:  # nobody may look there
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, PermissionError):
+                on_error(error)
             break
+        for name in entries:
+            try:
+                with fs.open_source(os.path.join(above, name)) as index:
+                    index.read(0, index.size)
+            except CheckpointError as error:
+                on_error(error)
         for unit in sets_in(above, entries) if entries else ():
             for name in unit.shared:
                 path = os.path.join(above, name)

@@ -6,6 +6,7 @@ imported only then: there are no links there, and a directory is what names of o
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat as stat_module
@@ -19,6 +20,13 @@ from ckpttool.core.urls import plain_url, store_root
 from ckpttool.io import held
 from ckpttool.io.directories import OpenDirectory
 from ckpttool.io.source import Source, regular_descriptor
+
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+
+
+def is_absence(error: OSError) -> bool:
+    """Tell whether an error says that there is nothing, rather than that nobody can tell."""
+    return error.errno in _ABSENT
 
 
 def stat(path: str) -> os.stat_result:
@@ -35,7 +43,7 @@ def lstat(path: str) -> os.stat_result:
 
 
 def lexists(path: str) -> bool:
-    """Tell whether there is anything; of a store that doesn't answer, this raises a ``CheckpointError``."""
+    """Tell whether there is anything; where nobody can tell, this raises a ``CheckpointError``."""
     return _remote_kind(path) is not None if is_remote(path) else _mode(path, follows=False) is not None
 
 
@@ -68,17 +76,21 @@ def islink(path: str) -> bool:
 
 
 def _mode(path: str, *, follows: bool = True) -> int | None:
-    """Return the mode of a local path, None if there is nothing or it can't be read, as ``os.path`` has it.
+    """Return the mode of a local path, None if there is nothing.
 
     Raises:
-        Exchanged: A directory on the way was replaced.
+        CheckpointError: Nobody can tell, or a directory on the way was replaced.
     """
     try:
         return held.status(path, follows=follows).st_mode
     except held.Exchanged:
         raise
-    except (OSError, ValueError):
+    except ValueError:  # a NUL in it
         return None
+    except OSError as error:
+        if is_absence(error):
+            return None
+        raise from_os_error(error, path) from error
 
 
 def readlink(path: str) -> str:

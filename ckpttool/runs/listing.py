@@ -298,7 +298,9 @@ def preview_directory(
             advance=advance,
             executor=executor,
         )
-    protections = Pointers(survey.root, survey.groups, recursive=listed.scope.recursive).protections()
+    protections = Pointers(
+        survey.root, survey.groups, recursive=listed.scope.recursive, exclude=listed.scope.exclude
+    ).protections()
     if request is None:
         return DirectoryPreview(survey, protections, uploads=tuple(upload_warnings(survey.root)))
     try:

@@ -18,7 +18,7 @@ from ckpttool.io import fs
 from ckpttool.io.held import holds
 from ckpttool.runs.pointers.notes import is_note, note_words, read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
-from ckpttool.runs.pointers.readers import READERS, names_in
+from ckpttool.runs.pointers.readers import names_in, pass_over, pointers_in
 from ckpttool.transaction.history import (
     CommandRecord,
     identities,
@@ -429,13 +429,12 @@ def _stale_name(path: str, checkpoint: RestoredCheckpoint) -> Problem:
 
 def _pointers_in(directory: str) -> Iterator[tuple[str, str]]:
     """Yield the files of trainers in a directory, and in those in it, with what they name."""
-    inside = [entry.path for entry in names_in(directory).values() if entry.is_dir(follow_symlinks=False)]
+    around = names_in(directory, pass_over)
+    inside = [entry.path for entry in around.values() if entry.is_dir(follow_symlinks=False)]
     for place in (directory, *inside):
-        names = names_in(place)
-        for pointers in READERS:
-            for pointer in pointers(place, names):
-                if pointer.target is not None:
-                    yield pointer.holder, pointer.target
+        for pointer in pointers_in(place, names_in(place, pass_over), pass_over):
+            if pointer.target is not None:
+                yield pointer.holder, pointer.target
 
 
 def _notes_in(
@@ -443,8 +442,8 @@ def _notes_in(
 ) -> Iterator[tuple[str, RestoredCheckpoint]]:
     """Yield the notes in a directory that name one of some checkpoints, with the first that each names."""
     levels = next(iter(known)).count("/") + 1
-    for name, file in names_in(directory).items():
-        text = read_note(file) if is_note(name) else None
+    for name, file in names_in(directory, pass_over).items():
+        text = read_note(file, pass_over) if is_note(name) else None
         if text is not None:
             named = ("/".join(_parts(word)[-levels:]) for word in note_words(text))
             checkpoint = next((known[path] for path in named if path in known), None)

@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from ckpttool.io import fs
+from ckpttool.io.source import NotRegular
 
 NAME = "checkpoint"
 
@@ -50,10 +51,11 @@ def read_state(path: str) -> CheckpointState | None:
         OSError: It can't be read.
         ValueError: It begins like a state file, and is none.
     """
-    if not fs.isfile(path):
+    try:
+        with fs.open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotRegular):
         return None
-    with fs.open_regular(path) as file:
-        data = file.read(MAX_BYTES + 1)
     if b"model_checkpoint_path" not in data or b"\0" in data:
         return None
     if len(data) > MAX_BYTES:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.formats.discovery import names_indexed_above, sets_in
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.io import fs
@@ -49,9 +50,15 @@ def places_on_the_way(path: str) -> Iterator[str]:
         current = os.path.join(reached, part)
         try:
             target = fs.readlink(current)
-        except (OSError, ValueError):  # no link, or not there
+        except ValueError:  # a NUL in it
             reached = current
             continue
+        except OSError as error:
+            # No link, not there, or closed to us: what is ours doesn't lie behind it.
+            if error.errno == errno.EINVAL or fs.is_absence(error) or isinstance(error, PermissionError):
+                reached = current
+                continue
+            raise from_os_error(error, current) from error
         yield current
         links += 1
         if links > _MOST_LINKS:
@@ -76,9 +83,9 @@ def all_places(paths: Iterable[str]) -> set[str]:
     return places
 
 
-def named_above(root: str) -> dict[str, str]:
+def named_above(root: str, on_error: Callable[[CheckpointError], object]) -> dict[str, str]:
     """Return the places below a directory that indexes above it name, with the index."""
-    named = names_indexed_above(root)
+    named = names_indexed_above(root, on_error)
     return {place: index for path, index in named.items() for place in places_on_the_way(path)}
 
 

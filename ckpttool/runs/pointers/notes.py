@@ -12,13 +12,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
-from ckpttool.runs.pointers.readers import MAX_POINTER
+from ckpttool.runs.pointers.readers import MAX_POINTER, OnError, read_small
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 
 _MARKS = {
@@ -203,16 +204,20 @@ def is_note(name: str) -> bool:
     return not is_list and SUMS.fullmatch(name) is None
 
 
-def read_note(file: os.DirEntry[str]) -> str | None:
+def read_note(file: os.DirEntry[str], on_error: OnError) -> str | None:
     """Return what a small text file says, or None where it is something else."""
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
             return None
-        with fs.open_regular(file.path) as opened:
-            data = opened.read(MAX_POINTER)
-    except OSError:  # it has just gone, or is not for us
+        data = read_small(file.path, MAX_POINTER)
+    except OSError as error:
+        if not fs.is_absence(error):  # else it has just gone
+            on_error(from_os_error(error, file.path))
         return None
-    return decode_note(data)
+    except CheckpointError as error:
+        on_error(error)
+        return None
+    return None if data is None else decode_note(data)
 
 
 def decode_note(data: bytes) -> str | None:

@@ -239,8 +239,10 @@ def _device(directory: str) -> int | str | None:
         return store_root(directory)
     try:
         return fs.stat(directory).st_dev
-    except OSError:  # it is not there, or may not be looked at
-        return None
+    except OSError as error:
+        if fs.is_absence(error):
+            return None
+        raise from_os_error(error, directory) from error
 
 
 def pins_above(directory: str) -> Iterator[Pin]:
@@ -295,7 +297,7 @@ def follow_pins(
     pointed: PointerProtections, root: str, groups: Sequence[Group], index: CheckpointIndex
 ) -> None:
     """Protect what is pinned; where a list can't be understood, leave alone all that it speaks of."""
-    reach = _Reach(groups)
+    reach = Reach(groups)
     files: dict[str, str] = {}
     for file in _lists_for_all(root, reach.directories):
         directory, name = os.path.split(file)
@@ -330,7 +332,7 @@ def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
             directory = os.path.dirname(directory) or os.curdir
 
 
-def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, reach: _Reach) -> None:
+def _follow_pin(pointed: PointerProtections, pinned: Pin, index: CheckpointIndex, reach: Reach) -> None:
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
     if (fault := _name_fault(pinned)) is not None:
         _leave_alone(pointed, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
@@ -380,7 +382,7 @@ def _leave_alone(pointed: PointerProtections, groups: Iterable[Group], file: str
         pointed.skipped[group.key] = f"{shown(file)}: {why}"
 
 
-class _Reach:
+class Reach:
     """Finds the series that a list, or an entry in it, can mean."""
 
     def __init__(self, groups: Sequence[Group]) -> None:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain
+from shlex import quote
 
-from ckpttool.core.errors import from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, from_os_error
 from ckpttool.core.naming import is_named_best, parse_name
 from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.globs import Globs
+from ckpttool.formats.interface import SetFormat
 from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.pointers.notes import Mentions, is_note, read_note
-from ckpttool.runs.pointers.pin_lists import follow_pins
+from ckpttool.runs.pointers.pin_lists import Reach, follow_pins
 from ckpttool.runs.pointers.readers import (
     BEST_INSIDE,
-    READERS,
     TRAINER_BEST,
     Names,
+    OnError,
     Pointer,
     from_newest,
     names_in,
+    pointers_in,
     temporary_for,
 )
 from ckpttool.runs.pointers.registries import protect_registered
@@ -40,7 +46,7 @@ from ckpttool.runs.pointers.targets import (
     targets_in_run,
     was_here,
 )
-from ckpttool.runs.reasons import Code, Reason
+from ckpttool.runs.reasons import Code, Reason, code_of
 from ckpttool.transaction.paths import shown
 
 NAMED_BEST = Reason(Code.NAMED_BEST)
@@ -88,12 +94,19 @@ class SeriesIndex:
 class Pointers:
     """All pointers in and around a directory, each followed once.
 
-    Only what the newest checkpoint of a series says of the best depends on what is known of the checkpoints:
-    one that is damaged speaks for none.
+    What can't be read may name anything: the series that it can mean are left alone. Only what the newest
+    checkpoint of a series says of the best depends on what is known of the checkpoints: one that is damaged
+    speaks for none.
     """
 
     def __init__(
-        self, root: str, groups: Sequence[Group], *, recursive: bool = True, asks_trackers: bool = False
+        self,
+        root: str,
+        groups: Sequence[Group],
+        *,
+        recursive: bool = True,
+        exclude: Sequence[str] = (),
+        asks_trackers: bool = False,
     ) -> None:
         """Follow them.
 
@@ -101,26 +114,36 @@ class Pointers:
             root: The directory.
             groups: The series in it.
             recursive: Whether notes are looked for in all directories below, too.
+            exclude: Globs of what names none of them, if it can't be read.
             asks_trackers: Whether trackers are asked, which takes long: where something goes or is renamed.
         """
         entries = [entry for group in groups for entry in group.entries]
         series = SeriesIndex(groups)
         self._groups = groups
+        self._ignored = Globs(exclude, root)
         self._index = index = CheckpointIndex(entries)
         self._before = before = PointerProtections()
         self._after = after = PointerProtections()
+        reach = Reach(groups)
+        unread = partial(self._leave_alone, before, lambda: groups)
         for directory in sorted({root, *series.by_directory}):
-            names = names_in(directory)
-            for read in READERS:
-                for pointer in read(directory, names):
+            unread_here = partial(self._leave_alone, before, partial(reach.below, directory))
+            names = names_in(directory, unread)
+            for pointer in pointers_in(directory, names, unread_here):
+                with _told(unread_here):
                     _follow_pointer(before, pointer, index, series.candidates(pointer, directory))
             _protect_being_written(before, names, index, directory)
-        _follow_notes(before, root, index, recursive=recursive)
-        follow_pins(before, root, groups, index)
+        _follow_notes(before, root, index, unread, recursive=recursive)
+        with _told(unread):
+            follow_pins(before, root, groups, index)
         if asks_trackers:
             protect_registered(before, root, groups, index)
-        _follow_symlinks(after, root, index, series)
-        _follow_needs(after, root, index, entries)
+        _follow_symlinks(after, root, index, series, unread)
+        _follow_needs(after, root, index, entries, unread)
+        for entry in entries:
+            if entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE and _is_index(entry):
+                error = AccessDenied(entry.unit.path, entry.fault)
+                self._leave_alone(after, partial(reach.below, entry.directory), error)
         for entry in entries:
             if is_named_best(entry.name):
                 after.protect(entry, NAMED_BEST)
@@ -130,10 +153,34 @@ class Pointers:
         pointed = PointerProtections()
         pointed.update(self._before)
         for group in self._groups:
-            for pointer in from_newest(group, faults):
-                _follow_pointer(pointed, pointer, self._index, [group] if len(group.entries) > 1 else [])
+            candidates = [group] if len(group.entries) > 1 else []
+            unread = partial(self._leave_alone, pointed, partial(list, candidates))
+            for pointer in from_newest(group, faults, unread):
+                with _told(unread):
+                    _follow_pointer(pointed, pointer, self._index, candidates)
         pointed.update(self._after)
         return pointed
+
+    def _leave_alone(
+        self, pointed: PointerProtections, groups: Callable[[], Iterable[Group]], error: CheckpointError
+    ) -> None:
+        """Leave alone the series that something can mean that can't be read; not if it has just gone."""
+        if isinstance(error, NotFound) or self._ignored.of(error.path):
+            return
+        hint = f"--exclude {quote(os.path.basename(error.path))} ignores it"
+        why = f"{shown(error.path)}: {error.reason}, so nobody knows what it names ({hint})"
+        for group in groups():
+            if group.key not in pointed.skipped:
+                pointed.skipped[group.key] = why
+                pointed.unread.add(error.path)
+
+
+@contextmanager
+def _told(on_error: OnError) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        on_error(error)
 
 
 def _follow_pointer(
@@ -167,25 +214,34 @@ def _follow_pointer(
         pointed.skipped[group.key] = dangling
 
 
-def _follow_notes(pointed: PointerProtections, root: str, index: CheckpointIndex, *, recursive: bool) -> None:
+def _follow_notes(
+    pointed: PointerProtections, root: str, index: CheckpointIndex, unread: OnError, *, recursive: bool
+) -> None:
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
     mentions = Mentions(index)
-    around = ((directory, names_in(directory)) for directory in (os.path.join(root, os.pardir), root))
-    for directory, names in chain(around, directories_below(root, index) if recursive else ()):
+    around = ((directory, names_in(directory, unread)) for directory in (_above(root), root))
+    for directory, names in chain(around, directories_below(root, index, unread) if recursive else ()):
         for name, file in names.items():
             if (directory, name) in index.by_name or not is_note(name):
                 continue
-            text = read_note(file)
-            for entry in mentions.of(text, directory, name) if text is not None else ():
-                pointed.protect(entry, Reason(Code.NAMED_IN, name), file.path)
+            text = read_note(file, unread)
+            with _told(unread):
+                for entry in mentions.of(text, directory, name) if text is not None else ():
+                    pointed.protect(entry, Reason(Code.NAMED_IN, name), file.path)
 
 
-def directories_below(directory: str, index: CheckpointIndex) -> Iterator[tuple[str, Names]]:
+def _above(root: str) -> str:
+    return fs.dirname(fs.realpath(root))
+
+
+def directories_below(
+    directory: str, index: CheckpointIndex, on_error: OnError
+) -> Iterator[tuple[str, Names]]:
     """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
     pending = [directory]
     while pending:
         parent = pending.pop()
-        names = names_in(parent)
+        names = names_in(parent, on_error)
         if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
             yield parent, names
         below = []
@@ -227,30 +283,36 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
 
 
 def _follow_symlinks(
-    pointed: PointerProtections, root: str, index: CheckpointIndex, series: SeriesIndex
+    pointed: PointerProtections, root: str, index: CheckpointIndex, series: SeriesIndex, unread: OnError
 ) -> None:
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
     if fs.is_remote(root):
         return
-    above = os.path.join(root, os.pardir)
-    beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
-    for link in [*beside, *links_below(root)]:
-        _, *places = places_on_the_way(link)
-        entries = [entry for place in places if (entry := index.enclosing(place)) is not None]
-        for entry in entries:
-            if not _lies_in(link, entry):
-                pointed.protect(entry, f"symlink {os.path.basename(link)}", link)
-        if not entries and not exists(link):
-            _follow_dangling(pointed, link, index, series)
+    beside = [entry.path for entry in names_in(_above(root), unread).values() if entry.is_symlink()]
+    for link in [*beside, *links_below(root, unread)]:
+        with _told(unread):
+            _follow_symlink(pointed, link, index, series)
 
 
-def _follow_dangling(
+def _follow_symlink(
     pointed: PointerProtections, link: str, index: CheckpointIndex, series: SeriesIndex
 ) -> None:
     try:
         target = fs.readlink(link)
-    except OSError:  # it has just gone
-        return
+    except OSError as error:
+        raise from_os_error(error, link) from error
+    _, *places = places_on_the_way(link)
+    entries = [entry for place in places if (entry := index.enclosing(place)) is not None]
+    for entry in entries:
+        if not _lies_in(link, entry):
+            pointed.protect(entry, f"symlink {os.path.basename(link)}", link)
+    if not entries and not exists(link):
+        _follow_dangling(pointed, link, target, index, series)
+
+
+def _follow_dangling(
+    pointed: PointerProtections, link: str, target: str, index: CheckpointIndex, series: SeriesIndex
+) -> None:
     name = os.path.basename(target)
     directory = os.path.dirname(link)
     if (directory, name) in index.by_name:
@@ -267,12 +329,12 @@ def _lies_in(link: str, entry: Entry) -> bool:
     return any(directory == path or directory.startswith(path + os.sep) for path in members)
 
 
-def links_below(directory: str) -> Iterator[str]:
-    """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
+def links_below(directory: str, on_error: OnError) -> Iterator[str]:
+    """Yield the symlinks in a tree; none is followed."""
     pending = [directory]
     while pending:
         below = []
-        for name, entry in sorted(names_in(pending.pop()).items()):
+        for name, entry in sorted(names_in(pending.pop(), on_error).items()):
             if entry.is_symlink():
                 yield entry.path
             elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
@@ -281,25 +343,36 @@ def links_below(directory: str) -> Iterator[str]:
 
 
 def _follow_needs(
-    pointed: PointerProtections, root: str, index: CheckpointIndex, entries: Sequence[Entry]
+    pointed: PointerProtections,
+    root: str,
+    index: CheckpointIndex,
+    entries: Sequence[Entry],
+    unread: OnError,
 ) -> None:
     """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
     deeper: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        for place in all_places(entry.needs):
-            other = index.enclosing(place)
-            if other is not None and other is not entry:
-                pointed.protect(other, _part_of(entry.name))
+        with _told(unread):
+            for place in all_places(entry.needs):
+                other = index.enclosing(place)
+                if other is not None and other is not entry:
+                    pointed.protect(other, _part_of(entry.name))
         for name in entry.unit.shared:
             if os.sep in name:
                 deeper[fs.realpath(os.path.join(entry.directory, name))].append(entry)
     for sharers in deeper.values():
         if len(sharers) == 1:
             pointed.protect(sharers[0], "has parts elsewhere")
-    for place, holder in named_above(root).items():
-        other = index.enclosing(place)
-        if other is not None:
-            pointed.protect(other, _part_of(os.path.basename(holder)), holder)
+    with _told(unread):
+        for place, holder in named_above(root, unread).items():
+            other = index.enclosing(place)
+            if other is not None:
+                pointed.protect(other, _part_of(os.path.basename(holder)), holder)
+
+
+def _is_index(entry: Entry) -> bool:
+    """Tell whether a checkpoint is the index of files that are others if nobody knows what it names."""
+    return isinstance(entry.unit.format, SetFormat) and entry.name.endswith(".json")
 
 
 def _part_of(name: str) -> Reason:

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ckpttool.core.errors import from_os_error
+from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.io import fs
+from ckpttool.io.source import NotRegular
 from ckpttool.runs.members.order import Group
+from ckpttool.runs.reasons import Code, code_of
 
 TRAINER_BEST = "best_model_checkpoint"
 """What a Trainer says of its best; where that is gone, it goes on without it."""
@@ -59,12 +61,14 @@ class Pointer(NamedTuple):
 
 Names = Mapping[str, os.DirEntry[str]]
 Reader = Callable[[str, Names], Iterator[Pointer]]
+OnError = Callable[[CheckpointError], object]
+"""Told of what can't be read, and so may name anything."""
 
 
 def _latest(directory: str, names: Names) -> Iterator[Pointer]:
     """DeepSpeed's ``latest``, Detectron2's and MMEngine's ``last_checkpoint``: a text that is a name."""
     for name in ("latest", "last_checkpoint"):
-        if name in names and names[name].is_file():
+        if name in names:
             path = os.path.join(directory, name)
             text = _text(path, MAX_POINTER)
             if text is not None and _is_line(text.strip()):
@@ -103,13 +107,15 @@ def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
 
     One that names nothing, beside TensorFlow's files, was cut short or overwritten.
     """
-    if tf_state.NAME not in names or names[tf_state.NAME].is_dir():
-        return
     path = os.path.join(directory, tf_state.NAME)
+    if tf_state.NAME not in names or fs.isdir(path):
+        return
     try:
         state = tf_state.read_state(path)
-    except (OSError, ValueError):
+    except ValueError:
         state = None
+    except OSError as error:
+        raise from_os_error(error, path) from error
     if state is None:
         yield Pointer("latest", path, None, frozenset({"tensorflow"}))
         return
@@ -120,55 +126,91 @@ def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
 READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _tensorflow)
 
 
+def pointers_in(directory: str, names: Names, on_error: OnError) -> Iterator[Pointer]:
+    """Yield what the files of frameworks in a directory name."""
+    for read in READERS:
+        try:
+            yield from read(directory, names)
+        except CheckpointError as error:
+            on_error(error)
+
+
 def _text(path: str, limit: int) -> str | None:
-    """Return a small text file's content, or None where it is none or can't be read."""
+    """Return a small text file's content, or None where it is none."""
+    data = read_small(path, limit)
     try:
-        if not fs.isfile(path) or fs.getsize(path) > limit:
-            return None
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def read_small(path: str, limit: int) -> bytes | None:
+    """Return a small file's content, or None where it is too long, no regular file, or not there.
+
+    Raises:
+        CheckpointError: It can't be read: it may name anything.
+    """
+    try:
         with fs.open_regular(path) as file:
-            return file.read(limit).decode()
-    except (OSError, UnicodeDecodeError):
+            data = file.read(limit + 1)
+    except NotRegular:
         return None
-
-
-def noted_name(file: os.DirEntry[str]) -> str | None:
-    """Return the name that a small text file consists of, or None where it is something else."""
-    try:
-        if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
+    except OSError as error:
+        if fs.is_absence(error):
             return None
-    except OSError:  # it has just gone
-        return None
-    text = (_text(file.path, MAX_POINTER) or "").strip()
-    return os.path.basename(text.rstrip("/")) if _is_line(text) else None
+        raise from_os_error(error, path) from error
+    return data if len(data) <= limit else None
+
+
+def is_one_name(path: str) -> bool:
+    """Tell whether a small text file consists of one line, as one that names a checkpoint does."""
+    return _is_line((_text(path, MAX_POINTER) or "").strip())
 
 
 def _is_line(text: str) -> bool:
     return bool(text) and text.isprintable()
 
 
-def names_in(directory: str) -> Names:
-    """Return what lies in a directory, by name; nothing of one that may not be read."""
+def raise_error(error: CheckpointError) -> None:
+    """Raise an error: nothing goes on without what can't be read."""
+    raise error
+
+
+def pass_over(error: CheckpointError) -> None:
+    """Go on without what can't be read, where nothing is lost by that."""
+
+
+def names_in(directory: str, on_error: OnError = raise_error) -> Names:
+    """Return what lies in a directory, by name; that one can't be listed doesn't say that it is empty."""
     try:
         return {entry.name: entry for entry in fs.entries(directory)}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
     except OSError as error:
-        if fs.is_remote(directory):  # a store that is out of order has not said that nothing points anywhere
-            raise from_os_error(error, directory) from error
+        if not fs.is_absence(error):
+            on_error(from_os_error(error, directory))
         return {}
 
 
-def from_newest(group: Group, faults: Collection[str]) -> Iterator[Pointer]:
-    """Yield what the newest of a series says of the best: the older ones speak of what may be gone."""
-    sound = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
-    if not sound:
+def from_newest(group: Group, faults: Collection[str], on_error: OnError) -> Iterator[Pointer]:
+    """Yield what the newest of a series says of the best: the older ones speak of what may be gone.
+
+    One that is damaged says nothing; one that can't be read may say anything.
+    """
+    for newest in reversed(group.entries):
+        if newest.fault is not None and code_of(newest.fault) is Code.UNREADABLE:
+            on_error(AccessDenied(newest.unit.path, newest.fault))
+        if not newest.is_sound or newest.path in faults:
+            continue
+        try:
+            is_directory = fs.isdir(newest.unit.path)
+            for pointer in (
+                _trainer_state(newest.unit.path, names_in(newest.unit.path)) if is_directory else ()
+            ):
+                yield Pointer(pointer.reason, newest.unit.path, pointer.target)
+        except CheckpointError as error:
+            on_error(error)
+        for best in newest.best_paths:
+            yield Pointer(BEST_INSIDE, newest.unit.path, best)
         return
-    newest = sound[-1]
-    if fs.isdir(newest.unit.path):
-        for pointer in _trainer_state(newest.unit.path, names_in(newest.unit.path)):
-            yield Pointer(pointer.reason, newest.unit.path, pointer.target)
-    for best in newest.best_paths:
-        yield Pointer(BEST_INSIDE, newest.unit.path, best)
 
 
 def temporary_for(name: str) -> str | None:

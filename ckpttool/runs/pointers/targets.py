@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ckpttool.core.errors import CheckpointError
+from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.urls import store_root
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.io import fs
@@ -99,13 +99,15 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
 
 
 def _rename_moves(directory: str) -> Iterator[Move]:
-    """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
+    """Yield what takes renamings back in a directory, the oldest first; nothing of damaged records."""
     if fs.is_remote(directory):  # nothing is renamed there
         return
     try:
         known = {identity: home for home in state_dirs(directory) for identity in identities(home)}
         records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
-    except (CheckpointError, OSError):
+    except AccessDenied:
+        raise
+    except CheckpointError:
         return
     for record in records:
         if record is not None and record.kind == "rename":
@@ -194,7 +196,10 @@ def exists(path: str) -> bool:
     """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
     try:
         return fs.exists(path) or fs.exists(f"{path}{INDEX}")
-    except ValueError:  # a NUL in it
+    except AccessDenied as error:
+        # The place that a run was moved from may be closed to us; what is ours lies elsewhere then.
+        if not isinstance(error.__cause__, PermissionError):
+            raise
         return False
 
 
@@ -207,12 +212,14 @@ class PointerProtections:
         skipped: Why series are left alone, by their keys.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         warnings: What pointers name that is gone, where nobody has to wait for it.
+        unread: What can't be read, for which series are left alone.
     """
 
     reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[str, str] = field(default_factory=dict)
     holders: dict[tuple[str, str], str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
 
     def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
         """Add a reason to those for which a checkpoint stays."""
@@ -225,6 +232,7 @@ class PointerProtections:
                 self._add(path, reason, other.holders.get((path, reason)))
         self.skipped |= other.skipped
         self.warnings += other.warnings
+        self.unread |= other.unread
 
     def _add(self, path: str, reason: str, holder: str | None) -> None:
         if reason not in self.reasons[path]:

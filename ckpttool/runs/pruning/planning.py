@@ -26,7 +26,7 @@ from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import Group, Kind, order_entries
 from ckpttool.runs.members.saves import series_of_saves
 from ckpttool.runs.members.series_doubts import copy_warnings
-from ckpttool.runs.pointers.protection import Pointers, unseen_above
+from ckpttool.runs.pointers.protection import Pointers
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.pointers.targets import PointerProtections
 from ckpttool.runs.pruning.copies import without_copy
@@ -88,7 +88,9 @@ def make_plan(
     policies = request.all_policies
     survey = survey_series(require_directory(request.directory), request, progress, known)
     groups, now = survey.groups, time.time()
-    pointers = Pointers(survey.root, groups, recursive=request.recursive, asks_trackers=True)
+    pointers = Pointers(
+        survey.root, groups, recursive=request.recursive, exclude=request.exclude, asks_trackers=True
+    )
     own = own_reasons(survey, request, request.min_age)
     saves = series_of_saves(groups)
     failed = _failed_runs(request, saves, pointers, now, progress)
@@ -132,7 +134,7 @@ def make_plan(
     chosen = [(group, policies.of(group)) for group in saves]
     warnings = tuple(_warnings(survey, request, chosen, pointed, now))
     protections = of_saves(saves, protections)
-    problems = (*_problems(survey, retention, faults), *_lookalikes(chosen, protections, now))
+    problems = (*_problems(survey, retention, faults, pointed.unread), *_lookalikes(chosen, protections, now))
     if request.depth == "full":
         retention = _mark_unread_newest(retention, {*checked, *faults})
     return PrunePlan(retention, problems, warnings, survey.journals, saves, protections, now)
@@ -237,15 +239,17 @@ def _warnings(
         yield Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
     yield from unmatched_names(chosen, survey.root)
     yield from pointed.warnings
-    yield from unseen_above(survey.root)
     yield from upload_warnings(survey.root)
     yield from copy_warnings(survey.groups)
     yield from _nested_run_warnings(survey, request)
 
 
-def _problems(survey: Survey, retention: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Problem]:
+def _problems(
+    survey: Survey, retention: RetentionPlan, faults: Mapping[str, str], unread: Collection[str]
+) -> Iterator[Problem]:
     for error in survey.errors:
-        yield Problem(shown(error.path), error.reason)
+        if error.path not in unread:  # else it is told with the series that it leaves alone
+            yield Problem(shown(error.path), error.reason)
     for excess in retention.excess:
         if excess.is_inevitable:
             yield Problem(shown(survey.root), str(excess))

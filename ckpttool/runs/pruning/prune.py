@@ -19,6 +19,7 @@ from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
+from ckpttool.runs.pointers.readers import raise_error
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, Reason
@@ -231,7 +232,7 @@ def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | Non
     staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
     # The places of what those that stay need besides their own, with who needs it.
     needed = {
-        **named_above(root),
+        **named_above(root, raise_error),
         **{place: entry.path for entry in staying for place in all_places(entry.needs)},
     }
     for directory, parts in going.items():

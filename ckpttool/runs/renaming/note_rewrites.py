@@ -14,7 +14,7 @@ from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import Mentions, decode_note, is_note, read_note
 from ckpttool.runs.pointers.protection import directories_below
-from ckpttool.runs.pointers.readers import Names
+from ckpttool.runs.pointers.readers import Names, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex
 from ckpttool.runs.renaming.scene import Note, PathRenames, Scene
 from ckpttool.runs.renaming.text_rewrites import Renamer
@@ -39,13 +39,15 @@ def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
 
     def has_notes(directory: str, names: Names) -> bool:
         for name, file in names.items():
-            text = read_note(file) if is_note(name) else None
+            text = read_note(file, pass_over) if is_note(name) else None
             if text is not None and next(mentions.of(text, directory, name), None) is not None:
                 return True
         return False
 
     return tuple(
-        directory for directory, names in directories_below(root, index) if has_notes(directory, names)
+        directory
+        for directory, names in directories_below(root, index, pass_over)
+        if has_notes(directory, names)
     )
 
 

@@ -23,7 +23,7 @@ from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import SUMS, is_note, read_note
 from ckpttool.runs.pointers.pins import rename_pins
-from ckpttool.runs.pointers.readers import Names, names_in, noted_name
+from ckpttool.runs.pointers.readers import Names, is_one_name, names_in, pass_over
 from ckpttool.runs.pointers.targets import exists
 from ckpttool.runs.renaming import text_rewrites
 from ckpttool.runs.renaming.note_rewrites import NoteRewriter
@@ -79,7 +79,7 @@ class _Collector:
             others = {name: file for name, file in files.items() if (directory, name) not in members}
             self._add_beside(directory, others, edits[directory])
         if above is not None:
-            self._add_beside(above, names_in(above), {})
+            self._add_beside(above, names_in(above, pass_over), {})
         for directory in part.note_directories:
             for file in names_in(directory).values():
                 self._add_note(directory, file)
@@ -183,10 +183,10 @@ class _Collector:
 
     def _add_note(self, directory: str, file: os.DirEntry[str]) -> Rewrite | None:
         """Add what somebody noted, and which checkpoints it will not name any more."""
-        text = read_note(file)
+        text = read_note(file, pass_over)
         if text is None:
             return None
-        is_path = noted_name(file) is not None and "://" not in text
+        is_path = is_one_name(file.path) and "://" not in text
         new = self._moved.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:

@@ -12,7 +12,7 @@ from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.notes import Mentions
 from ckpttool.runs.pointers.protection import links_below
-from ckpttool.runs.pointers.readers import names_in
+from ckpttool.runs.pointers.readers import names_in, pass_over
 from ckpttool.runs.pointers.targets import CheckpointIndex, exists
 from ckpttool.runs.renaming.text_rewrites import Renamer
 from ckpttool.transaction.journal import Relink, Rewrite
@@ -197,9 +197,9 @@ class Scene:
 def links_near(root: str) -> dict[str, str]:
     """Return the symlinks in a tree, and those beside it, with what they lead to; none is followed."""
     above = os.path.dirname(fs.realpath(root))
-    beside = (entry.path for entry in names_in(above).values() if entry.is_symlink())
+    beside = (entry.path for entry in names_in(above, pass_over).values() if entry.is_symlink())
     links = {}
-    for path in (*beside, *links_below(root)):
+    for path in (*beside, *links_below(root, pass_over)):
         try:
             links[path] = fs.readlink(path)
         except OSError:  # it has just gone
