@@ -140,6 +140,21 @@ def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
 
 @settings(max_examples=60)
 @given(_entries(), _POLICIES, st.data())
+def test_nothing_goes_of_a_series_that_an_unread_pointer_could_name(entries, told, data) -> None:
+    protected = data.draw(_protections(entries))
+    gone = _gone(_planned(entries, told, protected))
+    keys = [one.key for one in series_of(entries)]
+    unread = data.draw(st.sets(st.sampled_from(keys)))
+    skipped = {key: "best.txt: permission denied, so nobody knows what it names" for key in unread}
+    made = _planned(entries, told, {**protected, "skipped": skipped})
+    assert not any(one.remove or one.slim for one in made.groups if one.key in unread)
+    if not {"max_size", "max_total_size"} & told.keys():
+        named = {one.path for series in series_of(entries) if series.key in unread for one in series.entries}
+        assert _gone(made) == gone - named
+
+
+@settings(max_examples=60)
+@given(_entries(), _POLICIES, st.data())
 def test_every_checkpoint_is_told_of_once_with_a_reason(entries, told, data) -> None:
     made = _planned(entries, told, data.draw(_protections(entries)))
     paths = [kept.entry.path for one in made.groups for kept in one.keep]

@@ -165,7 +165,7 @@ def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
         return frozenset()
     try:
         state = read_state(os.path.join(directory, NAME))
-    except (OSError, ValueError):
+    except (OSError, ValueError, CheckpointError):
         return frozenset()
     paths = (state.latest, *state.paths) if state else ()
     return frozenset(os.path.basename(path.replace("\\", "/").rstrip("/")) for path in paths)

@@ -10,7 +10,6 @@ import re
 from typing import NamedTuple
 
 from ckpttool.io import fs
-from ckpttool.io.source import NotRegular
 
 NAME = "checkpoint"
 
@@ -48,14 +47,13 @@ def read_state(path: str) -> CheckpointState | None:
     """Return what the state file at a path says; None if it is something else.
 
     Raises:
-        OSError: It can't be read.
+        OSError, CheckpointError: It can't be read.
         ValueError: It begins like a state file, and is none.
     """
-    try:
-        with fs.open_regular(path) as file:
-            data = file.read(MAX_BYTES + 1)
-    except (FileNotFoundError, NotRegular):
+    if not fs.isfile(path):
         return None
+    with fs.open_regular(path) as file:
+        data = file.read(MAX_BYTES + 1)
     if b"model_checkpoint_path" not in data or b"\0" in data:
         return None
     if len(data) > MAX_BYTES:

@@ -54,8 +54,8 @@ def places_on_the_way(path: str) -> Iterator[str]:
             reached = current
             continue
         except OSError as error:
-            # No link, not there, or closed to us: what is ours doesn't lie behind it.
-            if error.errno == errno.EINVAL or fs.is_absence(error) or isinstance(error, PermissionError):
+            # No link, not there, or in a closed directory: what is ours doesn't lie behind it.
+            if error.errno == errno.EINVAL or fs.is_absence(error) or _is_closed(current):
                 reached = current
                 continue
             raise from_os_error(error, current) from error
@@ -67,6 +67,17 @@ def places_on_the_way(path: str) -> Iterator[str]:
             reached = os.sep
         waiting += [part for part in reversed(target.split(os.sep)) if part]
     yield reached
+
+
+def _is_closed(path: str) -> bool:
+    """Tell whether a path leads into a directory that this user may not enter."""
+    try:
+        fs.lstat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def all_places(paths: Iterable[str]) -> set[str]:
