@@ -51,6 +51,11 @@ class Consent:
             say_error(f"{problem} (y or n; --yes leaves stdin alone)")
         return word in ("y", "yes")
 
+    def answer_to(self, question: str) -> bool | None:
+        """Return whether somebody agrees, as ``to`` does; None if nobody has said anything."""
+        agrees = self.to(question)
+        return agrees if self.is_given or self._has_answered else None
+
 
 def _ask_terminal(question: str) -> str:
     """Ask on a terminal; whoever ends the input says no."""

@@ -103,7 +103,7 @@ def copy(
     return _report(copied, json=json, quiet=quiet)
 
 
-def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool:
+def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool | None:
     """Show what the rules remove at the destination, and ask."""
     from ckpttool.cli.render.text_changes import plan_text, question
 
@@ -111,7 +111,7 @@ def _agrees(planned: PrunePlan, consent: Consent, *, is_silent: bool) -> bool:
     if consent.asks or not is_silent:
         text = plan_text(planned.plan.groups, width=terminal_width(stream), colour=has_colour(stream))
         print(f"\n{text}\n", file=stream, flush=True)
-    return consent.to(question(planned.plan, trash=False))
+    return consent.answer_to(question(planned.plan, trash=False))
 
 
 def _report(copied: Copied, *, json: bool, quiet: bool) -> int:

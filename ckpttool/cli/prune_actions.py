@@ -93,12 +93,12 @@ def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
 def _prune_directory(request: PruneRequest, trash: str | None, output: OutputOptions) -> Pruned:
     from ckpttool.runs.pruning.prune import prune
 
-    def confirm(planned: PrunePlan) -> bool:
+    def confirm(planned: PrunePlan) -> bool | None:
         from ckpttool.cli.render.text_changes import question
 
         _print_plan(planned, output)
         for_good = any(code_of(warning) is Code.FOR_GOOD for warning in planned.warnings)
-        return output.consent.to(question(planned.plan, trash=trash is not None, for_good=for_good))
+        return output.consent.answer_to(question(planned.plan, trash=trash is not None, for_good=for_good))
 
     outcome = prune(
         request, dry_run=output.dry_run, confirm=confirm, progress=ProgressLines(), trash=trash or False

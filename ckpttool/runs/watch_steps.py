@@ -102,9 +102,10 @@ def prune_step(
             return StepResult(False, tuple(problems))
         known = {*landed.bad, *(entry.path for entry in landed.entries)}
 
-        def confirm(planned: PrunePlan) -> bool:
-            """Agree, unless something would go that was not verified, and perhaps not copied."""
-            return all(one.path in known for one in (*planned.plan.removals, *planned.plan.slimmed))
+        def confirm(planned: PrunePlan) -> bool | None:
+            """Refuse if something would go that was not verified, and perhaps not copied; nobody is asked."""
+            is_known = all(one.path in known for one in (*planned.plan.removals, *planned.plan.slimmed))
+            return None if is_known else False
 
         pruned = prune(request, trash=trash, confirm=confirm, progress=landed.progress, reader=landed.reader)
         if pruned.declined:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.runs.pruning.prune import foreign_files
+from ckpttool.runs.pruning.protections import foreign_files
 from tests.support.commands import Terminal, run_here
 from tests.support.directories import survey
 from tests.support.faults import is_killed_at
@@ -231,6 +231,48 @@ def test_what_is_somebody_s_in_a_trainer_s_directory_is_named_before_it_goes(
     assert (status, line.partition(", ")[2]) == (0, "with figures/, notes.txt in it")
     (group,) = json.loads(run("prune", trainer, "--keep", 1, "-n", "--json").out)["groups"]
     assert group["remove"][0]["strangers"] == ["figures/", "notes.txt"]
+
+
+@pytest.fixture
+def annotated(files: Path, tmp_path: Path) -> Path:
+    """Return a trainer's run of three steps, in the second of which somebody has put predictions."""
+    trainer = tmp_path / "trainer"
+    for step in (1, 2, 4):
+        shutil.copytree(
+            files / "safetensors" / "trainer" / f"checkpoint-{max(step, 2)}", trainer / f"checkpoint-{step}"
+        )
+    predictions = trainer / "checkpoint-2" / "predictions.csv"
+    predictions.write_text("1,0.3\n")
+    shutil.copystat(trainer / "checkpoint-2" / "model.safetensors", predictions)
+    return trainer
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"y\n", b"--yes", b"n\n"])
+@pytest.mark.parametrize("trash", [False, True])
+def test_what_is_somebody_s_goes_only_with_an_answer(
+    run, annotated: Path, piped, answer: bytes | None, trash: bool
+) -> None:
+    if answer is not None:
+        piped(b"" if answer == b"--yes" else answer)
+    options = [*(["--yes"] if answer == b"--yes" else []), *(["--trash"] if trash else [])]
+    status, out, err = run("prune", annotated, "--keep", 1, *options)
+    assert "with predictions.csv in it" in out
+    left = {path.name for path in annotated.iterdir() if not path.name.startswith(".")}
+    if answer in (b"y\n", b"--yes"):
+        assert (status, err, left) == (0, "", {"checkpoint-4"})
+    elif answer == b"n\n":
+        assert (status, err, left) == (1, "", {"checkpoint-1", "checkpoint-2", "checkpoint-4"})
+    else:
+        why = "predictions.csv in it is not the checkpoint's own (--yes removes it)"
+        assert (status, left) == (1, {"checkpoint-2", "checkpoint-4"})
+        assert err == f"ckpttool: error: {annotated}/checkpoint-2: not removed: {why}\n"
+        assert (annotated / "checkpoint-2" / "predictions.csv").read_text() == "1,0.3\n"
+
+
+def test_what_is_somebody_s_counts_for_check(run, annotated: Path) -> None:
+    shutil.rmtree(annotated / "checkpoint-1")
+    status, out, _ = run("prune", annotated, "--keep", 1, "--check")
+    assert (status, "with predictions.csv in it" in out) == (1, True)
 
 
 def test_what_frameworks_wrote_is_their_own(files: Path) -> None:

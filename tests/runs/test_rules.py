@@ -470,6 +470,16 @@ def test_incomplete_ones_go_where_something_newer_is_intact(entry) -> None:
     assert not _plan(entries, keep_last=5).remove
 
 
+@pytest.mark.parametrize("glob", ["*_epoch_3*", "m_epoch_3.pt", "run/*_3.pt"])
+def test_a_name_keeps_an_incomplete_one_too(entry, glob: str) -> None:
+    entries = [_cut(1), entry("m_epoch_2.pt"), _cut(3), entry("m_epoch_4.pt"), _cut(5)]
+    made = _plan(entries, keep_last=5, keep_names=(glob,), incomplete="remove")
+    assert [one.name for one in made.remove] == ["m_epoch_1.pt"]
+    assert _kept(made)["m_epoch_3.pt"] == f"name {glob}, incomplete: a shard is missing"
+    with pytest.raises(UsageError, match="would keep nothing"):
+        _plan(entries, keep_names=(glob,), incomplete="remove")
+
+
 def test_an_incomplete_one_that_was_written_last_may_be_being_written(entry) -> None:
     entries = [_cut(1, modified=100), *(entry(f"m_epoch_{epoch}.pt", modified=99) for epoch in (2, 3))]
     assert not _plan(entries, keep_last=5, incomplete="remove").remove

@@ -610,7 +610,7 @@ def prune_document(pruned: Pruned) -> dict[str, Any]:
 
 
 def _prune_group(group: GroupPlan) -> dict[str, Any]:
-    from ckpttool.runs.pruning.prune import foreign_files
+    from ckpttool.runs.pruning.protections import foreign_files
 
     return {
         "key": group.key,

@@ -157,7 +157,7 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
 
 
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
-    from ckpttool.runs.pruning.prune import foreign_files
+    from ckpttool.runs.pruning.protections import foreign_files
 
     is_long = len(group.keep) > _MOST and not verbose
     rows: list[_PlanRow] = []
@@ -191,7 +191,7 @@ def _about(group: GroupPlan, entry: Entry) -> str:
 
 def _foreign_words(entry: Entry) -> str:
     """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
-    from ckpttool.runs.pruning.prune import foreign_files
+    from ckpttool.runs.pruning.protections import foreign_files
 
     names = foreign_files(entry)
     if not names:

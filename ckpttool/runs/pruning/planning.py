@@ -75,6 +75,8 @@ def make_plan(
     progress: Progress = no_progress,
     known: Survey | None = None,
     reader: FullReader | None = None,
+    *,
+    keeps_foreign: bool = False,
 ) -> PrunePlan:
     """Return what a policy does to a directory; nothing on disk is changed.
 
@@ -83,6 +85,7 @@ def make_plan(
         progress: Is told what is read.
         known: What lies in the directory, if somebody has looked already.
         reader: Knows what was read already.
+        keeps_foreign: Whether directories stay that hold what isn't the checkpoint's own.
     """
     reader = reader or FullReader(request.jobs, progress)
     policies = request.all_policies
@@ -91,7 +94,7 @@ def make_plan(
     pointers = Pointers(
         survey.root, groups, recursive=request.recursive, exclude=request.exclude, asks_trackers=True
     )
-    own = own_reasons(survey, request, request.min_age)
+    own = own_reasons(survey, request, request.min_age, keeps_foreign=keeps_foreign)
     saves = series_of_saves(groups)
     failed = _failed_runs(request, saves, pointers, now, progress)
     faults, checked = dict(failed.faults), set(failed.finite.values())

@@ -14,10 +14,11 @@ from ckpttool.core.naming import is_named_best
 from ckpttool.core.report import counted
 from ckpttool.formats.discovery import OWN_PREFIX, discover
 from ckpttool.formats.globs import Globs, last_name
-from ckpttool.formats.interface import Unit
+from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
+from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
 from ckpttool.runs.members.saves import series_of_saves
@@ -41,10 +42,11 @@ from ckpttool.transaction.journal import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 
 
-def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[str]]:
+def own_reasons(survey: Survey, scope: Scope, min_age: int, *, keeps_foreign: bool) -> dict[str, list[str]]:
     """Return why checkpoints stay for what they are and where they lie, by path, whatever points at them.
 
-    ``min_age`` is in seconds: what changed later stays.
+    ``min_age`` is in seconds: what changed later stays. With ``keeps_foreign``, so does a directory that
+    holds what isn't the checkpoint's own.
     """
     reasons: dict[str, list[str]] = {}
     youngest = (_now(survey.root) - min_age) * 1e9 if min_age else 0.0
@@ -56,8 +58,34 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
             *_entry_reasons(entry, points),
             *(f"--exclude {glob}" for glob in islice(globs, 1)),
             *([Reason(Code.TOO_YOUNG)] if min_age and entry.modified_ns > youngest else ()),
+            *([foreign_reason(entry)] if keeps_foreign and foreign_files(entry) else ()),
         ]
     return reasons
+
+
+def foreign_files(entry: Entry) -> tuple[str, ...]:
+    """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
+
+    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name
+    nobody can tell.
+    """
+    written = None if entry.unit.format is None else entry.unit.format.written
+    if written is None:
+        return ()
+    inside = [file.path.partition(os.sep)[2].partition(os.sep) for file in entry.contents.files]
+    names = dict.fromkeys(name + slash for name, slash, _ in inside if name)
+    return tuple(
+        name
+        for name in sorted(names)
+        if not (written.fullmatch(name) or name.endswith(SIDECARS) or name in SHARED)
+    )
+
+
+def foreign_reason(entry: Entry) -> str:
+    """Return why a checkpoint stays that holds what isn't its own, where nobody has said that it goes."""
+    names = foreign_files(entry)
+    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+    return f"{names[0]}{more} in it is not the checkpoint's own (--yes removes it)"
 
 
 def _now(root: str) -> float:

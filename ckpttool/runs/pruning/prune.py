@@ -12,15 +12,14 @@ from typing import Any
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.core.keywords import shows_keywords
 from ckpttool.core.result import Result
-from ckpttool.formats.interface import SIDECARS
 from ckpttool.io import fs, remote
 from ckpttool.io.held import holds
-from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.runs.pointers.readers import raise_error
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan, survey_series
+from ckpttool.runs.pruning.protections import foreign_files, foreign_reason
 from ckpttool.runs.pruning.request import PruneRequest
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.plan import GroupPlan, KeptEntry, RetentionPlan
@@ -37,7 +36,8 @@ from ckpttool.transaction.staged_output import clear_areas
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
 
-Confirm = Callable[[PrunePlan], bool]
+Confirm = Callable[[PrunePlan], bool | None]
+"""Returns whether what a plan removes is to go; None if nobody has said so."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -102,7 +102,8 @@ def prune(
         dry_run: Whether to change nothing.
         trash: Whether what is removed is kept in the trash, from which ``undo`` restores it; or the identity
             of the command, where several prunes are one. Failed runs always are.
-        confirm: Called with the plan before anything is removed; nothing is unless it returns true.
+        confirm: Called with the plan before anything is removed; nothing is if it returns false. Unless it
+            returns true, directories stay that hold what isn't the checkpoint's own.
         progress: Called with what is read, and how many bytes; gives what is called with the bytes read. For
             a directory that is searched, the bytes are None, and what is called gets numbers of files.
         reader: Knows what was read in full already, and stays as it was.
@@ -114,6 +115,7 @@ def prune(
     """
     request = PruneRequest.from_keywords(directory, keywords)
     progress = progress or no_progress
+    reader = reader or FullReader(request.jobs, progress)
     if dry_run:
         planned = make_plan(request, progress, reader=reader)
         way = _way_back(request.directory, planned, trash or request.failed == "remove")
@@ -136,7 +138,13 @@ def prune(
         if planned.plan.changes and refusal is not None:
             raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
         way = _way_back(root, planned, trash)
-        if planned.plan.changes and confirm is not None and not confirm(_with_warning(planned, way)):
+        agreed = confirm(_with_warning(planned, way)) if planned.plan.changes and confirm else None
+        if agreed is None and any(map(foreign_files, planned.plan.removals)):
+            planned = _without_foreign(
+                planned, make_plan(request, progress, survey, reader, keeps_foreign=True)
+            )
+            result = _result(planned)
+        if agreed is False:
             result = replace(result, declined=True)
         elif planned.plan.changes:
             identity = new_identity() if trash is True else trash or None
@@ -180,6 +188,14 @@ def _with_warning(planned: PrunePlan, way: Way | None) -> PrunePlan:
         return planned
     text = "undo can't restore what is removed from this store (--trash keeps copies)"
     return replace(planned, warnings=(*planned.warnings, Reason(Code.FOR_GOOD, text)))
+
+
+def _without_foreign(planned: PrunePlan, kept: PrunePlan) -> PrunePlan:
+    """Return the plan by which nothing goes that isn't the checkpoints' own, with what stays for that."""
+    going = {entry.path for entry in kept.plan.removals}
+    staying = [entry for entry in planned.plan.removals if entry.path not in going and foreign_files(entry)]
+    problems = [Problem(entry.path, f"not removed: {foreign_reason(entry)}") for entry in staying]
+    return replace(kept, problems=(*kept.problems, *problems))
 
 
 class _Locks:
@@ -370,22 +386,4 @@ def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pru
         problems=planned.problems,
         warnings=planned.warnings,
         journals=planned.journals,
-    )
-
-
-def foreign_files(entry: Entry) -> tuple[str, ...]:
-    """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
-
-    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name
-    nobody can tell.
-    """
-    written = None if entry.unit.format is None else entry.unit.format.written
-    if written is None:
-        return ()
-    inside = [file.path.partition(os.sep)[2].partition(os.sep) for file in entry.contents.files]
-    names = dict.fromkeys(name + slash for name, slash, _ in inside if name)
-    return tuple(
-        name
-        for name in sorted(names)
-        if not (written.fullmatch(name) or name.endswith(SIDECARS) or name in SHARED)
     )

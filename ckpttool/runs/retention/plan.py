@@ -257,7 +257,7 @@ def _draft(
         # Those that come before the newest intact one, in order and in time, nobody will finish.
         for entry in newest_first[newest_first.index(intact[0]) + 1 :]:
             is_outdated = entry.is_incomplete and entry.modified_ns <= intact[0].modified_ns
-            if is_outdated and entry.path not in protected:
+            if is_outdated and not (entry.path in protected or entry.path in ruled):
                 del kept_faults[entry.path]
     reasons = {
         entry.path: _unique(
@@ -269,7 +269,8 @@ def _draft(
         for entry in newest_first
     }
     has_limit = policy is not None and policy.has_limit
-    if intact and not (ruled or goes_whole or has_limit) and not all(reasons.values()):
+    keeps_any = any(entry.path in ruled for entry in intact)
+    if intact and not (keeps_any or goes_whole or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
     held = {*always, *kept_faults, *protected}
     if is_beyond_best:  # limits keep nothing of it
@@ -303,7 +304,9 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults and not entry.is_link]
     ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
-    return History(ordered[::-1], now, protections.root)
+    paths = {entry.path for entry in intact}
+    others = [entry for entry in group.entries if entry.path not in paths]
+    return History(ordered[::-1], now, protections.root, others)
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:

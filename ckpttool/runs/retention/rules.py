@@ -55,11 +55,13 @@ class History:
         now: In seconds since 1970: what is dated later has no date. None believes every date.
         followers: Paths of those for which the metric of what belongs with them counts.
         root: The directory that globs with a slash are relative to.
+        others: Its other checkpoints: incomplete, damaged, or elsewhere.
     """
 
     intact: Sequence[Entry]
     now: float | None = None
     root: str = os.curdir
+    others: Sequence[Entry] = ()
 
     @cached_property
     def written_last(self) -> Sequence[Entry]:
@@ -306,7 +308,7 @@ def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
     from ckpttool.formats.globs import Globs
 
     globs = Globs(policy.keep_names, history.root)
-    for entry in history.intact:
+    for entry in (*history.intact, *history.others):
         glob = next(chain.from_iterable(map(globs.of, entry.places)), None)
         if glob is not None:
             yield entry, f"name {glob}"
