@@ -50,6 +50,7 @@ TOLD = {
     "remote.yaml": "best: s3://bucket/run/model_epoch_9.pth\n",
     "twice.yaml": "best: model_epoch_10.pth\nother: model_epoch_9.pth or so\n",
 }
+SCRIPTS = {"eval.sh", "run"}
 SILENT = {
     "eval.py": 'PATH = "model_epoch_9.pth"\n',
     "train.log": "saved model_epoch_9.pth\n",
@@ -75,7 +76,8 @@ def test_every_note_follows_or_is_told(short: Path) -> None:
         (short / name).write_bytes(text.encode())
     (short / "wide.txt").write_bytes("\ufeffmodel_epoch_9.pth".encode("utf-16-le"))
     was, before = _named_by(short), content(short)
-    assert {*FOLLOWING, *TOLD, "wide.txt"} <= was.keys()
+    assert {*FOLLOWING, *TOLD, "wide.txt"} - SCRIPTS <= was.keys()
+    assert not SCRIPTS & was.keys()
     told = {os.path.basename(one.path): one.message for one in renamed(short, dry_run=True).problems}
     assert content(short) == before
     done = renamed(short)
@@ -84,6 +86,7 @@ def test_every_note_follows_or_is_told(short: Path) -> None:
     assert told["README.md"] == (
         "README.md names model_epoch_9.pth and isn't changed: prune won't keep that for it any more"
     )
+    assert told["run"] == "run names model_epoch_9.pth and isn't changed"
     now = _named_by(short)
     for name in FOLLOWING:
         assert now[name] == {NEW}, name

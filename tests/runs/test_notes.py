@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.runs.pointers.notes import SILENT
+from ckpttool.runs.pointers.protection import SOURCES
+from tests.support.commands import Run
 from tests.support.directories import pointers_in, survey
 
 
@@ -54,7 +57,15 @@ THIRD = "model_epoch_3.pth"
         ("best.yaml", b"path:model_epoch_3.pth"),
         ("best.ini", b"[best]\nname=model_epoch_3"),
         ("best", b"C:\\runs\\model_epoch_3.pth"),
-        ("eval.sh", b"python eval.py --weights=model_epoch_3.pth --batch 3"),
+        ("eval.yaml", b"run: python eval.py --weights=model_epoch_3.pth --batch 3"),
+        ("best.txt", b"model_epoch_30.pth/model_epoch_3.pth"),
+        ("best.txt", b"/old/place/run/model_epoch_3.pth"),
+        ("resume.json", b'{"schema": "ckpttool.latest/1", "path": "run/model_epoch_3.pth"}'),
+        ("todo.txt", b"- keep  model_epoch_3.pth  (figure 2)"),
+        ("todo.txt", b"  best  ->  model_epoch_3.pth"),
+        ("todo.txt", b"12:31:05  model_epoch_3.pth  is the best"),
+        ("blog", b"model_epoch_3.pth"),
+        ("outcome.txt", b"model_epoch_3.pth"),
     ],
 )
 def test_however_it_is_written(series: Path, name: str, content: bytes) -> None:
@@ -72,6 +83,49 @@ def test_a_list_of_the_best(series: Path) -> None:
     [
         ("train.log", b"saved model_epoch_3.pth"),
         ("train.py", b'torch.save(state, "model_epoch_3.pth")'),
+        *(
+            (name, b"saved model_epoch_3.pth")
+            for name in (
+                *(
+                    "log",
+                    "log.txt",
+                    "train_log.txt",
+                    "train.log.1",
+                    "stdout",
+                    "stdout.txt",
+                    "stderr",
+                    "out",
+                    "output.txt",
+                ),
+                *(
+                    "nohup.out",
+                    "slurm-123.out",
+                    "job.o1234",
+                    "job.e1234",
+                    "job.o1234.5",
+                    "job.o1234-5",
+                    "train.err",
+                ),
+                *("cron.mail", "metrics.csv", "console", "logs"),
+            )
+        ),
+        *(
+            (name, b"python eval.py --weights=model_epoch_3.pth")
+            for name in (
+                *(
+                    "eval.sh",
+                    "job.sbatch",
+                    "job.slurm",
+                    "train.pbs",
+                    "eval.bat",
+                    "eval.ps1",
+                    "plot.R",
+                    "Makefile",
+                ),
+                *("Dockerfile", "Snakefile", "rules.mk", "eval.PY"),
+            )
+        ),
+        ("evaluate", b"#!/bin/sh\npython eval.py model_epoch_3.pth"),
         ("Look.ipynb", b'{"source": ["load(\\"model_epoch_3.pth\\")"]}'),
         ("log.csv", b"epoch,path\n3,model_epoch_3.pth"),
         ("SHA256SUMS", b"00 model_epoch_3.pth"),
@@ -90,6 +144,68 @@ def test_a_list_of_the_best(series: Path) -> None:
 def test_what_is_no_note(series: Path, name: str, content: bytes) -> None:
     (series / name).write_bytes(content)
     assert _reasons(series) == {}
+
+
+def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "prune.md").read_text()
+    assert [source for source in SOURCES if f"| {source.what} | {source.where} |\n" not in page] == []
+    assert [one for one in SILENT if f"| {one.what} | {one.why} |\n" not in page] == []
+
+
+@pytest.mark.parametrize("where", ["", ".."])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            ("verify",),
+            ("verify", "--json"),
+            ("prune", "--keep", "2", "-n"),
+            ("prune", "--keep", "2", "-n", "--json"),
+        ),
+        *(("prune", "--keep-name", "model_epoch_3.pth", "-n"), ("list", "--json"), ("watch", "--once")),
+        *(("watch", "--once", "--json"), ("copy", "../other")),
+    ],
+    ids=" ".join,
+)
+def test_own_output_is_no_note(series: Path, run: Run, command: tuple[str, ...], where: str) -> None:
+    name, *options = command
+    for epoch in (1, 2, 4, 5, 6, 7, 8):
+        (series / f"model_epoch_{epoch}.pth").unlink()
+    if name == "copy":
+        options = [str(series.parent / "other")]
+    _, out, err = run(name, series, *options)
+    assert "model_epoch_3.pth" in out
+    assert len(out + err) <= 4096
+    (series / where / "files.txt").write_text(out + err)
+    assert _reasons(series) == {}
+    (series / where / "files.txt").write_text(f"{out}{err}The best is model_epoch_3.pth.\n")
+    assert _reasons(series) == {THIRD: ["files.txt"]}
+
+
+def test_what_latest_says_is_a_note(series: Path, run: Run) -> None:
+    (series / "model_epoch_10.pth").rename(series.parent / "model_epoch_10.pth")
+    for options in ([], ["--json"]):
+        out = run("latest", series, *options).out
+        (series / "resume_from").write_text(out)
+        assert _reasons(series) == {"model_epoch_9.pth": ["resume_from"]}
+
+
+@pytest.mark.parametrize("name", ["best.txt", "plot.yaml", "README.md"])
+def test_a_path_means_no_namesake_elsewhere(runs: Path, name: str) -> None:
+    for text in (
+        *("exp3/model_epoch_1.pth", "../exp3/model_epoch_1.pth", f"{runs}/exp3/model_epoch_1.pth"),
+        *("/gone/exp3/model_epoch_1.pth", "exp3\\model_epoch_1.pth", "exp1/sub/model_epoch_1.pth"),
+    ):
+        (runs / name).write_text(f"see `{text}`\n")
+        assert _reasons(runs, recursive=True) == {}
+    (runs / name).write_text("see `exp2/model_epoch_1.pth`\n")
+    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": [name]}
+
+
+def test_a_path_that_is_gone_from_its_directory_means_nothing_else(runs: Path) -> None:
+    (runs / "exp2" / "model_epoch_1.pth").unlink()
+    (runs / "exp1" / "best.txt").write_text("../exp2/model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {}
 
 
 def test_a_number_is_a_name_only_where_it_stands_alone(series: Path) -> None:

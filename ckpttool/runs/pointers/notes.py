@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
 from ckpttool.core.name_patterns import PIN_LISTS
@@ -29,27 +30,72 @@ _MARKS = {
 }
 
 
-_LOGS = (".log", ".out", ".err", ".csv", ".tsv", ".jsonl", ".ndjson")
-"""Endings of what tells of every checkpoint that was written, so that it points at none."""
-
-
-_SOURCES = (
-    *(".py", ".pyi", ".ipynb", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".java", ".js", ".ts"),
-    *(".go", ".rs", ".jl", ".r", ".m", ".scala", ".swift", ".kt", ".lua"),
-)
-"""Endings of source code: it names what it writes and reads, not what somebody wants to keep."""
-
-
-_LISTS = frozenset({tf_state.NAME, *PIN_LISTS, *SHARED, "trainer_state.json", "result.json"})
-"""What names many, or is read in a way of its own."""
-
-
 SUMS = re.compile(
     r"(?:.*[._-])?(?:md5|sha(?:1|224|256|384|512)?|b2|check)?sums?(?:\.txt)?"
     r"|.*\.(?:md5|sha(?:1|224|256|384|512)|b2)",
     re.IGNORECASE | re.DOTALL,
 )
 """What lists of digests are called, whoever wrote them."""
+
+
+_LISTS = frozenset({tf_state.NAME, *PIN_LISTS, *SHARED, "trainer_state.json", "result.json"})
+"""What names many, or is read in a way of its own."""
+
+
+class Silent(NamedTuple):
+    """Texts that protect nothing, by their names or their first line, though they name checkpoints."""
+
+    what: str
+    why: str
+    names: re.Pattern[str]
+    start: str | None = None
+
+
+SILENT = (
+    Silent(
+        "logs and outputs of jobs, such as `train.log`, `log.txt`, `stdout`, `job.o1234`",
+        "they name what was written",
+        re.compile(
+            r"(?:.*[._-])?(?:logs?|nohup|stdout|stderr)(?:\.txt|\.\d+)*"
+            r"|(?:out|output|err|errors?|console|terminal)(?:\.txt)?"
+            r"|.*\.(?:log|out|err|stdout|stderr|csv|tsv|jsonl|ndjson|mail|mbox|[oe]\d+(?:[-._]\d+)*)(?:\.\d+)?",
+            re.IGNORECASE | re.DOTALL,
+        ),
+    ),
+    Silent(
+        "source code",
+        "it names what it reads and writes",
+        re.compile(
+            r".*\.(?:pyi?|ipynb|pyx|c|cc|cpp|cu|h|hpp|java|js|ts|go|rs|jl|r|m|scala|swift|kt|lua)",
+            re.IGNORECASE | re.DOTALL,
+        ),
+    ),
+    Silent("lists of digests", "they name all files", SUMS),
+    Silent(
+        "scripts, such as `eval.sh`, and files that begin with `#!`",
+        "they name what they read and write",
+        re.compile(
+            r".*\.(?:sh|bash|zsh|fish|ksh|csh|bat|cmd|ps1|pl|rb|awk|sed|sbatch|slurm|sl|pbs|lsf|qsub|job|mk|cmake)"
+            r"|(?:gnu)?makefile|(?:docker|container|snake|just|rake)file",
+            re.IGNORECASE | re.DOTALL,
+        ),
+        "#!",
+    ),
+)
+"""What protects nothing; the reference of ``prune`` has these rows."""
+
+
+_OWN = re.compile(
+    r"""^(?:.*"schema":[ ]?"ckpttool\.(?!latest/)          # --json
+    |.*(?:<testsuites[ ]name="ckpttool|"driver":[ ]\{"name":[ ]"ckpttool")
+    |(?:.*[ ])?ckpttool:[ ](?:error|warning):[ ]
+    |\d\d:\d\d:\d\d[ ][ ].+[ ][ ](?:valid,|(?:renamed|copied|moved|slimmed)[ ]to|removed,|recorded[ ]in)[ ]
+    |[✗!–?✓][ ](?:INVALID|FAILED|DIFFERS|UNSAFE|NOT[ ]RUN|sampled|unknown|valid)[ ]+\S.*[ ][ ]\S
+    |[ ][ ](?:keep[ ][ ]|slim[ ][ ]|remove)[ ][ ]\S.*[ ][ ]\S
+    |(?:copied|would[ ]copy|already[ ]there|differs|not[ ]copied)[ ][ ].+[ ][ ][\d.]+[ ]k?[A-Z]?B$).*$""",
+    re.MULTILINE | re.VERBOSE,
+)
+"""Lines of ckpttool's own output, which names what was looked at; what ``latest`` answers is none of it."""
 
 
 _QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
@@ -81,7 +127,8 @@ class Mentions:
     """Finds the checkpoints that a text names: at the paths in it, or else of the same name.
 
     A path is tried relative to the text's directory and to those above it, and as it is. What lies there and
-    is no checkpoint that was looked at is meant by it; only where nothing does, its last parts are tried.
+    is no checkpoint that was looked at is meant by it. Only where its directory is nowhere, its last parts
+    are tried, and in the text's own directory the name alone: these were moved or renamed.
     """
 
     def __init__(self, index: CheckpointIndex) -> None:
@@ -142,10 +189,17 @@ class Mentions:
                 if entry is None or os.path.join(self._real_path(base), "").startswith(_path_prefix(entry)):
                     return []
                 return [entry]
-        for start in range(len(parts)):
+        if len(parts) > 1 and any(_is_directory(os.path.join(base, *parts[:-1])) for base in bases):
+            return []  # it is gone from there
+        # Its tree was moved: what has the end of the path is meant, directories included.
+        for start in range(len(parts) - 1):
             for base in bases:
                 if entries := self._entries_at(base, parts[start:]):
                     return entries
+        if entries := self._entries_at(bases[0], parts[-1:]):  # the note's own directory was renamed
+            return entries
+        if len(parts) > 1:
+            return []
         below = os.path.join(self._real_path(directory), "")
         return [entry for entry in self._names[known] if _path_prefix(entry).startswith(below)]
 
@@ -162,6 +216,10 @@ class Mentions:
             except ValueError:  # a NUL in it
                 self._real[path] = path
         return self._real[path]
+
+
+def _is_directory(path: str) -> bool:
+    return exists(path) and fs.isdir(path)
 
 
 def _upwards(directory: str) -> Iterator[str]:
@@ -199,9 +257,22 @@ def _has_digit(text: str) -> bool:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file of this name may be a note: no list of all, no log, no source code, no digests."""
-    is_list = name in _LISTS or name.lower().endswith((*_LOGS, *_SOURCES, *SIDECARS))
-    return not is_list and SUMS.fullmatch(name) is None
+    """Tell whether a file of this name may be a note, or a script, whose names follow a renaming."""
+    if name in _LISTS or name.lower().endswith(SIDECARS):
+        return False
+    return not any(one.names.fullmatch(name) for one in SILENT if one.start is None)
+
+
+def may_protect(name: str) -> bool:
+    """Tell whether a file of this name may say that a checkpoint matters."""
+    return is_note(name) and not any(one.names.fullmatch(name) for one in SILENT)
+
+
+def protecting_text(text: str) -> str:
+    """Return what of a note protects: nothing of a script, and no line of ckpttool's own output."""
+    if any(one.start is not None and text.startswith(one.start) for one in SILENT):
+        return ""
+    return _OWN.sub("", text)
 
 
 def read_note(file: os.DirEntry[str], on_error: OnError) -> str | None:

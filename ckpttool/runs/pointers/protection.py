@@ -7,10 +7,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 from shlex import quote
+from typing import NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, from_os_error
 from ckpttool.core.naming import is_named_best, parse_name
@@ -21,7 +23,7 @@ from ckpttool.io import fs
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.runs.members.order import Group
-from ckpttool.runs.pointers.notes import Mentions, is_note, read_note
+from ckpttool.runs.pointers.notes import Mentions, may_protect, protecting_text, read_note
 from ckpttool.runs.pointers.pin_lists import Reach, follow_pins
 from ckpttool.runs.pointers.readers import (
     BEST_INSIDE,
@@ -91,8 +93,60 @@ class SeriesIndex:
         return groups.values()
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where pointers are looked for, and what they may mean.
+
+    Attributes:
+        root: The directory.
+        groups: The series in it.
+        index: Finds their checkpoints.
+        series: Finds the series that a name can mean.
+        reach: Finds the series in a directory, and below it.
+        ignored: What names none of them, if it can't be read.
+        recursive: Whether notes are looked for in all directories below, too.
+        asks_trackers: Whether trackers are asked.
+        faults: Paths of checkpoints that turned out faulty.
+    """
+
+    root: str
+    groups: Sequence[Group]
+    index: CheckpointIndex
+    series: SeriesIndex
+    reach: Reach
+    ignored: Globs
+    recursive: bool
+    asks_trackers: bool
+    faults: Collection[str] = ()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return the checkpoints of all series."""
+        return [entry for group in self.groups for entry in group.entries]
+
+    @property
+    def above(self) -> str:
+        """Return the directory around."""
+        return fs.dirname(fs.realpath(self.root))
+
+    def unread(
+        self, pointed: PointerProtections, groups: Callable[[], Iterable[Group]] | None = None
+    ) -> OnError:
+        """Return what leaves alone the series, by default all, that something can mean that can't be read."""
+
+        def leave_alone(error: CheckpointError) -> None:
+            if isinstance(error, NotFound) or self.ignored.of(error.path):  # it has just gone
+                return
+            hint = f"--exclude {quote(os.path.basename(error.path))} ignores it"
+            why = f"{shown(error.path)}: {error.reason}, so nobody knows what it names ({hint})"
+            for group in self.groups if groups is None else groups():
+                pointed.leave_alone(group.key, why, error.path)
+
+        return leave_alone
+
+
 class Pointers:
-    """All pointers in and around a directory, each followed once.
+    """All pointers in and around a directory, each followed once; ``SOURCES`` has their kinds.
 
     What can't be read may name anything: the series that it can mean are left alone. Only what the newest
     checkpoint of a series says of the best depends on what is known of the checkpoints: one that is damaged
@@ -117,62 +171,25 @@ class Pointers:
             exclude: Globs of what names none of them, if it can't be read.
             asks_trackers: Whether trackers are asked, which takes long: where something goes or is renamed.
         """
-        entries = [entry for group in groups for entry in group.entries]
-        series = SeriesIndex(groups)
-        self._groups = groups
-        self._ignored = Globs(exclude, root)
-        self._index = index = CheckpointIndex(entries)
-        self._before = before = PointerProtections()
-        self._after = after = PointerProtections()
-        reach = Reach(groups)
-        unread = partial(self._leave_alone, before, lambda: groups)
-        for directory in sorted({root, *series.by_directory}):
-            unread_here = partial(self._leave_alone, before, partial(reach.below, directory))
-            names = names_in(directory, unread)
-            for pointer in pointers_in(directory, names, unread_here):
-                with _told(unread_here):
-                    _follow_pointer(before, pointer, index, series.candidates(pointer, directory))
-            _protect_being_written(before, names, index, directory)
-        _follow_notes(before, root, index, unread, recursive=recursive)
-        with _told(unread):
-            follow_pins(before, root, groups, index)
-        if asks_trackers:
-            protect_registered(before, root, groups, index)
-        _follow_symlinks(after, root, index, series, unread)
-        _follow_needs(after, root, index, entries, unread)
-        for entry in entries:
-            if entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE and _is_index(entry):
-                error = AccessDenied(entry.unit.path, entry.fault)
-                self._leave_alone(after, partial(reach.below, entry.directory), error)
-        for entry in entries:
-            if is_named_best(entry.name):
-                after.protect(entry, NAMED_BEST)
+        index = CheckpointIndex([entry for group in groups for entry in group.entries])
+        ignored, series, reach = Globs(exclude, root), SeriesIndex(groups), Reach(groups)
+        self._search = Search(root, groups, index, series, reach, ignored, recursive, asks_trackers)
+        self._known = {one.what: _followed(one, self._search) for one in SOURCES if not one.is_of_newest}
 
     def protections(self, faults: Collection[str] = ()) -> PointerProtections:
         """Return what they say of the series, in which the checkpoints of some paths turned out faulty."""
         pointed = PointerProtections()
-        pointed.update(self._before)
-        for group in self._groups:
-            candidates = [group] if len(group.entries) > 1 else []
-            unread = partial(self._leave_alone, pointed, partial(list, candidates))
-            for pointer in from_newest(group, faults, unread):
-                with _told(unread):
-                    _follow_pointer(pointed, pointer, self._index, candidates)
-        pointed.update(self._after)
+        search = replace(self._search, faults=faults)
+        for source in SOURCES:
+            pointed.update(self._known.get(source.what) or _followed(source, search))
         return pointed
 
-    def _leave_alone(
-        self, pointed: PointerProtections, groups: Callable[[], Iterable[Group]], error: CheckpointError
-    ) -> None:
-        """Leave alone the series that something can mean that can't be read; not if it has just gone."""
-        if isinstance(error, NotFound) or self._ignored.of(error.path):
-            return
-        hint = f"--exclude {quote(os.path.basename(error.path))} ignores it"
-        why = f"{shown(error.path)}: {error.reason}, so nobody knows what it names ({hint})"
-        for group in groups():
-            if group.key not in pointed.skipped:
-                pointed.skipped[group.key] = why
-                pointed.unread.add(error.path)
+
+def _followed(source: Source, search: Search) -> PointerProtections:
+    pointed = PointerProtections()
+    with _told(search.unread(pointed)):
+        source.follow(search, pointed)
+    return pointed
 
 
 @contextmanager
@@ -181,6 +198,43 @@ def _told(on_error: OnError) -> Iterator[None]:
         yield
     except CheckpointError as error:
         on_error(error)
+
+
+def _follow_files(search: Search, pointed: PointerProtections) -> None:
+    """Protect what the files of frameworks name, and what is being written, in the directories of series."""
+    index, series = search.index, search.series
+    for directory in sorted({search.root, *series.by_directory}):
+        unread = search.unread(pointed, partial(search.reach.below, directory))
+        names = names_in(directory, search.unread(pointed))
+        for pointer in pointers_in(directory, names, unread):
+            with _told(unread):
+                _follow_pointer(pointed, pointer, index, series.candidates(pointer, directory))
+        _protect_being_written(pointed, names, index, directory)
+
+
+def _follow_newest(search: Search, pointed: PointerProtections) -> None:
+    """Protect what the newest checkpoint of each series calls the best."""
+    for group in search.groups:
+        candidates = [group] if len(group.entries) > 1 else []
+        unread = search.unread(pointed, partial(list, candidates))
+        for pointer in from_newest(group, search.faults, unread):
+            with _told(unread):
+                _follow_pointer(pointed, pointer, search.index, candidates)
+
+
+def _follow_pins(search: Search, pointed: PointerProtections) -> None:
+    follow_pins(pointed, search.root, search.groups, search.index)
+
+
+def _follow_trackers(search: Search, pointed: PointerProtections) -> None:
+    if search.asks_trackers:
+        protect_registered(pointed, search.root, search.groups, search.index)
+
+
+def _follow_names(search: Search, pointed: PointerProtections) -> None:
+    for entry in search.entries:
+        if is_named_best(entry.name):
+            pointed.protect(entry, NAMED_BEST)
 
 
 def _follow_pointer(
@@ -214,24 +268,20 @@ def _follow_pointer(
         pointed.skipped[group.key] = dangling
 
 
-def _follow_notes(
-    pointed: PointerProtections, root: str, index: CheckpointIndex, unread: OnError, *, recursive: bool
-) -> None:
+def _follow_notes(search: Search, pointed: PointerProtections) -> None:
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
+    index, unread = search.index, search.unread(pointed)
     mentions = Mentions(index)
-    around = ((directory, names_in(directory, unread)) for directory in (_above(root), root))
-    for directory, names in chain(around, directories_below(root, index, unread) if recursive else ()):
+    around = ((directory, names_in(directory, unread)) for directory in (search.above, search.root))
+    below = directories_below(search.root, index, unread) if search.recursive else ()
+    for directory, names in chain(around, below):
         for name, file in names.items():
-            if (directory, name) in index.by_name or not is_note(name):
+            if (directory, name) in index.by_name or not may_protect(name):
                 continue
             text = read_note(file, unread)
             with _told(unread):
-                for entry in mentions.of(text, directory, name) if text is not None else ():
+                for entry in mentions.of(protecting_text(text), directory, name) if text else ():
                     pointed.protect(entry, Reason(Code.NAMED_IN, name), file.path)
-
-
-def _above(root: str) -> str:
-    return fs.dirname(fs.realpath(root))
 
 
 def directories_below(
@@ -282,16 +332,15 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
-def _follow_symlinks(
-    pointed: PointerProtections, root: str, index: CheckpointIndex, series: SeriesIndex, unread: OnError
-) -> None:
+def _follow_symlinks(search: Search, pointed: PointerProtections) -> None:
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
-    if fs.is_remote(root):
+    if fs.is_remote(search.root):
         return
-    beside = [entry.path for entry in names_in(_above(root), unread).values() if entry.is_symlink()]
-    for link in [*beside, *links_below(root, unread)]:
+    unread = search.unread(pointed)
+    beside = [entry.path for entry in names_in(search.above, unread).values() if entry.is_symlink()]
+    for link in [*beside, *links_below(search.root, unread)]:
         with _told(unread):
-            _follow_symlink(pointed, link, index, series)
+            _follow_symlink(pointed, link, search.index, search.series)
 
 
 def _follow_symlink(
@@ -342,14 +391,9 @@ def links_below(directory: str, on_error: OnError) -> Iterator[str]:
         pending += reversed(below)
 
 
-def _follow_needs(
-    pointed: PointerProtections,
-    root: str,
-    index: CheckpointIndex,
-    entries: Sequence[Entry],
-    unread: OnError,
-) -> None:
+def _follow_needs(search: Search, pointed: PointerProtections) -> None:
     """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
+    index, entries, unread = search.index, search.entries, search.unread(pointed)
     deeper: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         with _told(unread):
@@ -364,10 +408,14 @@ def _follow_needs(
         if len(sharers) == 1:
             pointed.protect(sharers[0], "has parts elsewhere")
     with _told(unread):
-        for place, holder in named_above(root, unread).items():
+        for place, holder in named_above(search.root, unread).items():
             other = index.enclosing(place)
             if other is not None:
                 pointed.protect(other, _part_of(os.path.basename(holder)), holder)
+    for entry in entries:
+        if entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE and _is_index(entry):
+            error = AccessDenied(entry.unit.path, entry.fault)
+            search.unread(pointed, partial(search.reach.below, entry.directory))(error)
 
 
 def _is_index(entry: Entry) -> bool:
@@ -392,3 +440,39 @@ def unseen_above(root: str) -> Iterator[str]:
 
 def _is_ours(name: str) -> bool:
     return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED
+
+
+class Source(NamedTuple):
+    """A kind of pointer: what it is, and where it is looked for, in the words of the reference.
+
+    ``is_of_newest``: whether it depends on which checkpoints are faulty.
+    """
+
+    what: str
+    where: str
+    follow: Callable[[Search, PointerProtections], None]
+    is_of_newest: bool = False
+
+
+SOURCES = (
+    Source(
+        "`latest`, `last_checkpoint`, Megatron's tracker, TensorFlow's `checkpoint`, `trainer_state.json`",
+        "DIR, beside checkpoints",
+        _follow_files,
+    ),
+    Source("small texts such as `best.txt`", "DIR, the directory above, all below", _follow_notes),
+    Source("pins", "DIR, all directories above and below", _follow_pins),
+    Source(
+        "models with a name in MLflow or Weights & Biases", "DIR, all directories above", _follow_trackers
+    ),
+    Source(
+        "`best_model_checkpoint` and Lightning's `best_model_path`",
+        "the newest checkpoint of a series",
+        _follow_newest,
+        is_of_newest=True,
+    ),
+    Source("symlinks", "DIR, the directory above, all below", _follow_symlinks),
+    Source("indexes, and symlinks in checkpoints", "DIR, two directories above, all below", _follow_needs),
+    Source("names such as `best.pth`", "checkpoints", _follow_names),
+)
+"""What protects a checkpoint from every rule; the reference of ``prune`` has these rows."""

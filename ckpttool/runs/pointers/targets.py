@@ -212,14 +212,14 @@ class PointerProtections:
         skipped: Why series are left alone, by their keys.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         warnings: What pointers name that is gone, where nobody has to wait for it.
-        unread: What can't be read, for which series are left alone.
+        unread: Paths that can't be read, for which series are left alone, by their keys.
     """
 
     reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[str, str] = field(default_factory=dict)
     holders: dict[tuple[str, str], str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    unread: set[str] = field(default_factory=set)
+    unread: dict[str, str] = field(default_factory=dict)
 
     def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
         """Add a reason to those for which a checkpoint stays."""
@@ -230,9 +230,14 @@ class PointerProtections:
         for path, reasons in other.reasons.items():
             for reason in reasons:
                 self._add(path, reason, other.holders.get((path, reason)))
-        self.skipped |= other.skipped
+        for key, why in other.skipped.items():
+            self.leave_alone(key, why, other.unread.get(key))
         self.warnings += other.warnings
-        self.unread |= other.unread
+
+    def leave_alone(self, key: str, why: str, unread: str | None = None) -> None:
+        """Leave a series alone; of several reasons, the first counts."""
+        if self.skipped.setdefault(key, why) is why and unread is not None:
+            self.unread[key] = unread
 
     def _add(self, path: str, reason: str, holder: str | None) -> None:
         if reason not in self.reasons[path]:

@@ -137,7 +137,10 @@ def make_plan(
     chosen = [(group, policies.of(group)) for group in saves]
     warnings = tuple(_warnings(survey, request, chosen, pointed, now))
     protections = of_saves(saves, protections)
-    problems = (*_problems(survey, retention, faults, pointed.unread), *_lookalikes(chosen, protections, now))
+    problems = (
+        *_problems(survey, retention, faults, pointed.unread.values()),
+        *_lookalikes(chosen, protections, now),
+    )
     if request.depth == "full":
         retention = _mark_unread_newest(retention, {*checked, *faults})
     return PrunePlan(retention, problems, warnings, survey.journals, saves, protections, now)

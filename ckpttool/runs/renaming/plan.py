@@ -11,6 +11,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.name_patterns import PIN_LISTS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.pointers.notes import may_protect, protecting_text
 from ckpttool.runs.pointers.protection import Pointers, unseen_above
 from ckpttool.runs.pointers.readers import names_in
 from ckpttool.runs.reasons import Code, code_of
@@ -170,9 +171,10 @@ def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
         if not names:
             continue
         more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "that")
-        lost = f"isn't changed: prune won't keep {those} for it any more"
+        protects = may_protect(note.name) and protecting_text(note.before)
+        lost = f": prune won't keep {those} for it any more" if protects else ""
         path = shown(os.path.join(note.directory, note.name))
-        yield Problem(path, f"{note.name} names {names[0]}{more} and {lost}")
+        yield Problem(path, f"{note.name} names {names[0]}{more} and isn't changed{lost}")
 
 
 def names_of(waiting: Iterable[RenameStep]) -> NewNames:
