@@ -43,7 +43,7 @@ _BEHIND = re.compile(rf"{_QUALIFIER.pattern}|epoch|step|at|k", FLAGS)
 """The same behind a metric, where Lightning says over what it took the mean."""
 
 _OF_CHECKPOINTS = re.compile(
-    r"models?|ckpt|checkpoints?|cp|weights?|nets?|last|final|snapshot|saved?|states?|params?", FLAGS
+    r"m|models?|ckpt|checkpoints?|cp|weights?|nets?|last|final|snapshot|saved?|states?|params?", FLAGS
 )
 """Words before a metric's that name the checkpoint."""
 

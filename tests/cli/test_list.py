@@ -681,10 +681,10 @@ def test_what_matches_in_one_of_the_directories_matches(run, project) -> None:
 def test_a_metric_need_not_be_known_in_every_directory(run, project) -> None:
     for path in Path("runs", "final").iterdir():
         path.unlink()
-    shutil.copy(Path("runs", "exp", "model_epoch_1.pth"), Path("runs", "final", "lone_acc=0.5.pth"))
+    shutil.copy(Path("runs", "exp", "model_epoch_1.pth"), Path("runs", "final", "acc=0.5.pth"))
     project('[retention]\npaths = ["runs/exp", "runs/final"]\n')
     rows = json.loads(run("list", "--sort", "acc", "--json").out)["checkpoints"]
-    assert rows[0]["path"] == "runs/final/lone_acc=0.5.pth"
+    assert rows[0]["path"] == "runs/final/acc=0.5.pth"
 
 
 def test_rules_that_keep_nothing(run, series: Path) -> None:
