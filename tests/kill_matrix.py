@@ -55,6 +55,7 @@ TRASH: Command = (*PRUNE, "--trash")
 EMPTY: Command = ("prune", "run", "--empty-trash", "--yes")
 UNDO: Command = ("undo", "run")
 SLIM: Command = ("prune", "run", *QUICK, "--full", "1")
+COPY: Command = ("copy", "run", "backup")
 WATCH: Command = ("watch", "run", "--config", "watch.toml", "--once")
 SETTLE: Command = ("prune", "run", *QUICK, "--keep", "1000")
 
@@ -71,8 +72,7 @@ class Way:
         is_all_or_nothing: Whether all of it has to be done, or nothing; else each checkpoint is for itself.
         slims: Whether checkpoints lose their training state, which may lie in the trash.
         copies: Whether what is removed has to be in ``backup``.
-        may_litter: Whether a file that was being written may be left, which nobody reads, or a lock that
-            nobody holds.
+        is_copied: Whether all of it has to be in ``backup``.
     """
 
     make: Callable[[Path], None]
@@ -81,8 +81,8 @@ class Way:
     settle: Sequence[Command] = (SETTLE,)
     is_all_or_nothing: bool = False
     slims: bool = False
-    may_litter: bool = False
     copies: bool = False
+    is_copied: bool = False
 
 
 def ways() -> dict[str, Way]:
@@ -101,7 +101,7 @@ def ways() -> dict[str, Way]:
     exchange = ("rename", "run", "--yes", "--template", "model_{epoch}")
     found["exchange names: PyTorch"] = Way(swapped, exchange, is_all_or_nothing=True)
     found["undo the exchange: PyTorch"] = Way(swapped, UNDO, [exchange], is_all_or_nothing=True)
-    return found | slimmings() | watches() | outputs() | notes()
+    return found | slimmings() | watches() | copies() | outputs() | notes() | texts()
 
 
 def keras_files(run: Path) -> None:
@@ -155,11 +155,33 @@ def watches() -> dict[str, Way]:
         (run.parent / "watch.toml").write_text(CONFIG.format(field=field))
 
     return {
-        f"watch: {kind}": Way(
-            partial(made, kind), WATCH, settle=[WATCH, WATCH, SETTLE], may_litter=True, copies=True
-        )
+        f"watch: {kind}": Way(partial(made, kind), WATCH, settle=[WATCH, WATCH, SETTLE], copies=True)
         for kind in ("PyTorch", "Trainer")
     }
+
+
+def copies() -> dict[str, Way]:
+    """Return copies to a directory."""
+    found = {}
+    for kind in ("PyTorch", "TensorFlow", "Trainer", "Fluid"):
+        made = partial(KINDS[kind][0], numbers=NUMBERS)
+        found[f"copy: {kind}"] = Way(made, COPY, settle=[COPY], is_copied=True)
+    found["copy: step directories"] = Way(step_directories, COPY, settle=[COPY], is_copied=True)
+    return found
+
+
+def texts() -> dict[str, Way]:
+    """Return what writes one text about checkpoints."""
+    found = {}
+    for command in (
+        ("card", "run/model_epoch_1.pth", "-o", "run/card.md"),
+        ("report", "run", "-o", "run/report.html"),
+    ):
+        again = (*command, "--force") if command[0] == "card" else command
+        found[f"{command[0]}: PyTorch"] = Way(
+            partial(KINDS["PyTorch"][0], numbers=NUMBERS), command, settle=[again]
+        )
+    return found
 
 
 TARGETS = {
@@ -234,7 +256,7 @@ def notes() -> dict[str, Way]:
         pin = Way(made, ("pin", path), settle=[("pin", path), SETTLE])
         unpin = Way(made, ("unpin", path), [("pin", path)], [("unpin", path), SETTLE])
         for told, way in {"write a manifest": write, "pin": pin, "unpin": unpin}.items():
-            found[f"{told}: {kind}"] = replace(way, is_all_or_nothing=True, may_litter=True)
+            found[f"{told}: {kind}"] = replace(way, is_all_or_nothing=True)
     return found
 
 
@@ -306,7 +328,12 @@ class Stage:
         calls = self.calls(after, way.interrupted)
         assert calls > 1, name
         changed = change(name, way.interrupted, made / "run", before / "run", after / "run")
-        checks = ((way.slims, half_slim), (way.copies, half_copied), (way.is_all_or_nothing, half_done))
+        checks = (
+            (way.slims, half_slim),
+            (way.copies, half_copied),
+            (way.is_copied, all_copied),
+            (way.is_all_or_nothing, half_done),
+        )
         check = partial(next((one for asked, one in checks if asked), wrong), changed)
         played = 0
         for fault in FAULTS:
@@ -330,10 +357,6 @@ class Stage:
             problems += [f"{command[0]} ends with {status}"] if status else []
         problems += check(above / "run")
         left = litter(above)
-        if way.copies:  # of what copy can't clear it warns, and the next copy clears it
-            left = [one for one in left if not one.startswith("backup")]
-        if way.may_litter:
-            left = [one for one in left if not one.endswith((".tmp", ".lock"))]
         problems += [f"{one} was left behind" for one in left]
         if problems:
             there = "\n".join(sorted(str(path.relative_to(above)) for path in above.rglob("*")))
@@ -400,12 +423,21 @@ def half_slim(changed: Change, run: Path) -> Iterator[str]:
 
 def half_copied(changed: Change, run: Path) -> Iterator[str]:
     """Yield what is wrong in a run, and which of its bytes are neither there nor in the copy."""
-    yield from (one for one in wrong(changed, run) if ".tmp" not in one)
+    yield from wrong(changed, run)
     there = {*content(run).values(), *content(run.parent / "backup").values()}
     checkpoints = {
         name: digest for name, digest in changed.places[0].items() if re.search(r"\d.*(?<!\.json)$", name)
     }
     yield from (f"{name} is lost" for name, digest in checkpoints.items() if digest not in there)
+
+
+def all_copied(changed: Change, run: Path) -> Iterator[str]:
+    """Yield which file of a checkpoint isn't in the copy, or another one is."""
+    there = content(run.parent / "backup")
+    for name, digest in changed.places[0].items():
+        if re.search(r"\d", name) and there.pop(name, None) != digest:
+            yield f"{name} isn't copied"
+    yield from (f"{name} is in the copy alone" for name in there)
 
 
 def timeless(tree: Tree) -> Tree:

@@ -1,15 +1,24 @@
-"""Files that appear whole or not at all: written beside, made durable, renamed."""
+"""Files that appear whole or not at all: written beside, made durable, renamed.
+
+What is being written is locked. A kill leaves it without its lock, and the next write of the same file takes
+it away; so does whoever clears a directory of areas (``transaction.staged_output``).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 
-from ckpttool.io.directories import OpenDirectory
+from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, try_lock
 
 OWN_PREFIX = ".ckpttool-"
 """Temporary names begin with it; no walk looks at them."""
+
+_SCRATCH = re.compile(re.escape(OWN_PREFIX) + r"[0-9a-f]{12}\.tmp")
+_TRIES = 3
+"""How often a file is written that others take away before it is locked."""
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
@@ -35,23 +44,70 @@ def write_in(
     ``scratch`` is the directory in which the content waits, on the same file system; None for the file's own.
     """
     scratch = directory if scratch is None else scratch
-    temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
-    descriptor = scratch.create(temporary, mode)
-    try:
+    for tries_left in reversed(range(_TRIES)):
+        temporary, descriptor = _create_scratch(scratch, name, mode)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            adopt_mode(descriptor, directory.at(name), directory.descriptor)
-            os.fsync(descriptor)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                adopt_mode(descriptor, directory.at(name), directory.descriptor)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            scratch.replace(temporary, directory, name)
+            break
+        except BaseException as error:  # Ctrl-C, too, leaves no scratch file behind
+            if isinstance(error, FileNotFoundError) and tries_left:
+                continue  # somebody took it away while it had no lock
+            with suppress(OSError):  # the first failure is the one to tell
+                scratch.unlink(temporary)
+            raise
+    directory.sync()
+
+
+def _create_scratch(scratch: OpenDirectory, name: str, mode: int) -> tuple[str, int]:
+    """Return the name and the descriptor of a new file, which is locked, for what is to have a name."""
+    import hashlib
+
+    # The same for each write of the same file, so that what a kill left is found without a listing.
+    temporary = f"{OWN_PREFIX}{hashlib.blake2b(os.fsencode(name), digest_size=6).hexdigest()}.tmp"
+    remove_leftover(scratch, temporary)
+    try:
+        descriptor = scratch.create(temporary, mode)
+    except FileExistsError:  # somebody is writing the same file, or it can't be told
+        temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
+        descriptor = scratch.create(temporary, mode)
+    with suppress(OSError):  # a file system without locks, on which nobody takes anything away
+        try_lock(descriptor)
+    return temporary, descriptor
+
+
+def is_scratch_name(name: str) -> bool:
+    """Tell whether a file that is being written would be called so."""
+    return _SCRATCH.fullmatch(name) is not None
+
+
+def remove_leftover(directory: OpenDirectory, name: str) -> None:
+    """Remove what a kill left of a file that was being written; what is locked or another user's stays."""
+    with suppress(OSError):  # it has gone, or nobody can tell whether it is locked
+        status = directory.status(name) if HAS_LOCKS else None
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return
+        flags = FOLLOWS_NOTHING | os.O_NONBLOCK
+        try:
+            descriptor = os.open(directory.at(name), flags | os.O_RDWR, dir_fd=directory.descriptor)
+        except PermissionError:  # it is to be read alone
+            descriptor = os.open(directory.at(name), flags | os.O_RDONLY, dir_fd=directory.descriptor)
+        try:
+            if (
+                os.path.samestat(status, os.fstat(descriptor))
+                and status.st_nlink == 1
+                and try_lock(descriptor)
+            ):
+                directory.unlink(name)
         finally:
             os.close(descriptor)
-        scratch.replace(temporary, directory, name)
-    except BaseException:  # Ctrl-C, too, leaves no scratch file behind
-        with suppress(OSError):  # the first failure is the one to tell
-            scratch.unlink(temporary)
-        raise
-    directory.sync()
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

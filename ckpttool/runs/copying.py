@@ -463,11 +463,11 @@ class _Copying:
 
     def _clear_stages(self) -> None:
         """Clear what a kill left where files are to lie: where all of them are there, nothing else does."""
-        from ckpttool.transaction.staged_output import clear_beside, is_area_name
+        from ckpttool.transaction.staged_output import clear_areas
 
-        for directory in dict.fromkeys(os.path.dirname(file.target) for file in self._planned.files):
-            if fs.isdir(directory) and any(map(is_area_name, fs.listdir(directory))):
-                self.warnings += clear_beside(os.path.join(directory, self._name))
+        targets = (*(file.target for file in self._planned.files), *self._notes())
+        for directory in dict.fromkeys(map(os.path.dirname, targets)):
+            self.warnings += clear_areas(directory or os.curdir)
 
     @property
     def _name(self) -> str:

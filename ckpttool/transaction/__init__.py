@@ -9,7 +9,7 @@ done, ``trash`` puts things aside, and empties itself.
 
 A target that is written (``staged_output``) appears whole, or not at all: it is written in a locked directory
 beside the target, under its final names, made durable, then renamed. A kill leaves that directory without its
-lock, and whoever stages next clears it.
+lock, and whoever stages next clears it, as it does small files that were being written (``io.atomic``).
 
 Everything happens below open directories, never through a symlink. A checkpoint's fingerprint (device, inode,
 size, time; ``files``) is compared before it is renamed, after, and before each unlink. A copied directory's

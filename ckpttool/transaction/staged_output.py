@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
 from ckpttool.io import fs
-from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, write_in
+from ckpttool.io.atomic import OWN_PREFIX, adopt_mode, is_scratch_name, remove_leftover, write_in
 from ckpttool.io.directories import FOLLOWS_NOTHING, HAS_LOCKS, OpenDirectory, link_or_rename, try_lock
 from ckpttool.io.jsontext import parse_json
 from ckpttool.io.sink import Sink, Written
@@ -299,7 +299,7 @@ def clear_beside(target: str) -> tuple[str, ...]:
 def clear_areas(directory: str) -> tuple[str, ...]:
     """Clear a directory of what kills left that were writing there; see ``clear_beside``."""
     try:
-        has_some = any(map(is_area_name, fs.listdir(directory)))
+        has_some = any(map(is_leftover_name, fs.listdir(directory)))
     except OSError:  # what can't be listed holds nothing that we could clear
         return ()
     return clear_beside(os.path.join(directory, CONTENT)) if has_some else ()
@@ -361,6 +361,11 @@ def new_area_name() -> str:
 def is_area_name(name: str) -> bool:
     """Tell whether an area would be called so."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_leftover_name(name: str) -> bool:
+    """Tell whether a name is that of an area, or of a file that is being written."""
+    return is_area_name(name) or is_scratch_name(name)
 
 
 def claim(area: OpenDirectory) -> None:
@@ -435,14 +440,16 @@ def remove_area(directory: OpenDirectory, area: OpenDirectory) -> None:
 
 
 def recover_areas(directory: OpenDirectory) -> list[str]:
-    """Clear a directory of the areas that kills left, and put back what they had set aside.
+    """Clear a directory of the areas and files that kills left, and put back what was set aside.
 
     Returns which areas were left as they are, and why. One in which somebody works is none of them.
     """
     warnings = []
     for name in sorted(directory.names()) if HAS_LOCKS else ():
         try:
-            if is_area_name(name) and directory.holds_directory(name):
+            if is_scratch_name(name):
+                remove_leftover(directory, name)
+            elif is_area_name(name) and directory.holds_directory(name):
                 _recover_area(directory, name)
         except (UnsafeArea, OSError, CheckpointError) as why:
             if directory.has(name):  # whoever worked in it may have come to his end

@@ -80,7 +80,7 @@ def test_the_service(project: Path, tmp_path: Path) -> None:
 def test_the_job(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, is_cut: bool, expected: int
 ) -> None:
-    _, job, submission = blocks("sh")
+    _, job, submission, _ = blocks("sh")
     stubs = tmp_path / "stubs"
     cut = "head -c 1000" if is_cut else "cat"
     saves = [f"{cut} {SERIES}/model_epoch_{epoch}.pth > runs/model_epoch_{epoch}.pth" for epoch in (1, 2)]
@@ -94,3 +94,20 @@ def test_the_job(
     assert copied == ([] if is_cut else ["model_epoch_1.pth", "model_epoch_2.pth"])
     again = subprocess.run(["bash", "-c", submission], cwd=project, capture_output=True, check=False)
     assert again.returncode == int(is_cut)
+
+
+def test_the_job_that_resumes_opens_a_path_that_stays(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, job = blocks("sh")
+    config = project / "ckpttool.toml"
+    config.write_text('[naming]\ntemplate = "run-e{epoch:04d}"\n' + config.read_text())
+    shutil.copy(SERIES / "model_epoch_2.pth", project / "runs")
+    stubs = tmp_path / "stubs"
+    script(stubs / "srun", 'echo "$@"; cat "$4" > resumed')
+    script(stubs / "ckpttool", f'exec {sys.executable} -m ckpttool "$@"')
+    monkeypatch.setenv("PATH", str(stubs), prepend=":")
+    command = ["bash", "-c", f"{job}kill $!; wait"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert "python train.py --resume runs/run-e0002.pth\n" in done.stdout, done.stderr
+    assert (project / "resumed").read_bytes() == (SERIES / "model_epoch_2.pth").read_bytes()

@@ -18,6 +18,7 @@ from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
+from ckpttool.io.atomic import is_scratch_name
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.order import Group
@@ -153,7 +154,8 @@ def _entry_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]
     if entry.is_step_directory:
         # Pins, or a trash, that a command left there when it took each file for a checkpoint.
         names = (name for file in entry.contents.files for name in file.path.split(os.sep))
-        yield from islice((f"{name} lies in it" for name in names if name.startswith(OWN_PREFIX)), 1)
+        kept = (name for name in names if name.startswith(OWN_PREFIX) and not is_scratch_name(name))
+        yield from islice((f"{name} lies in it" for name in kept), 1)
     if entry.is_link:
         yield "is a symlink"
     if not all(map(is_name, entry.unit.members)):

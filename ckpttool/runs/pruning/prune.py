@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +32,7 @@ from ckpttool.transaction.pending_journals import directory_of_journal, pending_
 from ckpttool.transaction.pointer_files import state_without
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.removal import RemovalOutcome, remove
-from ckpttool.transaction.staged_output import clear_areas
+from ckpttool.transaction.staged_output import clear_areas, is_leftover_name
 from ckpttool.transaction.store_removal import Way, in_order, keeps_versions, remove_from_store
 from ckpttool.transaction.trash import put_aside
 
@@ -152,8 +152,12 @@ def prune(
             if planned.plan.slimmed:
                 result = _slim(locks, result, identity, request.jobs, progress)
         directories = {entry.directory for entry in survey.entries}
+        inside = {path for entry in survey.entries for path in _littered_directories(entry)}
         left = [
-            why for one in sorted({root, *directories}) if not fs.is_remote(one) for why in clear_areas(one)
+            why
+            for one in sorted({root, *directories, *inside})
+            if not fs.is_remote(one)
+            for why in clear_areas(one)
         ]
         clear_stale(locks.not_held(directories))
     problems = [Problem(path, why) for recovery in recoveries for path, why in recovery.failed.items()]
@@ -164,6 +168,14 @@ def prune(
         put_back=tuple(path for recovery in recoveries for path in recovery.put_back),
         warnings=(*(text for recovery in recoveries for text in recovery.moved), *result.warnings, *left),
     )
+
+
+def _littered_directories(entry: Entry) -> Iterator[str]:
+    """Yield the directories of a checkpoint in which a kill left something, or something is being written."""
+    for path in (*entry.contents.directories, *(file.path for file in entry.contents.files)):
+        directory, name = os.path.split(path)
+        if is_leftover_name(name):
+            yield os.path.join(entry.directory, directory)
 
 
 def _way_back(root: str, planned: PrunePlan, trash: str | bool) -> Way | None:
