@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -240,9 +242,9 @@ def _with_sidecars(unit: Unit) -> Unit:
     for name in dict.fromkeys((own_name, *unit.members)):
         for ending in SIDECARS:
             if name + ending not in unit.members:
-                path = os.path.join(directory, name + ending)
-                if fs.isfile(path) and not fs.islink(path):
-                    sidecars.append(name + ending)
+                with suppress(OSError):
+                    if stat.S_ISREG(fs.lstat(os.path.join(directory, name + ending)).st_mode):
+                        sidecars.append(name + ending)
     return unit._replace(members=(*unit.members, *sidecars)) if sidecars else unit
 
 
@@ -282,7 +284,7 @@ def _leads_to_another(link: str, units: Collection[str]) -> bool:
 
 
 def names_indexed_above(
-    directory: str, on_error: Callable[[CheckpointError], object] = lambda error: None
+    directory: str, on_error: Callable[[CheckpointError], object] | None = None
 ) -> dict[str, str]:
     """Return the paths in a directory that indexes in the directories above it name, with those indexes.
 
@@ -297,21 +299,26 @@ def names_indexed_above(
         try:
             entries = {name: entry for name, entry in scan(above).items() if _INDEX.search(name)}
         except CheckpointError as error:
-            if not isinstance(error.__cause__, PermissionError):
+            if on_error is not None and not isinstance(error.__cause__, PermissionError):
                 on_error(error)
             break
-        for name in entries:
-            try:
-                with fs.open_source(os.path.join(above, name)) as index:
-                    index.read(0, index.size)
-            except CheckpointError as error:
-                on_error(error)
+        if on_error is not None:
+            for name in entries:
+                _require_readable(os.path.join(above, name), on_error)
         for unit in sets_in(above, entries) if entries else ():
             for name in unit.shared:
                 path = os.path.join(above, name)
                 if path.startswith(real + os.sep):
                     indexes[os.path.join(directory, os.path.relpath(path, real))] = unit.path
     return indexes
+
+
+def _require_readable(path: str, on_error: Callable[[CheckpointError], object]) -> None:
+    try:
+        with fs.open_source(path) as index:
+            index.read(0, index.size)
+    except CheckpointError as error:
+        on_error(error)
 
 
 def unit_of_candidate(path: str, walk: Walk) -> Unit | None:

@@ -44,11 +44,12 @@ def lstat(path: str) -> os.stat_result:
 
 def lexists(path: str) -> bool:
     """Tell whether there is anything; where nobody can tell, this raises a ``CheckpointError``."""
-    return _remote_kind(path) is not None if is_remote(path) else _mode(path, follows=False) is not None
+    return _remote_kind(path) is not None if is_remote(path) else _is_there(path, follows=False)
 
 
 def exists(path: str) -> bool:
-    return _remote_kind(path) is not None if is_remote(path) else _mode(path) is not None
+    """Tell whether there is anything that is no broken link, as ``lexists`` does."""
+    return _remote_kind(path) is not None if is_remote(path) else _is_there(path)
 
 
 def isfile(path: str) -> bool:
@@ -76,21 +77,31 @@ def islink(path: str) -> bool:
 
 
 def _mode(path: str, *, follows: bool = True) -> int | None:
-    """Return the mode of a local path, None if there is nothing.
+    """Return the mode of a local path, None if there is nothing or it can't be read, as ``os.path`` has it.
 
     Raises:
-        CheckpointError: Nobody can tell, or a directory on the way was replaced.
+        Exchanged: A directory on the way was replaced.
     """
     try:
         return held.status(path, follows=follows).st_mode
     except held.Exchanged:
         raise
-    except ValueError:  # a NUL in it
+    except (OSError, ValueError):
         return None
+
+
+def _is_there(path: str, *, follows: bool = True) -> bool:
+    try:
+        held.status(path, follows=follows)
+    except held.Exchanged:
+        raise
+    except ValueError:  # a NUL in it
+        return False
     except OSError as error:
         if is_absence(error):
-            return None
+            return False
         raise from_os_error(error, path) from error
+    return True
 
 
 def readlink(path: str) -> str:

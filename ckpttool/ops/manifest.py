@@ -61,16 +61,22 @@ def _manifests_at(path: str, base: str, parts: Sequence[str]) -> list[Manifest]:
     found = {
         fs.abspath(one + SUFFIX): read_manifest(one + SUFFIX, of=one)
         for one in paths
-        if fs.isfile(one + SUFFIX)
+        if _is_manifest(one + SUFFIX)
     }
     files = set(map(fs.abspath, parts))
     for directory in dict.fromkeys(map(os.path.dirname, paths)):
         for listing in (os.path.join(directory, name) for name in SHARED):
-            if fs.isfile(listing):
-                shared = read_manifest(listing).about(fs.abspath(path), files)
-                if not files.isdisjoint(shared.digests):
+            if _is_manifest(listing):
+                listed = read_manifest(listing)
+                shared = listed.about(fs.abspath(path), files)
+                is_unread = listed.malformed and not listed.digests  # it may speak of any
+                if is_unread or not files.isdisjoint(shared.digests):
                     found.setdefault(fs.abspath(listing), shared)
     return list(found.values())
+
+
+def _is_manifest(path: str) -> bool:
+    return fs.exists(path) and fs.isfile(path)  # whether it is there is never a guess
 
 
 def has_digests(checkpoint: Checkpoint) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
@@ -146,8 +145,11 @@ def _require_same(whole: Checkpoint, rest: Checkpoint) -> None:
 
 
 def manifest_of(checkpoint: Checkpoint) -> str | None:
-    """Return the name of a manifest or of digests that tell of the files of a checkpoint as they are."""
-    with suppress(CheckpointError):
-        for manifest in manifests_of(checkpoint):
-            return os.path.basename(manifest.path)
+    """Return the name of a manifest or of digests that tell of the files of a checkpoint as they are.
+
+    Raises:
+        CheckpointError: One can't be read.
+    """
+    for manifest in manifests_of(checkpoint):
+        return os.path.basename(manifest.path)
     return "its digests" if has_digests(checkpoint) else None

@@ -187,6 +187,20 @@ def test_one_line_and_the_status_say_so(series: Path, run: Run) -> None:
     assert [path.name for path in series.glob("*.pth")] == ["model_epoch_10.pth"]
 
 
+@pytest.mark.parametrize("call", ["open", "lstat"])
+def test_a_manifest_that_can_not_be_read_may_tell_of_what_would_be_slimmed(series: Path, call: str) -> None:
+    (series / "SHA256SUMS").write_text(f"{'0' * 64}  model_epoch_2.pth\n")
+
+    def slimmed() -> set[str]:
+        result = prune(series, full=1, depth="quick", dry_run=True)
+        return {entry.name for entry in result.plan.slimmed}
+
+    assert slimmed() == {f"model_epoch_{epoch}.pth" for epoch in (1, 3, 4, 5, 6, 7, 8, 9)}
+    for number in NUMBERS:
+        with _failing(call, series / "SHA256SUMS", number):
+            assert slimmed() == set()
+
+
 def test_what_has_just_gone_names_nothing(series: Path) -> None:
     (series / "best.txt").write_text("model_epoch_2.pth")
     with _failing("open", series / "best.txt", errno.ENOENT):

@@ -60,9 +60,9 @@ def stores_around(directories: list[str]) -> list[Store]:
     stores = [store_at(uri) for name in (URI, REGISTRY_URI) if (uri := os.environ.get(name))]
     for directory in directories:
         database, folder = os.path.join(directory, DATABASE), os.path.join(directory, DIRECTORY)
-        if fs.isfile(database):
+        if fs.exists(database) and fs.isfile(database):
             stores.append(SqliteStore(database))
-        if fs.isdir(folder):
+        if fs.exists(folder) and fs.isdir(folder):
             stores.append(FileStore(folder))
     return list({store.name: store for store in stores}.values())
 

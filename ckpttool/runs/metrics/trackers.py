@@ -108,5 +108,6 @@ def tracked_models(root: str) -> Iterator[TrackedModel]:
     for store in mlflow.stores_around(places):
         yield from store.models()
     for place in places:
-        if fs.isdir(os.path.join(place, wandb.DIRECTORY)):
-            yield from wandb.models_in(os.path.join(place, wandb.DIRECTORY))
+        folder = os.path.join(place, wandb.DIRECTORY)
+        if fs.exists(folder) and fs.isdir(folder):
+            yield from wandb.models_in(folder)

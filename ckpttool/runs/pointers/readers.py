@@ -201,10 +201,7 @@ def from_newest(group: Group, faults: Collection[str], on_error: OnError) -> Ite
         if not newest.is_sound or newest.path in faults:
             continue
         try:
-            is_directory = fs.isdir(newest.unit.path)
-            for pointer in (
-                _trainer_state(newest.unit.path, names_in(newest.unit.path)) if is_directory else ()
-            ):
+            for pointer in _trainer_state(newest.unit.path, names_in(newest.unit.path)):
                 yield Pointer(pointer.reason, newest.unit.path, pointer.target)
         except CheckpointError as error:
             on_error(error)
