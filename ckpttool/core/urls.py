@@ -6,6 +6,8 @@ import os
 import re
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+ODD = "?"
+"""What a part of a URL begins with that stands for a name that can't be one, such as ``a#b``, quoted."""
 HUB_KINDS = ("datasets", "spaces")
 """What the path of a repository begins with in the Hugging Face Hub, unless it is a model's."""
 
@@ -13,6 +15,11 @@ HUB_KINDS = ("datasets", "spaces")
 def is_remote(path: str) -> bool:
     """Tell whether a path is the URL of something in a store."""
     return "://" in path and _URL.match(path) is not None
+
+
+def has_odd_name(path: str) -> bool:
+    """Tell whether a part of a path stands for a name that can't be a part of a URL."""
+    return is_remote(path) and f"/{ODD}" in path
 
 
 def store_root(url: str) -> str:

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import filterfalse
 from typing import NamedTuple, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
-from ckpttool.core.urls import plain_url, store_root
+from ckpttool.core.urls import ODD, plain_url, store_root
 from ckpttool.io.answers import CONTROL, is_askable
 from ckpttool.io.checksums import StoredChecksums
 from ckpttool.io.s3_store import S3Store
@@ -38,6 +38,7 @@ _STORES: Mapping[str, type[BucketStore]] = {
     **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
     **dict.fromkeys(("http", "https"), WebStore),
 }
+_NEVER = -REMEMBERED_SECONDS, None
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 
 
@@ -72,8 +73,6 @@ _known: dict[str, tuple[float, Known | None]] = {}
 """When a store was asked what is at a URL, and what it said; None for nothing."""
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
 """When the directory at a URL was listed, and what lies in it."""
-_odd: dict[str, str] = {}
-"""Names of listed objects that can't be part of a URL, by a URL made up for each."""
 _failures: list[tuple[str, OSError]] = []
 """What the stores failed to answer, by URL."""
 _lock = threading.Lock()
@@ -84,7 +83,6 @@ def forget() -> None:
     with _lock:
         _known.clear()
         _listed.clear()
-        _odd.clear()
     _store.cache_clear()
     _repository.cache_clear()
 
@@ -108,11 +106,15 @@ def look_at(url: str) -> Known:
     """
     url = _plain(url)
     with _lock:
-        asked, known = _known.get(url, (-REMEMBERED_SECONDS, None))
-        if not _is_recent(asked) and _is_recent(
-            _listed.get(os.path.dirname(url), (-REMEMBERED_SECONDS, []))[0]
-        ):
-            asked = time.monotonic()  # its directory has no such entry
+        asked, known = _known.get(url, _NEVER)
+        was_listed = os.path.dirname(url) in _listed
+    if not _is_recent(asked) and was_listed:
+        # A listing answers for a thousand names at once, each of which would take a request.
+        entries(os.path.dirname(url))
+        with _lock:
+            asked, known = _known.get(url, _NEVER)
+        if not _is_recent(asked):  # its directory has no such entry
+            asked, known = time.monotonic(), None
     if not _is_recent(asked):
         known = _ask(url)
         _remember({url: known})
@@ -135,11 +137,10 @@ def entries(url: str) -> list[os.DirEntry[str]]:
         if len(_listed) >= MAX_DIRECTORIES:
             reason = f"more than {MAX_DIRECTORIES:,} directories (name one of them, or use --max-depth)"
             raise OSError(errno.EFBIG, reason, url)
-        asked = time.monotonic()
         found = _list(url)
         _remember({entry.path: entry.known for entry in found})
         with _lock:  # after the entries: what a listed directory hasn't is not there
-            _listed[url] = asked, found
+            _listed[url] = time.monotonic(), found
     if not found and look_at(url).object is not None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), url)
     return cast("list[os.DirEntry[str]]", found)
@@ -237,8 +238,7 @@ def _list(url: str) -> list[RemoteEntry]:
         raise OSError(errno.ENOTSUP, f"{both[0]} is both an object and a directory", url)
     paths = {name: f"{url}/{name}" for name in (*listing.directories, *listing.objects)}
     for name in filterfalse(is_askable, tuple(paths)):
-        paths[name] = f"{url}/?{quote(name, safe='')}"
-        _odd[paths[name]] = name
+        paths[name] = f"{url}/{ODD}{quote(name, safe='')}"
     known = {paths[name]: _directory(paths[name]) for name in listing.directories}
     known |= {paths[name]: _object(paths[name], one) for name, one in listing.objects.items()}
     return [RemoteEntry(path.rpartition("/")[2], path, one) for path, one in known.items()]
@@ -267,11 +267,11 @@ def store_at(url: str) -> tuple[Store, str]:
     Raises:
         UsageError: It isn't a URL that can be read.
         MissingPackage: What talks to such a store isn't installed.
-        OSError: It was listed under a name that can't be a part of a URL.
+        OSError: It was listed under a name that can't be asked for there.
     """
-    if (odd := _odd.get(url)) is not None:
-        raise OSError(errno.EINVAL, f"the store calls it {odd!r}, which can't be asked for", url)
-    require_plain(url)
+    parts = url.split("/")
+    odd = [unquote(part.removeprefix(ODD)) for part in parts if part.startswith(ODD)]
+    require_plain("/".join(part for part in parts if not part.startswith(ODD)))
     scheme, _, rest = url.partition("://")
     if scheme.lower() == "hf":
         from ckpttool.io.hub import hub_place
@@ -279,7 +279,13 @@ def store_at(url: str) -> tuple[Store, str]:
         *repository, path = hub_place(rest)
         return _repository(*repository), path
     host, _, name = rest.partition("/")
-    return _store(f"{scheme.lower()}://{host}"), name.strip("/")
+    store = _store(f"{scheme.lower()}://{host}")
+    if not odd:
+        return store, name.strip("/")
+    if not store.takes_any_name or not {os.curdir, os.pardir}.isdisjoint(odd):
+        raise OSError(errno.EINVAL, f"the store calls it {odd[-1]!r}, which can't be asked for", url)
+    names = name.split("/")
+    return store, "/".join(unquote(one.removeprefix(ODD)) if one.startswith(ODD) else one for one in names)
 
 
 def require_plain(url: str) -> None:

@@ -55,6 +55,10 @@ class _Row(NamedTuple):
 class S3Store(BucketStore):
     """Bucket of Amazon S3 or a compatible server."""
 
+    @property
+    def takes_any_name(self) -> bool:
+        return True
+
     def status(self, name: str) -> ObjectStatus:
         answer = self._answer("HEAD", name)
         return _status_of(answer, answer.headers.get("Content-Length"), f"{self.root}/{name}")
@@ -185,8 +189,12 @@ class S3Store(BucketStore):
 def _signed(store: Any, method: Any, name: str, url: str) -> str:
     from obstore import sign
 
-    with as_os_errors(url):
-        return str(sign(store, method, name, timedelta(seconds=_SIGNED_SECONDS)))
+    try:
+        with as_os_errors(url):
+            return str(sign(store, method, name, timedelta(seconds=_SIGNED_SECONDS)))
+    except TypeError as error:  # obstore takes no empty part in a key, and no control characters
+        odd = name.rpartition("/")[2] or name
+        raise OSError(errno.EINVAL, f"the store calls it {odd!r}, which can't be asked for", url) from error
 
 
 def _status_of(answer: Answer, size: str | None, url: str) -> ObjectStatus:

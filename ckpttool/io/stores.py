@@ -138,6 +138,11 @@ class Store(ABC):
         return StoredChecksums(reason="this store tells no checksums")
 
     @property
+    def takes_any_name(self) -> bool:
+        """Tell whether names can be asked for that can't be a part of a URL: with ``?`` or ``#``, say."""
+        return False
+
+    @property
     def is_changeable(self) -> bool:
         """Tell whether objects can be removed, copied, and written only if nobody else does."""
         return False

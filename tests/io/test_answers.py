@@ -329,8 +329,6 @@ def honest_listing(liar: WebServer, *keys: str, prefixes: tuple[str, ...] = ()) 
     [
         ("run/a%0Ab.safetensors", r"'a\nb.safetensors'"),
         ("run/a%00b.safetensors", r"'a\x00b.safetensors'"),
-        ("run/a%3Fb.safetensors", r"'a?b.safetensors'"),
-        ("run/a%23b.safetensors", r"'a#b.safetensors'"),
         ("run/%1B%5B31m.safetensors", r"'\x1b[31m.safetensors'"),
     ],
 )
@@ -344,7 +342,7 @@ def test_an_odd_key_is_named_and_the_others_are_verified(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("prefix", "name"), [("run//", "''"), ("run/../", "'..'"), ("run/./", "'.'")])
+@pytest.mark.parametrize(("prefix", "name"), [("run/../", "'..'"), ("run/./", "'.'")])
 def test_an_odd_prefix_is_named_and_not_entered(liar: WebServer, run: Run, prefix: str, name: str) -> None:
     liar.misbehave = honest_listing(liar, prefixes=(prefix,))
     status, out, err = run("verify", S3)

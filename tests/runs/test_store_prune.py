@@ -517,3 +517,52 @@ def test_no_answer_shows_a_signature(series_in_store: Bucket, run: Run, refusals
 def test_prune_of_a_checkpoint_is_a_usage_error(series_in_store: Bucket) -> None:
     with pytest.raises(UsageError, match="is a file"):
         prune(series_in_store.url("runs/model_epoch_1.pth"), keep_last=1)
+
+
+# Keys that no URL can have --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key", ["logs?/x.log", "train#1.log", "a//b.log", "tab\tname.log", "#", "x?y=z/m#.txt", "c\x7f/d.log"]
+)
+def test_an_odd_key_fails_nothing_beside_it(series_in_store: Bucket, run: Run, key: str) -> None:
+    series_in_store.put(f"runs/{key}", "step 1")
+    url = series_in_store.url("runs")
+    assert run("latest", url)[:2] == (0, f"{url}/model_epoch_10.pth\n")
+    listed = run("list", url)
+    assert (listed.status, listed.out.count("readable")) == (0, 10)
+    assert run("prune", url, "--keep", "2", "--dry-run").status == 0
+    assert run("prune", url, "--keep", "2", "--yes").status == 0
+    assert sorted(series_in_store.keys("runs/")) == sorted(
+        ["runs/model_epoch_10.pth", "runs/model_epoch_9.pth", f"runs/{key}"]
+    )
+
+
+def test_a_checkpoint_of_an_odd_key_is_one_like_others(
+    series_in_store: Bucket, run: Run, tmp_path: Path
+) -> None:
+    content = series_in_store.get("runs/model_epoch_10.pth")
+    series_in_store.put("runs/try#2/why?/model_epoch_10.pth", content)
+    url = f"{series_in_store.url('runs')}/?try%232/?why%3F/model_epoch_10.pth"
+    assert f"{url}\t" in run("list", series_in_store.url("runs")).out
+    assert run("verify", url).status == 0
+    assert run("copy", url, tmp_path / "copy").status == 0
+    assert (tmp_path / "copy" / "model_epoch_10.pth").read_bytes() == content
+
+
+def test_what_was_listed_long_ago_is_listed_again_and_not_asked_for_one_by_one(
+    series_in_store: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = series_in_store.url("runs")
+    asked: list[str] = []
+    real = answers._asked
+    monkeypatch.setattr(answers, "_asked", lambda method, *more: asked.append(method) or real(method, *more))
+    names = [entry.name for entry in remote.entries(url)]
+    for later in (100.0, 200.0):
+        monkeypatch.setattr(remote.time, "monotonic", lambda later=later: later + 1e9)
+        asked.clear()
+        for name in names:
+            assert remote.look_at(f"{url}/{name}").object is not None
+        with pytest.raises(FileNotFoundError):
+            remote.look_at(f"{url}/none")
+        assert asked == ["GET"]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, NotFound
 from ckpttool.core.report import counted
+from ckpttool.core.urls import has_odd_name
+from ckpttool.formats import suffix_format
 from ckpttool.formats.discovery import (
     Walk,
     candidates,
@@ -116,7 +118,7 @@ def survey_directory(
         group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
     )
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
-    remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
+    remarks += [*doubts, *walk.remarks, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks), tuple(walk.vanished))
 
 
@@ -151,6 +153,7 @@ class _SurveyWalk:
     def __init__(self, root: str, walk: Walk) -> None:
         self._root = root
         self.vanished: list[str] = []
+        self.remarks: list[str] = []
         self._walk = replace(walk, on_error=self._record_error, on_vanished=self.vanished.append)
         self._errors: list[tuple[int, CheckpointError]] = []
         self._position = 0
@@ -178,7 +181,10 @@ class _SurveyWalk:
             yield candidate
 
     def _record_error(self, error: CheckpointError) -> None:
-        self._errors.append((self._position, error))
+        if has_odd_name(error.path) and suffix_format(error.path) is None:  # a log, say, fails nothing
+            self.remarks.append(f"{shown(error.path)}: skipped: {error.reason}")
+        else:
+            self._errors.append((self._position, error))
 
     def _resolve(
         self, candidate: Discovered, look: LookResult | CheckpointError | None
