@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from glob import escape
+from itertools import islice
 
 from ckpttool.io import fs
 from ckpttool.io.held import holding
@@ -19,19 +21,31 @@ from ckpttool.runs.watching import EventStatus, Landed, Step, StepResult, requir
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.paths import Problem
 
+_MOST_TRIES = 10
+"""How often the rest is renamed without what couldn't be: after that, the directory is at fault."""
+
 
 def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
-    """Return the step that gives valid checkpoints the names of a template."""
+    """Return the step that gives valid checkpoints the names of a template, as far as they can have one."""
 
     def step(landed: Landed) -> StepResult:
-        request = RenameRequest(
-            directory=landed.root, template=template, exclude=(*exclude, *landed.excluded)
-        )
-        renamed = rename(request)
+        passed: dict[str, Problem] = {}
+        for _ in range(_MOST_TRIES):
+            globs = (*exclude, *landed.excluded, *map(escape, passed))
+            renamed = rename(RenameRequest(directory=landed.root, template=template, exclude=globs))
+            # All are renamed, or none: the others are, once what can't be is left out.
+            stuck = {one.path: one for one in renamed.planned.plan.refused} or {
+                path: Problem(path, f"not renamed: {why}") for path, why in islice(renamed.failed.items(), 1)
+            }
+            if stuck.keys() <= passed.keys():
+                break
+            passed |= stuck
         for old, new in renamed.renames:
             landed.emit(EventStatus.RENAMED, old, to=new)
-        is_done = not (renamed.is_refused or renamed.failed or renamed.stale)
-        return StepResult(is_done, renamed.problems, renamed.planned.warnings, dict(renamed.renames))
+        problems = (*passed.values(), *renamed.problems)
+        is_owed = bool(passed or renamed.failed or renamed.stale)
+        is_done = not renamed.stale  # else a pointer may protect nothing
+        return StepResult(is_done, problems, renamed.planned.warnings, dict(renamed.renames), is_owed=is_owed)
 
     return step
 
@@ -63,6 +77,7 @@ def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = 
         )
         plan = plan_copy(request)
         problems: list[Problem] = []
+        stay: list[str] = []
         warnings: tuple[str, ...] = ()
         for planned in plan.copies:
             entry = entries.get(fs.normpath(planned.unit.path))
@@ -75,9 +90,10 @@ def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = 
                 copied[entry.path] = entry.contents
             else:
                 problems.append(Problem(entry.path, f"not copied to {one.target}: {one.why}"))
+                stay.append(entry.path)
             if one.status is CopyStatus.COPIED:
                 landed.emit(EventStatus.COPIED, entry.path, to=one.target, nbytes=one.sent_bytes)
-        return StepResult(not problems, tuple(problems), warnings)
+        return StepResult(True, tuple(problems), warnings, stay=tuple(stay), is_owed=bool(problems))
 
     return step
 
@@ -98,6 +114,7 @@ def prune_step(
 
     def step(landed: Landed) -> StepResult:
         request = replace(request_for(landed.root), depth="full")
+        request = replace(request, exclude=(*request.exclude, *map(escape, landed.stay)))
         if problems := obstacles(request):
             return StepResult(False, tuple(problems))
         known = {*landed.bad, *(entry.path for entry in landed.entries)}

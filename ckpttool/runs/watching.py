@@ -116,6 +116,7 @@ class Landed:
         entries: Its valid checkpoints, as they were verified.
         bad: Those that are damaged, or fail otherwise, by their paths.
         waiting: Those that were not verified yet, by their paths.
+        stay: Those that no step may remove, by their paths: a step before couldn't copy them.
         reader: Knows which of them were read in full.
         emit: Takes an event, without its directory.
         progress: Is told what is read; raises ``Ending`` before something is begun.
@@ -125,6 +126,7 @@ class Landed:
     entries: tuple[Entry, ...]
     bad: tuple[str, ...]
     waiting: tuple[str, ...]
+    stay: tuple[str, ...]
     reader: FullReader
     emit: Callable[..., object]
     progress: Progress
@@ -142,12 +144,16 @@ class StepResult:
     Attributes:
         is_done: Whether the next step may follow.
         renames: New paths by old ones.
+        stay: The paths of what the next steps may not remove.
+        is_owed: Whether it is to be tried again, though the next step may follow.
     """
 
     is_done: bool = True
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
+    stay: tuple[str, ...] = ()
+    is_owed: bool = False
 
 
 Step = Callable[[Landed], StepResult]
@@ -374,13 +380,15 @@ class DirectoryWatch:
 
     def _run_steps(self, entries: tuple[Entry, ...], bad: tuple[str, ...], waiting: tuple[str, ...]) -> None:
         """Run the steps one after the other, each on what is valid, until one fails."""
-        self._is_owed = True
+        self._is_owed, is_owed = True, False
         known = {*bad, *waiting}
+        stay: tuple[str, ...] = ()
         for name, step in self._request.steps.items():
             self._require_going()
             event = partial(self._event, name)
             try:
-                result = step(Landed(self.root, entries, bad, waiting, self._reader, event, self._begun))
+                landed = Landed(self.root, entries, bad, waiting, stay, self._reader, event, self._begun)
+                result = step(landed)
             except (CheckpointError, UsageError) as failure:
                 path = failure.path if isinstance(failure, CheckpointError) else self.root
                 result = StepResult(False, (Problem(shown(path), _reason(failure)),))
@@ -394,7 +402,11 @@ class DirectoryWatch:
                 return
             if result.renames:
                 entries = self._follow(entries, result.renames)
-        self._is_owed = False
+            stay += result.stay
+            is_owed |= result.is_owed
+        self._is_owed = is_owed
+        if is_owed:
+            self._retry_in(RETRY_SECONDS)
 
     def _follow(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
         """Return checkpoints under their new names; what had a name in it rewritten is verified again."""

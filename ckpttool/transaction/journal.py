@@ -171,8 +171,13 @@ class Moves:
 
     @property
     def is_bound(self) -> bool:
-        """Tell whether all moves are made or none: something points at what they are to be."""
+        """Tell whether something points at what they are to be."""
         return bool(self.rewrites or self.relinks)
+
+    @property
+    def is_indivisible(self) -> bool:
+        """Tell whether all moves are made or none."""
+        return self.kind == "rename" or self.is_bound
 
     @property
     def is_empty(self) -> bool:

@@ -111,7 +111,7 @@ class MoveOutcome:
 def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: MoveOutcome) -> Moves:
     """Return what of some moves can be made and undone; the outcome is told why the rest can't.
 
-    Where pointers go with them, that is all of them, or nothing.
+    Of a renaming, and where pointers go with them, that is all of them, or nothing.
     """
     require_system(directory, "moved")
     if {moves.source, moves.target} - {directory, state_dir.trash_place(moves.identity)}:
@@ -135,8 +135,8 @@ def feasible_moves(directory: str, moves: Moves, state_dir: StateDir, outcome: M
             outcome.failures |= {move.path: move_failure(failure) for move in feasible.moves}
             if not moves.moves:
                 outcome.failures[directory] = move_failure(failure)
-        if outcome.failures:
-            feasible = replace(moves, moves=(), rewrites=(), relinks=())
+    if moves.is_indivisible and outcome.failures:
+        feasible = replace(moves, moves=(), rewrites=(), relinks=())
     if not feasible.is_empty:
         require_own_trash(state_dir)
         read_record(directory, state_dir, moves.identity)  # what can't be recorded isn't begun
@@ -212,7 +212,7 @@ class MoveTransaction:
         try:
             step(dirs, move)
         except (StalePlan, OSError) as failure:
-            if self.moves.is_bound:
+            if self.moves.is_indivisible:
                 failures[move.path] = move_failure(failure, names_file=True)
                 raise
             relink_old(dirs, move)
@@ -254,7 +254,7 @@ class MoveTransaction:
 def apply_moves(directory: str, moves: Moves, state_dir: StateDir | None = None) -> MoveOutcome:
     """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
 
-    Where pointers go with them, all are moved or none.
+    Of a renaming, and where pointers go with them, all are moved or none.
 
     Args:
         directory: The directory of the journal; it is locked.
@@ -335,7 +335,7 @@ class ChainedMoves:
     def make(self, moves: Moves, *, has_more: bool) -> MoveOutcome:
         """Make the next moves; where one can't be made, take back all that were made before.
 
-        The only ones are made as far as they can be, as ``apply_moves`` does.
+        The only ones are made as ``apply_moves`` does.
 
         Args:
             moves: What goes where.
@@ -354,7 +354,7 @@ class ChainedMoves:
         if outcome.failures:
             self.undo()
         elif not has_more:
-            self._end()
+            self.end()
         return outcome
 
     def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
@@ -383,9 +383,10 @@ class ChainedMoves:
             transaction = MoveTransaction(self._directory, self._state_dir, self._stage, now)
             with self._left_to_recovery():
                 undo_chain(transaction)
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Let all that was made stay."""
         if self._stage is not None:
             with self._left_to_recovery():
                 remove_stage(self._stage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -294,6 +295,44 @@ def test_a_destination_that_is_a_link_from_the_start_is_copied_to(
     with Watched(run_directory, copy=copy_step(str(tmp_path / "backup" / "runs"))) as watched:
         assert watched.look(2) == [f"{name(1)} valid", f"{name(1)} copied"]
     assert [path.name for path in (tmp_path / "disk" / "runs").iterdir()] == [name(1)]
+
+
+def test_one_that_can_not_be_renamed_is_passed(run_directory: Path, tmp_path: Path) -> None:
+    for epoch in (1, 2, 3):
+        land(run_directory, epoch)
+    shutil.copy2(run_directory / name(1), run_directory / "run-e0001.pth")
+    steps = {
+        "rename": rename_step("run-e{epoch:04d}"),
+        "copy": copy_step(str(tmp_path / "backup")),
+        "prune": keep_last(2),
+    }
+    with Watched(run_directory, **steps) as watched:
+        said = watched.look(2)
+        assert [one for one in said if one.endswith("failed")] == [f"{name(1)} failed"]
+        assert {one for one in said if one.endswith("renamed")} == {
+            f"{name(epoch)} renamed" for epoch in (2, 3)
+        }
+        assert "already exists" in next(one.reason for one in watched.events if one.reason)
+        assert sorted(path.name for path in run_directory.glob("run-*")) == ["run-e0002.pth", "run-e0003.pth"]
+        assert len(list((tmp_path / "backup").glob("*.pth"))) == 4
+
+
+def test_one_that_can_not_be_copied_stays_and_the_others_are_pruned(
+    run_directory: Path, tmp_path: Path
+) -> None:
+    for epoch in range(1, 6):
+        land(run_directory, epoch)
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    (backup / name(2)).write_bytes(b"another")
+    with Watched(run_directory, copy=copy_step(str(backup)), prune=keep_last(2)) as watched:
+        assert [one for one in watched.look(2) if one.endswith("failed")] == [f"{name(2)} failed"]
+        assert sorted(path.name for path in run_directory.glob("*.pth")) == [name(2), name(4), name(5)]
+        assert watched.look(RETRY_SECONDS) == []
+        assert watched.watch.has_problems
+        (backup / name(2)).unlink()
+        assert watched.look(RETRY_SECONDS, seconds=1) == [f"{name(2)} copied", f"{name(2)} removed"]
+        assert not watched.watch.has_problems
 
 
 def test_a_directory_that_vanishes_is_told_once_and_watched_again(run_directory: Path) -> None:

@@ -109,8 +109,11 @@ def test_what_comes_to_stand_there_meanwhile_stays(run_of: Path, monkeypatch: py
     planned = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
     monkeypatch.setattr(os, "link", link)
     done = make_moves(run_of, planned)
-    assert done.failed == {str(run_of / "a.pt"): "c.pt already exists"}
-    assert texts(run_of) == {"a.pt": "a.pt", "c.pt": "new", "d.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
+    assert done.failed == {
+        str(run_of / "a.pt"): "c.pt already exists",
+        str(run_of / "b.pt"): "a.pt: c.pt already exists; all of them are moved, or none",
+    }
+    assert texts(run_of) == {"a.pt": "a.pt", "b.pt": "b.pt", "c.pt": "new", "two\nlines.pt": "two\nlines.pt"}
 
 
 def test_a_file_that_comes_between_check_and_move_stays(
@@ -170,6 +173,8 @@ def test_where_there_are_no_hard_links(run_of: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "link", refuse)
     done = make_moves(run_of, renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
     assert done.failed == {str(run_of / "b.pt"): "two\nlines.pt already exists"}
+    assert texts(run_of) == {name: name for name in ("a.pt", "b.pt", "two\nlines.pt")}
+    assert not make_moves(run_of, renaming(run_of, {"a.pt": "c.pt"})).failed
     assert texts(run_of) == {"c.pt": "a.pt", "b.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
 

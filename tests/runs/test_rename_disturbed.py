@@ -6,6 +6,8 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint
 from tests.runs.renamings import TEMPLATE, content, names, renamed
 from tests.support.changes import observed, recover
 from tests.support.faults import Fault
+from tests.support.runs import FILES
 
 # What is left alone ---------------------------------------------------------------------------------
 
@@ -305,3 +308,39 @@ def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None
     assert "ckpt_path='last' won't find it any more" in told
     assert "TensorFlow Serving finds versions whose names are numbers alone" in told
     assert done.problems == ()
+
+
+@pytest.mark.parametrize("layout", ["directories", "files", "two directories"])
+def test_all_are_renamed_or_none_whichever_fails(
+    tmp_path: Path, trainer: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    if layout == "directories":
+        run, template = trainer, "step_{step}"
+    else:
+        run, template = tmp_path / "run", "kept-{epoch}"
+        for epoch in range(1, 7):
+            place = run / ("ab"[epoch % 2] if layout == "two directories" else "")
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(FILES / "series" / f"model_epoch_{epoch}.pth", place)
+    before = content(run)
+    count = len(renamed(run, template, dry_run=True).renames)
+    assert count > 4
+    for number in range(1, count + 1):
+        made = 0
+
+        def refuse(real: Callable[..., None], *arguments: object, **where: object) -> None:
+            nonlocal made
+            made += "-" in str(arguments[1]) or "step_" in str(arguments[1])
+            if made == number:  # noqa: B023 - called in this round alone
+                made += 1
+                raise PermissionError(errno.EACCES, "permission denied")
+            real(*arguments, **where)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", partial(refuse, os.link))
+            patch.setattr(os, "rename", partial(refuse, os.rename))
+            done = renamed(run, template)
+        assert (done.renames, len(done.failed)) == ((), count)
+        assert "permission denied" in str(done.problems)
+        assert content(run) == before
+    assert len(renamed(run, template).renames) == count

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ckpttool import Policy, RenameRequest, UsageError, latest, pin, prune, rename, undo
+from ckpttool.runs.renaming.names import SAVE_TEMPLATES
 from tests.support.directories import survey
 from tests.support.retention import Pruned, dry_run, kept_reasons, removed_names
 
@@ -417,3 +418,24 @@ def _everything(place: Path) -> set[str]:
 
 def _step(place: Path) -> int:
     return int("".join(filter(str.isdigit, place.name)))
+
+
+@pytest.mark.parametrize("template", SAVE_TEMPLATES)
+def test_the_templates_that_are_suggested_keep_a_series(tmp_path: Path, template: str) -> None:
+    run = tmp_path / "run"
+    for step in (50, 100, 150):
+        write(run / f"epoch_{step // 50}-step_{step}" / "model.pt", step)
+    done = rename(RenameRequest(directory=str(run), template=template))
+    assert len(done.renames) == 3
+    assert len(planned(run).plan.removals) == 2
+
+
+@pytest.mark.parametrize("template", ["e{epoch:04d}-s{step:08d}", "{epoch}-{step}", "exp1-{step}"])
+def test_a_template_that_ends_a_series_is_refused(tmp_path: Path, template: str) -> None:
+    run = tmp_path / "run"
+    for step in (50, 100, 150):
+        write(run / f"epoch_{step // 50}-step_{step}" / "model.pt", step)
+    done = rename(RenameRequest(directory=str(run), template=template))
+    assert (done.is_refused, done.renames) == (True, ())
+    assert all(one in done.problems[0].message for one in SAVE_TEMPLATES)
+    assert len(planned(run).plan.removals) == 2

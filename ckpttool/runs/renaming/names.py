@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckpttool.core.naming import is_step_name
+from ckpttool.core.naming import is_step_name, parse_name
 from ckpttool.formats import shard_index
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
@@ -57,6 +57,10 @@ _PART = re.compile(
     r"\.data-\d{5}-of-\d{5}|\.index|\.meta|-\d+-of-\d+(?:\..*)?|_\d{5}\.weights\.h5|\.pdi?params(?:\.info)?|\.pdopt"
 )
 """How what belongs to a checkpoint goes on behind its name."""
+
+
+SAVE_TEMPLATES = ("step_{step}", "epoch_{epoch:04d}-step_{step:08d}")
+"""Templates after which directories for one save each are a series still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +167,23 @@ def make_renaming(entry: Entry, template: Template) -> Renaming:
     for old_name, new_name in ((entry.name, name), *members):
         if new_name != old_name and (why := _name_fault(old_name, new_name)):
             raise FieldError(f"its name would be {new_name!r:.80}, {why}")
-    if entry.is_step_directory and not is_step_name(name):
-        why = "which doesn't say that it holds one save (step_{step} does, and e{epoch:04d}-s{step:08d})"
-        raise FieldError(f"its name would be {name!r:.80}, {why}")
+    if entry.is_step_directory:
+        _require_save_name(name, template, values)
     return Renaming(entry, name, members, values)
+
+
+def _require_save_name(name: str, template: Template, values: Mapping[str, object]) -> None:
+    """Require that a directory's name says that it holds one save, and which: else it is of no series."""
+    fields = parse_name(name)
+    read = {"epoch": fields.epoch, "step": fields.step}
+    unread = next((one for one in read if one in template.names and read[one] != values.get(one)), None)
+    if not is_step_name(name):
+        why = "which doesn't say that it holds one save"
+    elif unread is not None:
+        why = f"out of which its {unread} would not be read"
+    else:
+        return
+    raise FieldError(f"its name would be {name!r:.80}, {why} ({' or '.join(SAVE_TEMPLATES)} does)")
 
 
 def unit_stem(entry: Entry) -> str:

@@ -207,8 +207,13 @@ class _PlannedRename:
                 before = self._scene
                 for directory in list(self._waiting):
                     done += self._make_wave(directory)
+                    if self._failed:
+                        self._undo_all()
+                        return replace(result, failed=self._failed, stale=self._stale)
                 self._refresh_scene()
                 self._update_elsewhere(names_of(done), before)
+            for chain in self._chains.values():
+                chain.end()
         order = {renaming.entry.path: number for number, renaming in enumerate(result.planned.plan.renamings)}
         self._renames.sort(key=lambda pair: order[pair[0]])
         return replace(result, renames=tuple(self._renames), failed=self._failed, stale=self._stale)
@@ -221,33 +226,31 @@ class _PlannedRename:
         if not wave:
             return []
         updates = updates_for(self._scene, PathRenames(names_of(wave)), directory=directory)
-        has_more = len(wave) < len(waiting) or not all(step.is_last for step in wave)
-        is_chain = has_more or self._chains[directory].is_begun
+        # What is made can be taken back until the last directory has had its turn.
+        has_more = (
+            len(self._planned) > 1 or len(wave) < len(waiting) or not all(step.is_last for step in wave)
+        )
         try:
             failed = self._move(directory, wave, updates, has_more=has_more)
         except CheckpointError as failure:
             if len(self._planned) == 1 and not self._renames:
                 raise  # nothing was renamed anywhere
             failed = dict.fromkeys((step.renaming.entry.path for step in wave), failure.reason)
-        self._failed |= failed
-        if failed and is_chain:
-            # Some wait for the names of others: the chain has taken back all that it had made here.
-            self._report_undone(directory)
+        if failed:
+            self._failed |= failed
             return []
-        done = [step for step in wave if step.renaming.entry.path not in failed]
-        if not failed:
-            entries = self._refresh_entries(directory, done)
-            made = {step.renaming.entry.path for step in wave}
-            rest = [
-                replace(step, entry=entries.get(step.entry.path, step.entry))
-                for step in waiting
-                if step.renaming.entry.path not in made
-            ]
-            rest += [remaining_step(step, entries[step.entry.path]) for step in done if not step.is_last]
-            if rest:
-                self._waiting[directory] = rest
-        self._renames += [(step.renaming.entry.path, step.renaming.to) for step in done if step.is_last]
-        return done
+        entries = self._refresh_entries(directory, wave)
+        made = {step.renaming.entry.path for step in wave}
+        rest = [
+            replace(step, entry=entries.get(step.entry.path, step.entry))
+            for step in waiting
+            if step.renaming.entry.path not in made
+        ]
+        rest += [remaining_step(step, entries[step.entry.path]) for step in wave if not step.is_last]
+        if rest:
+            self._waiting[directory] = rest
+        self._renames += [(step.renaming.entry.path, step.renaming.to) for step in wave if step.is_last]
+        return wave
 
     def _move(
         self, directory: str, wave: Sequence[RenameStep], updates: Updates, *, has_more: bool
@@ -266,14 +269,21 @@ class _PlannedRename:
         )
         return self._chains[directory].make(moves, has_more=has_more).failed
 
-    def _report_undone(self, directory: str) -> None:
-        """Note of all checkpoints of a directory that they have their old names again, since one failed."""
-        paths = dict.fromkeys(step.renaming.entry.path for step in self._planned[directory])
-        culprit = next(path for path in paths if path in self._failed)
-        why = f"{os.path.basename(culprit)}: {self._failed[culprit]}; all of them are renamed, or none"
-        for path in paths:
-            self._failed.setdefault(path, why)
-        self._renames = [pair for pair in self._renames if pair[0] not in paths]
+    def _undo_all(self) -> None:
+        """Give all checkpoints their old names again, since one failed; say so of each."""
+        culprit, why = next(iter(self._failed.items()))
+        why = f"{os.path.basename(culprit)}: {why}; all of them are renamed, or none"
+        for directory, planned in self._planned.items():
+            try:
+                self._chains[directory].undo()
+            except CheckpointError as failure:
+                self._stale[directory] = failure.reason
+            for step in planned:
+                self._failed.setdefault(step.renaming.entry.path, why)
+            self._restore_elsewhere(directory)
+
+    def _restore_elsewhere(self, directory: str) -> None:
+        """Have what names checkpoints of a directory from others say their old names again."""
         before, old_names = self._scene, dict[str, str]()
         for number in self._numbers[directory]:
             now, first = self._entries[number], self._first[number]
