@@ -43,7 +43,7 @@ _WRITTEN = re.compile(
     r"""(trainer_state|config|generation_config|adapter_config|\w*processor_config|tokenizer|tokenizer_config
     |special_tokens_map|added_tokens|vocab|chat_template|normalizer|modules|config_sentence_transformers
     |sentence_\w+_config|quantize_config)\.json
-    |(training_args|sampler(_\d+)?|scheduler_\d+|optimizer_\d+|v_head|value_head)\.bin
+    |(training_args|sampler(_\d+)?|scheduler_\d+|optimizer_\d+(_rank\d+)?|v_head|value_head)\.bin
     |(model|pytorch_model|adapter_model|value_head)([._-][\w-]+)*\.(safetensors|bin)(\.index\.json)?
     |(optimizer|scheduler|scaler|rng_state|dl_state_dict)(_\d+)?\.(pt|pth|bin)
     |(random_states|custom_checkpoint)_\d+\.pkl

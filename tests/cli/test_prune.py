@@ -269,6 +269,36 @@ def test_what_is_somebody_s_goes_only_with_an_answer(
         assert (annotated / "checkpoint-2" / "predictions.csv").read_text() == "1,0.3\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("safetensors/sharded", "step_{}"),
+        ("pytorch/minimal.pth", "step_{}/model.pt"),
+        ("ranks/verl-2", "global_step_{}"),
+        ("torch-dcp/one-rank", "step_{}"),
+    ],
+)
+@pytest.mark.parametrize("foreign", ["predictions.csv", "figures/loss.png"])
+def test_results_are_somebody_s_in_any_directory(
+    run, files: Path, tmp_path: Path, source: str, name: str, foreign: str
+) -> None:
+    for step in (100, 200, 300):
+        place = tmp_path / "run" / name.format(step)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (files / source).is_dir() else shutil.copy2
+        copy(files / source, place)
+        top = tmp_path / "run" / name.format(step).split("/")[0]
+        if step == 100:
+            (top / foreign).parent.mkdir(exist_ok=True)
+            (top / foreign).write_text("…")
+        for path in top.rglob("*"):
+            os.utime(path, (step, step))
+    answer = run("prune", tmp_path / "run", "--keep", 1, "--series", f"{name.split('/')[0].format('*')}")
+    assert f"with {foreign.partition('/')[0]}" in answer.out
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert (answer.status, left) == (1, [name.split("/")[0].format(step) for step in (100, 300)])
+
+
 def test_what_is_somebody_s_counts_for_check(run, annotated: Path) -> None:
     shutil.rmtree(annotated / "checkpoint-1")
     status, out, _ = run("prune", annotated, "--keep", 1, "--check")
@@ -277,11 +307,20 @@ def test_what_is_somebody_s_counts_for_check(run, annotated: Path) -> None:
 
 def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
     found = {}
-    for place in ("safetensors", "pytorch", "metrics", "torch-dcp", "deepspeed"):
+    for place in (
+        "safetensors",
+        "pytorch",
+        "metrics",
+        "torch-dcp",
+        "deepspeed",
+        "ranks",
+        "fluid",
+        "savedmodel",
+    ):
         for entry in survey(files / place).entries:
-            if entry.unit.format is not None and entry.unit.format.written is not None:
+            if entry.contents.directories:
                 found[entry.path] = foreign_files(entry)
-    assert len(found) > 5
+    assert len(found) > 20
     assert set(found.values()) == {()}, found
 
 

@@ -64,22 +64,47 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int, *, keeps_foreign: bo
     return reasons
 
 
+_RESULTS = (
+    *(
+        ".csv",
+        ".tsv",
+        ".xlsx",
+        ".parquet",
+        ".ipynb",
+        ".html",
+        ".pdf",
+        ".tex",
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".gif",
+    ),
+    *(".svg", ".mp4", ".wav"),
+)
+"""Endings of what no format of checkpoints consists of."""
+_ASSETS = f"assets{os.sep}"
+"""What a SavedModel reads, whatever it is."""
+
+
 def foreign_files(entry: Entry) -> tuple[str, ...]:
     """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
 
-    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name
-    nobody can tell.
+    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name,
+    only results can be told.
     """
-    written = None if entry.unit.format is None else entry.unit.format.written
-    if written is None:
+    if entry.unit.format is None:
         return ()
-    inside = [file.path.partition(os.sep)[2].partition(os.sep) for file in entry.contents.files]
-    names = dict.fromkeys(name + slash for name, slash, _ in inside if name)
-    return tuple(
-        name
-        for name in sorted(names)
-        if not (written.fullmatch(name) or name.endswith(SIDECARS) or name in SHARED)
-    )
+    written, names = entry.unit.format.written, set()
+    for path in (file.path.partition(os.sep)[2] for file in entry.contents.files):
+        first, slash, _ = path.partition(os.sep)
+        name = first + slash
+        if written is None:
+            is_own = name == _ASSETS or not path.lower().endswith(_RESULTS)
+        else:
+            is_own = written.fullmatch(name) is not None
+        if first and not (is_own or name.endswith(SIDECARS) or name in SHARED):
+            names.add(name)
+    return tuple(sorted(names))
 
 
 def foreign_reason(entry: Entry) -> str:
