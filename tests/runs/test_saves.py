@@ -344,9 +344,10 @@ def test_random_scenes_keep_what_a_model_of_saves_keeps(entry) -> None:
         spoilt = {place // 2 + 1 for place in cut}
         saves = sorted(numbers[0] | numbers[1])
         for has in numbers:
-            later = [number for number in saves if number >= min(has)]
-            if 2 * len(has) > len(later) - 1:
-                spoilt |= set(later) - has
+            gaps = {number for number in saves if min(has) < number < max(has)} - has
+            after = {number for number in saves if number > max(has)}
+            if 4 * len(gaps) <= sum(min(has) <= number <= max(has) for number in saves):
+                spoilt |= gaps | (after if len(after) < 3 else set())
         whole = [number for number in saves if number not in spoilt]
         stay = {*whole[-wanted:], *spoilt}
         left = _left(there, Policy(keep_last=wanted))

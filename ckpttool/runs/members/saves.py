@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections import ChainMap, Counter, defaultdict
+from bisect import bisect_left, bisect_right
+from collections import ChainMap, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise, zip_longest
+from functools import partial
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Granularity
+from ckpttool.core.naming import parse_name
 from ckpttool.core.report import counted
+from ckpttool.formats.step_directory import DATA
 from ckpttool.runs.members.entry import Entry, Position, Save, StatePart
 from ckpttool.runs.members.order import AVERAGED, CONTRADICTION_SECONDS, Group, order_entries
 from ckpttool.runs.members.runs import field_texts
@@ -26,33 +30,43 @@ _RANK = re.compile(
     r"(?<![a-z])(?:rank|tp|pp|dp|mp|fsdp|zero|shard|process|proc)[-_=.]?[0-9]+(?:[-_]of[-_][0-9]+)?(?![0-9])",
     re.IGNORECASE | re.ASCII,
 )
-_ROLE = re.compile(
-    r"(?<![a-z])(?:net_?)?(?:models?|nets?|networks?|weights|params?|states?|training|optim(?:izers?)?|opt|"
-    r"sched(?:ulers?)?|lr|scaler|ema|swa|gen(?:erator)?|dis(?:c|criminator)?|g|d|critic|actor|policy|value|"
-    r"encoder|decoder)(?![a-z])",
+_WORD = re.compile(
+    r"(?<![a-z])(?:"
+    r"(?P<plain>(?:models?|nets?|networks?|weights|params?|states?|training|optim(?:izers?)?|opt|lr|scaler|"
+    r"sched(?:ulers?)?)(?![a-z]))|"
+    r"(?P<rival>(?:net_?)?(?:gen(?:erator)?|dis(?:c|criminator)?|g|d|critic|actor|policy|value|q)"
+    r"[-_]?[12ab]?(?![a-z0-9]))|"
+    r"(?P<average>(?:ema|swa)(?![a-z]))|"
+    r"(?P<component>(?:(?:text|image|audio|vision)_?)?(?:encoder|decoder)(?:_?[12])?(?![a-z0-9])|"
+    r"(?:unet|vae|transformer|prior|backbone|neck|head|projector|teacher|student|controlnet|adapter|lora)"
+    r"(?![a-z]))"
+    r")",
     re.IGNORECASE | re.ASCII,
 )
-"""Words that tell the parts of a save apart, in names and in those of directories beside each other."""
+"""Words that tell the parts of a save apart, in names and in those of directories beside each other.
 
-_CRITIC = re.compile(r"d$|^dis|critic|value", re.IGNORECASE)
+What holds an optimizer's state says so itself. Rivals are trained together; a component of a model may be
+trained after another, or alone.
+"""
 
+_CRITIC = re.compile(r"d[-_]?[12ab]?$|^dis|critic|value", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.[a-z][a-z0-9_]*)+$", re.IGNORECASE | re.ASCII)
-_DIGITS = re.compile(r"[0-9]+")
-_CLOSE = 10
-"""Parts whose names don't say so are of one save if all between them is a tenth of the time to the next."""
-_MOST_UNNAMED = 16
-"""No save has more parts whose names don't say that they are parts."""
+
+_ENDED = 3
+"""A part that so many saves at the end lack is written no more."""
+_GAPS = 4
+"""Between its first and its last save, a part that saves need may lack in one of so many."""
 
 
 class _Line(NamedTuple):
     """The checkpoints of one name, such as ``optim_*.pt``, by the numbers in it.
 
     Attributes:
-        words: What in its name tells parts of a save apart.
+        words: What in its name, and in its directory's, tells parts of a save apart, each with its kind.
     """
 
     name: str
-    words: tuple[str, ...]
+    words: frozenset[tuple[str, str]]
     entries: Mapping[Position, Entry]
 
     @property
@@ -60,15 +74,22 @@ class _Line(NamedTuple):
         return any(entry.has_weights for entry in self.entries.values())
 
     @property
-    def stem(self) -> str:
-        return _SUFFIXES.sub("", self.name)
+    def is_full(self) -> bool:
+        return any(entry.granularity is Granularity.FULL for entry in self.entries.values())
+
+    @property
+    def is_data(self) -> bool:
+        return all(entry.format in DATA for entry in self.entries.values())
+
+    @property
+    def is_average(self) -> bool:
+        return AVERAGED.search(self.name) is not None
 
     @property
     def order(self) -> tuple[bool, bool, bool, int, str]:
         """What other parts of a save go by comes first: weights, no average of them, no critic of others."""
-        is_average = AVERAGED.search(self.name) is not None
-        is_critic = any(map(_CRITIC.search, self.words))
-        return not self.has_weights, is_average, is_critic, -len(self.entries), self.name
+        is_critic = any(_CRITIC.search(word) for kind, word in self.words if kind == "rival")
+        return not self.has_weights, self.is_average, is_critic, -len(self.entries), self.name
 
 
 def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -112,6 +133,8 @@ def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
     """Return what is wrong with a part of a save that lacks others; they are called as this one is."""
     pattern = os.path.relpath(lines[0].name, part.directory)
     texts = field_texts(part)
+    if pattern.count("*") != len(texts):  # only one of the names has a metric
+        texts = tuple(str(number) for number in part.fields.position if number is not None)
     if pattern.count("*") == len(texts):
         pattern = "".join(chain.from_iterable(zip_longest(pattern.split("*"), texts, fillvalue="")))
     more = f" and {counted(len(lines) - 1, 'other part')}" if len(lines) > 1 else ""
@@ -119,22 +142,34 @@ def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
 
 
 def _lacks(run: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
-    """Return what saves lack that most others have, from the first that has it on, by their numbers.
-
-    What only differs from another part in its suffix, as a conversion does, is none that a save needs.
-    """
+    """Return what saves lack that the others around them have, by their numbers."""
     ordered = sorted(saves, key=_sort_key)
     missing: dict[Position, list[_Line]] = defaultdict(list)
-    alike = Counter((line.words, line.stem) for line in run if line.has_weights)
-    for line in run:
-        is_twin = line.has_weights and alike[line.words, line.stem] > 1
-        first = next(number for number, position in enumerate(ordered) if position in line.entries)
-        later = ordered[first:]
-        if not is_twin and 2 * len(line.entries) > len(later) - 1:
-            for position in later:
-                if position not in line.entries:
-                    missing[position].append(line)
+    for line in filter(partial(_is_needed, run=run), run):
+        places = [number for number, position in enumerate(ordered) if position in line.entries]
+        first, last = places[0], places[-1]
+        gaps = [position for position in ordered[first:last] if position not in line.entries]
+        behind = ordered[last + 1 :]
+        if _GAPS * len(gaps) <= last + 1 - first:
+            for position in [*gaps, *(behind if len(behind) < _ENDED else ())]:
+                missing[position].append(line)
     return missing
+
+
+def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
+    """Tell whether a save of a run needs a part, where other saves have it.
+
+    It doesn't need a conversion, or what is beside a checkpoint that holds weights and an optimizer's state.
+    """
+    kinds = {kind for kind, _ in line.words}
+    if line.is_average:
+        return len(line.entries) > 1
+    if kinds & {"rank", "rival", "component"}:
+        return not any(other is not line and other.words == line.words for other in run)
+    others = [other for other in run if other is not line]
+    if any(other.is_full for other in others) or (line.is_data and not run[0].is_data):
+        return False
+    return not (line.has_weights and any(other.has_weights and not other.is_average for other in others))
 
 
 # What belongs together ------------------------------------------------------------------------------
@@ -142,59 +177,65 @@ def _lacks(run: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, li
 
 def _runs_of_parts(entries: Iterable[Entry]) -> Iterator[list[_Line]]:
     """Yield the names of each run that writes several files for a save; the one that others go by first."""
-    by_place: dict[tuple[str, str], list[_Line]] = defaultdict(list)
+    by_stem: dict[tuple[str, str], list[_Line]] = defaultdict(list)
     for (directory, blank), named in _by_name(entries).items():
-        name = os.path.join(directory, blank)
         above, folder = os.path.split(directory)
         rest, words = _without_words(folder)
-        place = above if not rest and words else directory
-        stem, own_words = _without_words(_SUFFIXES.sub("", blank))
+        place = above if words and not rest else directory
+        stem, own = _without_words(_SUFFIXES.sub("", blank))
         suffix = _SUFFIXES.search(blank)
-        own_words += _without_words(suffix[0])[1] if suffix else ()
-        line = _Line(name, (*(words if place == above else ()), *own_words), named)
-        by_place[place, stem].append(line)
-    unnamed: dict[str, list[list[_Line]]] = defaultdict(list)
-    for (place, _), lines in by_place.items():
-        for run in _joined(lines):
-            unnamed[place].append(run)
-    for runs in unnamed.values():
-        for run in _joined_by_time(runs):
+        if suffix is not None:
+            own |= _without_words(suffix[0])[1]
+        words = own if place == directory else own | words
+        by_stem[place, stem].append(_Line(os.path.join(directory, blank), words, named))
+    by_place: dict[str, list[list[_Line]]] = defaultdict(list)
+    for (place, _), lines in by_stem.items():
+        by_place[place] += _joined(lines)
+    for runs in by_place.values():
+        for run in _with_states(runs):
             if len(run) > 1:
                 yield sorted(run, key=lambda line: line.order)
 
 
 def _by_name(entries: Iterable[Entry]) -> dict[tuple[str, str], dict[Position, Entry]]:
-    """Return checkpoints by directory and name, and by its numbers; without what has these twice, or none."""
-    named: dict[tuple[str, str], dict[Position, Entry]] = defaultdict(dict)
-    twice: set[tuple[str, str]] = set()
+    """Return checkpoints by directory and name, and by its numbers; of those with the same ones the last."""
+    named: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
-        fields = entry.fields
-        name, position = (entry.directory, fields.blank), fields.position
-        if all(number is None for number in (fields.epoch, fields.step, fields.number)) or entry.holds_others:
-            continue
-        if position in named[name]:
-            twice.add(name)
-        named[name][position] = entry
-    return {name: found for name, found in named.items() if found and name not in twice}
+        if not entry.holds_others:
+            named[entry.directory, entry.fields.blank].append(entry)
+    found: dict[tuple[str, str], dict[Position, Entry]] = defaultdict(dict)
+    for (directory, blank), same in named.items():
+        is_declared = len({_position(entry) for entry in same}) < len(same)
+        for entry in sorted(same, key=lambda entry: entry.modified_ns):
+            # What somebody made one series of may have the names of several parts.
+            name = parse_name(entry.name).blank if is_declared else blank
+            found[directory, name][_position(entry)] = entry
+    return found
 
 
-def _without_words(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return a name without the words and ranks that tell parts of a save apart, and these."""
-    found: list[str] = []
+def _position(entry: Entry) -> Position:
+    """Return the numbers in a checkpoint's name; the time only where there is no other."""
+    *numbers, saved_at = entry.fields.position
+    return (*numbers, saved_at if all(number is None for number in numbers) else None)
+
+
+def _without_words(name: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    """Return a name without what tells parts of a save apart, and these words with their kinds."""
+    found: set[tuple[str, str]] = set()
 
     def take(match: re.Match[str]) -> str:
-        found.append(match[0].lower())
+        found.add((match.lastgroup or "rank", match[0].lower()))
         return ""
 
-    rest = _ROLE.sub(take, _RANK.sub(take, name))
-    return re.sub(r"[-_.]+", "-", rest).strip("-"), tuple(found)
+    rest = _WORD.sub(take, _RANK.sub(take, name))
+    return re.sub(r"[-_.]+", "-", rest).strip("-"), frozenset(found)
 
 
 def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
     """Yield names that differ in words for parts alone, with those that go together."""
     runs: list[list[_Line]] = []
     for line in sorted(lines, key=lambda line: line.order):
-        run = next((run for run in runs if _are_in_turn(run[0], line)), None)
+        run = next((run for run in runs if _go_together(run[0], line)), None)
         if run is None:
             runs.append([line])
         else:
@@ -202,57 +243,50 @@ def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
     yield from runs
 
 
-def _joined_by_time(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
-    """Yield runs of one directory; what an optimizer wrote, or who wrote at the same times, joins others."""
-    joined: list[list[_Line]] = []
-    alike = Counter(_DIGITS.sub("", run[0].name) for run in runs)  # folds and seeds are no parts
+def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
+    """Yield runs of one directory; an optimizer's state goes with the only weights that have its numbers."""
+    weights = [run for run in runs if run[0].has_weights]
     by_position: dict[Position, list[list[_Line]]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run[0].order):
-        newest = sorted(run[0].entries, key=_sort_key)[-2:]
-        candidates = [other for position in newest for other in by_position[position]]
-        fitting = None
-        if alike[_DIGITS.sub("", run[0].name)] == 1 and len(candidates) <= 2 * _MOST_UNNAMED:
-            fitting = next((other for other in candidates if _are_of_one_run(other[0], run[0])), None)
-        if fitting is not None:
-            fitting += run
-            continue
-        joined.append(run)
+    for run in weights:
         for position in run[0].entries:
             by_position[position].append(run)
-    yield from joined
+    alone = []
+    for run in (run for run in runs if not run[0].has_weights):
+        newest = max(run[0].entries, key=_sort_key)
+        before = max(by_position, key=_sort_key, default=newest)  # the newest may have no weights yet
+        found = by_position.get(newest) or by_position.get(before, [])
+        is_numbered = any(number is not None for number in newest)
+        if is_numbered and len(found) == 1 and _go_together(found[0][0], run[0]):
+            found[0].extend(run)
+        else:
+            alone.append(run)
+    yield from (*weights, *alone)
 
 
-def _are_of_one_run(one: _Line, other: _Line) -> bool:
-    """Tell whether names that don't say so are of parts of one save: by what they hold, or by their times."""
-    if one.has_weights and (not other.has_weights or AVERAGED.search(other.name)):
-        return _are_in_turn(one, other)
-    shared = _shared(one, other)
-    if len(shared) < 2 or 2 * len(shared) <= min(len(one.entries), len(other.entries)):
+def _go_together(one: _Line, other: _Line) -> bool:
+    """Tell whether two names are of parts of one save: they have numbers in common, and what they hold fits.
+
+    Weights beside weights were written together, unless their words say that they belong together.
+    """
+    shared = sorted(one.entries.keys() & other.entries.keys(), key=_sort_key)
+    if 2 * len(shared) <= min(len(one.entries), len(other.entries)):
         return False
-    times = [_times(position, one, other) for position in shared]
-    gaps = [later[0] - earlier[0] for earlier, later in pairwise(times)]
-    return min(gaps) > 0 and all(
-        _CLOSE * (last - first) <= gap for (first, last), gap in zip(times, [*gaps, gaps[-1]], strict=True)
-    )
+    kinds = {kind for kind, _ in one.words ^ other.words}
+    if kinds & {"rank", "rival", "average"} or not (one.has_weights and other.has_weights):
+        return True
+    return any(number is not None for number in shared[0]) and _are_written_together(one, other, shared)
 
 
-def _are_in_turn(one: _Line, other: _Line) -> bool:
-    """Tell whether what has one number was written together: nothing of a later number came first."""
-    shared = _shared(one, other)
-    times = [_times(position, one, other) for position in shared]
+def _are_written_together(one: _Line, other: _Line, shared: Sequence[Position]) -> bool:
+    """Tell whether nothing else of either name was written between two files of one save."""
     moment = CONTRADICTION_SECONDS * 10**9
-    is_enough = 2 * len(shared) > min(len(one.entries), len(other.entries))
-    return is_enough and all(first[1] <= second[0] + moment for first, second in pairwise(times))
-
-
-def _shared(one: _Line, other: _Line) -> list[Position]:
-    return sorted(one.entries.keys() & other.entries.keys(), key=_sort_key)
-
-
-def _times(position: Position, one: _Line, other: _Line) -> tuple[int, int]:
-    """Return when the first and the last of two parts of a save were written."""
-    first, last = sorted(line.entries[position].modified_ns for line in (one, other))
-    return first, last
+    times = sorted(entry.modified_ns for line in (one, other) for entry in line.entries.values())
+    for position in shared:
+        first, last = sorted(line.entries[position].modified_ns for line in (one, other))
+        between = bisect_left(times, last) - bisect_right(times, first)
+        if between > 0 and last - first > moment:
+            return False
+    return True
 
 
 def _sort_key(position: Position) -> tuple[tuple[bool, float, str], ...]:

@@ -87,7 +87,8 @@ def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int |
         parts = parts_of(newest)
         is_finished = not any(part.path in busy or temporary_for(part.name) for part in parts)
         is_stale = newest.modified_ns / 10**9 < now - STALE_SECONDS
-        is_cut = newest.is_incomplete and is_finished and is_stale
+        is_cut = not all(part.is_complete for part in parts)  # that a part is missing is no failure
+        is_cut &= newest.is_incomplete and is_finished and is_stale
         return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
     for part in parts_of(newest):
         if part.has_weights and (nan := nan_in_weights(part, jobs)) is not None:
