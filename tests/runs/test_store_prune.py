@@ -62,6 +62,7 @@ def test_it_does_in_a_store_what_it_does_on_the_disk(s3: Bucket, run: Run, tmp_p
     for options in (["--dry-run", "--trash"], ["--yes"]):
         here = run("prune", local, *KEEP, *options, "--json")
         there = run("prune", s3.url("team/runs"), *KEEP, *options, "--json")
+        assert there.out, there.err
         assert json.loads(there.out) == json.loads(here.out.replace(str(tmp_path), s3.url()))
         assert there.status == here.status
     assert objects(s3) == files(tmp_path)
@@ -410,23 +411,23 @@ def refusals(s3: Bucket, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.mark.parametrize("status", [403, 503])
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "expected"),
     [
-        r"GET /bucket-\d+/runs/latest",
-        r"GET /bucket-\d+/runs/best\.json",
-        r"GET /bucket-\d+\?.*prefix=runs%2F(&|$)",
-        r"GET /bucket-\d+\?.*prefix=runs%2Fsub%2F",
+        (r"GET /bucket-\d+/runs/latest", 1),
+        (r"GET /bucket-\d+/runs/best\.json", 1),
+        (r"GET /bucket-\d+\?.*prefix=runs%2F(&|$)", 2),
+        (r"GET /bucket-\d+\?.*prefix=runs%2Fsub%2F", 1),
     ],
 )
 def test_a_store_that_does_not_answer_has_not_said_that_nothing_points_there(
-    series_in_store: Bucket, run: Run, refusals: Refusals, request_: str, status: int
+    series_in_store: Bucket, run: Run, refusals: Refusals, request_: str, expected: int, status: int
 ) -> None:
     series_in_store.put("runs/latest", "model_epoch_1.pth")
     series_in_store.put("runs/best.json", '{"best": "model_epoch_2.pth"}')
     series_in_store.put("runs/sub/best.txt", "../model_epoch_3.pth")
     refusals.refuse(request_, status)
     done = run("prune", series_in_store.url("runs"), "--keep", "3", "--yes")
-    assert done.status == 2, done
+    assert done.status == expected, done
     assert "the store" in done.err
     assert len(series_in_store.keys("runs/model")) == 10
 

@@ -189,6 +189,7 @@ class Mentions:
                 if entry is None or os.path.join(self._real_path(base), "").startswith(_path_prefix(entry)):
                     return []
                 return [entry]
+        parts = parts[: len(parts) - parts[::-1].index(known)]  # it may be a directory with a file in it
         if len(parts) > 1 and any(_is_directory(os.path.join(base, *parts[:-1])) for base in bases):
             return []  # it is gone from there
         # Its tree was moved: what has the end of the path is meant, directories included.

@@ -201,7 +201,9 @@ def from_newest(group: Group, faults: Collection[str], on_error: OnError) -> Ite
         if not newest.is_sound or newest.path in faults:
             continue
         try:
-            for pointer in _trainer_state(newest.unit.path, names_in(newest.unit.path)):
+            is_directory = any(os.sep in file.path for file in newest.contents.files)
+            names = names_in(newest.unit.path) if is_directory else {}
+            for pointer in _trainer_state(newest.unit.path, names):
                 yield Pointer(pointer.reason, newest.unit.path, pointer.target)
         except CheckpointError as error:
             on_error(error)
