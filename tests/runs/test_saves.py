@@ -214,6 +214,72 @@ def test_a_conversion_of_all_but_the_newest_is_no_part_that_it_lacks(entry) -> N
     assert all(one.is_sound for series in series_of(entries[:-1]) for one in series.entries)
 
 
+def _line(entry: Any, form: str, numbers: Any, told: dict[str, Any], **known: Any) -> list[Entry]:
+    return [entry(form.format(number), modified=number * DAY, **told, **known) for number in numbers]
+
+
+FULL: dict[str, Any] = {"has_weights": True, "granularity": Granularity.FULL}
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ({"model_{}.pt": range(1, 12), "ema_{}.pt": [10]}, (WEIGHTS, WEIGHTS)),
+        ({"model_{}.pt": range(1, 12), "ema_{}.pt": range(2, 12, 2)}, (WEIGHTS, WEIGHTS)),
+        ({"model_{}.pt": range(1, 11), "best_epoch_{}.pt": [8, 9]}, (WEIGHTS, WEIGHTS)),
+        ({"adam_epoch_{}.pt": range(1, 7), "sgd_epoch_{}.pt": range(1, 11)}, (WEIGHTS, WEIGHTS)),
+        ({"model_{}.pt": range(1, 11), "optim_{}.pt": [5, 9, 10]}, (WEIGHTS, STATE)),
+        ({"model_{}.pt": range(1, 10), "optim_{}.pt": range(2, 10, 2)}, (WEIGHTS, STATE)),
+        ({"model_{}.pt": range(1, 7), "weights_{}.safetensors": range(1, 6)}, (FULL, WEIGHTS)),
+        ({"model_epoch_{}.pt": range(1, 7), "samples_epoch_{}.pt": range(1, 6)}, (FULL, STATE)),
+        ({"step_{}_rank0.pt": range(1, 9), "step_{}_rank1.pt": range(1, 6)}, (FULL, FULL)),
+    ],
+)
+def test_a_save_lacks_nothing_that_others_have_by_chance(entry, lines, told) -> None:
+    """Averages now and then, optimizers that were deleted, other runs in step, exports, fewer ranks."""
+    entries = [
+        one
+        for (form, numbers), known in zip(lines.items(), told, strict=True)
+        for one in _line(entry, form, numbers, known, signature=form)
+    ]
+    assert all(one.is_sound for series in series_of(entries) for one in series.entries)
+
+
+@pytest.mark.parametrize(("names", "told"), [CASES[0], CASES[10], CASES[18]])
+def test_a_copy_without_times_keeps_saves_together(entry, names, told) -> None:
+    """It writes one name after the other, some seconds a file."""
+    entries = [
+        entry_with(one, contents=entry(one.name, modified=number * 40 * 10**9).contents)
+        for number, one in enumerate(sorted(_entries(entry, names, told), key=lambda one: one.name))
+    ]
+    (saves,) = series_of_saves(series_of(entries))
+    assert {len(save.parts) for save in saves.entries} == {2}
+
+
+def test_the_times_in_names_of_one_save_may_differ(entry) -> None:
+    entries = [
+        entry(f"{word}_2024-01-0{number}_12-00-0{place}_epoch{number}.pt", signature=word, **told)
+        for number in range(1, 5)
+        for place, (word, told) in enumerate({"model": WEIGHTS, "optim": STATE}.items())
+    ]
+    (saves,) = series_of_saves(series_of(entries))
+    assert {len(save.parts) for save in saves.entries} == {2}
+
+
+def test_a_conversion_that_is_damaged_spoils_nothing(entry) -> None:
+    entries = _entries(entry, ("epoch_{}.pth", "epoch_{}.safetensors"), (FULL, WEIGHTS))
+    entries[-1] = entry_with(entries[-1], fault=damaged("cut"))
+    (saves,) = series_of_saves(series_of(entries))
+    assert all(save.is_sound for save in saves.entries)
+
+
+def test_a_part_elsewhere_keeps_its_save(entry) -> None:
+    """An optimizer that was moved away left a symlink, which no rule removes."""
+    entries = _entries(entry, PAIRS[0], (WEIGHTS, STATE), 3)
+    links = {one.path: ["is a symlink"] for one in entries if one.name.startswith("optim")}
+    assert _left(entries, Policy(keep_last=1), reasons=links) == {one.path for one in entries}
+
+
 # Whole commands -------------------------------------------------------------------------------------
 
 

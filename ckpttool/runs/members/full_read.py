@@ -58,7 +58,8 @@ class FullReader:
     def read(self, entry: Entry) -> FullRead:
         """Return what reading every byte of a checkpoint comes to."""
         if entry.parts:
-            return _read_of_save(entry, [self.read(part) for part in entry.parts])
+            parts = [part for part in entry.parts if part.fault is None]  # others it doesn't need
+            return _read_of_save(entry, [(part, self.read(part)) for part in parts])
         read = self.recall(entry)
         if read is None:
             read = read_all(entry, self._jobs, self._progress)
@@ -69,8 +70,9 @@ class FullReader:
     def recall(self, entry: Entry) -> FullRead | None:
         """Return what it came to, if it was read as it is now."""
         if entry.parts:
-            reads = [read for part in entry.parts if (read := self.recall(part)) is not None]
-            return _read_of_save(entry, reads) if len(reads) == len(entry.parts) else None
+            known = [(part, self.recall(part)) for part in entry.parts if part.fault is None]
+            reads = [(part, read) for part, read in known if read is not None]
+            return _read_of_save(entry, reads) if len(reads) == len(known) else None
         contents, read = self._reads.get(entry.path, (None, None))
         return read if contents == entry.contents else None
 
@@ -104,16 +106,16 @@ def read_each_in_full(
             yield answer
 
 
-def _read_of_save(entry: Entry, reads: Sequence[FullRead]) -> FullRead:
-    """Return what reading all parts of a save comes to."""
+def _read_of_save(entry: Entry, reads: Sequence[tuple[Entry, FullRead]]) -> FullRead:
+    """Return what reading the parts of a save comes to."""
     damages = (
         read.damage if part.path == entry.path else fault(Code.INCOMPLETE, f"{part.name} is {read.damage}")
-        for part, read in zip(entry.parts, reads, strict=True)
+        for part, read in reads
         if read.damage is not None
     )
     return FullRead(
-        next((read.fault for read in reads if read.fault is not None), None),
-        all(read.is_finite for read in reads),
+        next((read.fault for _, read in reads if read.fault is not None), None),
+        all(read.is_finite for _, read in reads),
         next(damages, None),
     )
 

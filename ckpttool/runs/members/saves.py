@@ -12,7 +12,6 @@ from bisect import bisect_left, bisect_right
 from collections import ChainMap, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -100,10 +99,11 @@ def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
         for place, line in enumerate(run):
             for position, entry in line.entries.items():
                 saves[position].append((place, entry))
-        lacks = _lacks(run, saves)
+        needed = [_is_needed(line, run) or line is run[0] for line in run]
+        lacks = _lacks([line for line, is_needed in zip(run, needed, strict=True) if is_needed], saves)
         for position, parts in saves.items():
             save = Save(run[0].name, position)
-            faulty = [part for _, part in parts if part.fault is not None]
+            faulty = [part for place, part in parts if part.fault is not None and needed[place]]
             for place, part in parts:
                 why = part.fault
                 if why is None and faulty:
@@ -141,11 +141,11 @@ def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
     return fault(Code.INCOMPLETE, f"its save lacks {pattern}{more}")
 
 
-def _lacks(run: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
-    """Return what saves lack that the others around them have, by their numbers."""
+def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
+    """Return which parts that saves need they lack, where the saves around have them, by their numbers."""
     ordered = sorted(saves, key=_sort_key)
     missing: dict[Position, list[_Line]] = defaultdict(list)
-    for line in filter(partial(_is_needed, run=run), run):
+    for line in needed:
         places = [number for number, position in enumerate(ordered) if position in line.entries]
         first, last = places[0], places[-1]
         gaps = [position for position in ordered[first:last] if position not in line.entries]
@@ -271,8 +271,9 @@ def _go_together(one: _Line, other: _Line) -> bool:
     shared = sorted(one.entries.keys() & other.entries.keys(), key=_sort_key)
     if 2 * len(shared) <= min(len(one.entries), len(other.entries)):
         return False
-    kinds = {kind for kind, _ in one.words ^ other.words}
-    if kinds & {"rank", "rival", "average"} or not (one.has_weights and other.has_weights):
+    sides = [{kind for kind, _ in words} for words in (one.words - other.words, other.words - one.words)]
+    is_told = any({"rank", "average"} & kinds for kinds in sides) or all("rival" in kinds for kinds in sides)
+    if is_told or not (one.has_weights and other.has_weights):
         return True
     return any(number is not None for number in shared[0]) and _are_written_together(one, other, shared)
 
@@ -343,7 +344,6 @@ def _merged(parts: Sequence[Entry]) -> Entry:
             crosses=any(part.contents.crosses for part in parts),
             symlinks=frozenset(first.unit.members if any(part.is_link for part in parts) else ()),
         ),
-        fault=next((part.fault for part in parts if part.fault is not None), None),
         danger=next((part.danger for part in parts if part.danger is not None), None),
         loss=next((part.loss for part in parts if part.loss is not None), None),
         metrics=ChainMap(*(dict(part.metrics) for part in parts)),
