@@ -48,6 +48,7 @@ SIBLINGS = [
     ("step_{}_mp_rank_00.pt", "step_{}_mp_rank_01.pt"),
     ("step_{}_tp0.pt", "step_{}_tp1.pt"),
     ("vae_epoch_{}.pt", "unet_epoch_{}.pt"),
+    ("model/epoch_{}.pt", "optimizer/epoch_{}.pt"),
 ]
 """Parts that hold weights, all of them."""
 

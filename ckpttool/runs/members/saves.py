@@ -31,8 +31,8 @@ _RANK = re.compile(
 )
 _WORD = re.compile(
     r"(?<![a-z])(?:"
-    r"(?P<plain>(?:models?|nets?|networks?|weights|params?|states?|training|optim(?:izers?)?|opt|lr|scaler|"
-    r"sched(?:ulers?)?)(?![a-z]))|"
+    r"(?P<model>(?:models?|nets?|networks?|weights|params?)(?![a-z]))|"
+    r"(?P<state>(?:states?|training|optim(?:izers?)?|opt|lr|scaler|sched(?:ulers?)?)(?![a-z]))|"
     r"(?P<rival>(?:net_?)?(?:gen(?:erator)?|dis(?:c|criminator)?|g|d|critic|actor|policy|value|q)"
     r"[-_]?[12ab]?(?![a-z0-9]))|"
     r"(?P<average>(?:ema|swa)(?![a-z]))|"
@@ -44,8 +44,7 @@ _WORD = re.compile(
 )
 """Words that tell the parts of a save apart, in names and in those of directories beside each other.
 
-What holds an optimizer's state says so itself. Rivals are trained together; a component of a model may be
-trained after another, or alone.
+Rivals are trained together; a component of a model may be trained after another, or alone.
 """
 
 _CRITIC = re.compile(r"d[-_]?[12ab]?$|^dis|critic|value", re.IGNORECASE)
@@ -87,8 +86,8 @@ class _Line(NamedTuple):
     @property
     def order(self) -> tuple[bool, bool, bool, int, str]:
         """What other parts of a save go by comes first: weights, no average of them, no critic of others."""
-        is_critic = any(_CRITIC.search(word) for kind, word in self.words if kind == "rival")
-        return not self.has_weights, self.is_average, is_critic, -len(self.entries), self.name
+        is_second = any(kind == "state" or _CRITIC.search(word) for kind, word in self.words)
+        return not self.has_weights, self.is_average, is_second, -len(self.entries), self.name
 
 
 def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -164,12 +163,14 @@ def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
     kinds = {kind for kind, _ in line.words}
     if line.is_average:
         return len(line.entries) > 1
-    if kinds & {"rank", "rival", "component"}:
-        return not any(other is not line and other.words == line.words for other in run)
     others = [other for other in run if other is not line]
+    if kinds & {"rank", "rival", "component"}:
+        return not any(other.words == line.words for other in others)
     if any(other.is_full for other in others) or (line.is_data and not run[0].is_data):
         return False
-    return not (line.has_weights and any(other.has_weights and not other.is_average for other in others))
+    return "state" in kinds or not (
+        line.has_weights and any(other.has_weights and not other.is_average for other in others)
+    )
 
 
 # What belongs together ------------------------------------------------------------------------------
@@ -272,7 +273,8 @@ def _go_together(one: _Line, other: _Line) -> bool:
     if 2 * len(shared) <= min(len(one.entries), len(other.entries)):
         return False
     sides = [{kind for kind, _ in words} for words in (one.words - other.words, other.words - one.words)]
-    is_told = any({"rank", "average"} & kinds for kinds in sides) or all("rival" in kinds for kinds in sides)
+    is_told = any({"rank", "average", "state"} & kinds for kinds in sides)
+    is_told |= all("rival" in kinds for kinds in sides)
     if is_told or not (one.has_weights and other.has_weights):
         return True
     return any(number is not None for number in shared[0]) and _are_written_together(one, other, shared)
