@@ -6,9 +6,9 @@ reaches behind its storage, and records them. An operator with sizes or indices 
 was not checked, and is recorded, too. All memory of tensors lies between guard pages (``guarded_malloc.c``),
 so that reading or writing outside is a signal. A sweep that was stopped goes on with ``--after``.
 
-For each overload, a random search finds arguments that it accepts; then each argument, and pairs of
-arguments, are replaced by odd ones. The search starts from the overload's name, so that each run
-makes the same calls.
+For each overload, a random search finds arguments that it accepts, besides those of ``examples``; then each
+argument, and pairs of arguments, are replaced by odd ones. The search starts from the overload's name, so
+that each run makes the same calls.
 """
 
 from __future__ import annotations
@@ -60,6 +60,11 @@ KEPT = frozenset(
         "aten::view",
         "aten::floordiv",
         "aten::gcd",
+        "aten::gru",
+        "aten::lstm",
+        "aten::remainder",
+        "aten::rnn_relu",
+        "aten::rnn_tanh",
         "aten::native_group_norm",
         "aten::_native_batch_norm_legit",
         "aten::_upsample_bilinear2d_aa",
@@ -77,6 +82,8 @@ HEADER = """\
 # `python -m tests.security.operator_sweep`, which removes none.
 """
 RESTARTS = 1
+QUINT8 = 13
+"""The number of an element type: of whole numbers from 0 to 255 with a scale."""
 ENUMERATIONS = {
     "dtype": (0, 1, 4, 6, 7, 11, 15),
     "out_dtype": (6, 7),
@@ -280,11 +287,164 @@ def objects(kind: str) -> list[Callable[[], Any]]:
     return next((makers for name, makers in found.items() if kind.endswith(name)), [])
 
 
+def examples() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return makers of arguments that overloads accept which layers call, and a search hardly ever finds."""
+    import torch
+    from torch import arange, ones
+
+    def recurrent(gates: int, **sequence: Any) -> dict[str, Any]:
+        hidden, rows = ones(1, 2, 4), 4 * gates
+        return {
+            **sequence,
+            "hx": [hidden, hidden] if gates == 4 else hidden,
+            "params": [ones(rows, 3), ones(rows, 4), ones(rows), ones(rows)],
+            "has_biases": True,
+            "num_layers": 1,
+            "dropout": 0.0,
+            "train": False,
+            "bidirectional": False,
+        }
+
+    kinds = {"gru": 3, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
+    rows = {"dim": 0, "index": arange(2)}
+    return {
+        **{
+            f"aten::{name}.input": lambda gates=gates: recurrent(
+                gates, input=ones(5, 2, 3), batch_first=False
+            )
+            for name, gates in kinds.items()
+        },
+        **{
+            f"aten::{name}.data": lambda gates=gates: recurrent(
+                gates, data=ones(3, 3), batch_sizes=arange(2, 0, -1)
+            )
+            for name, gates in kinds.items()
+        },
+        **{
+            f"aten::{name}": lambda: {"self": ones(3, 2), "source": ones(2, 2), **rows}
+            for name in ("index_add", "index_add_", "index_copy", "index_copy_")
+        },
+        "aten::col2im": lambda: {
+            "self": ones(1, 8, 9),
+            "output_size": [4, 4],
+            "kernel_size": [2, 2],
+            "dilation": [1, 1],
+            "padding": [0, 0],
+            "stride": [1, 1],
+        },
+        "aten::conv3d": lambda: {"input": ones(1, 2, 3, 4, 4), "weight": ones(2, 2, 1, 2, 2)},
+        "aten::conv_tbc": lambda: {"self": ones(5, 1, 2), "weight": ones(3, 2, 4), "bias": ones(4)},
+        "aten::conv_transpose1d": lambda: {"input": ones(1, 2, 4), "weight": ones(2, 3, 2)},
+        "aten::conv_transpose3d.input": lambda: {
+            "input": ones(1, 2, 3, 4, 4),
+            "weight": ones(2, 2, 1, 2, 2),
+        },
+        "aten::convolution": lambda: {
+            "input": ones(1, 2, 4, 4),
+            "weight": ones(2, 2, 2, 2),
+            "bias": ones(2),
+            "stride": [1, 1],
+            "padding": [0, 0],
+            "dilation": [1, 1],
+            "transposed": False,
+            "output_padding": [0, 0],
+            "groups": 1,
+        },
+        "aten::ctc_loss.IntList": lambda: {
+            "log_probs": ones(5, 1, 4),
+            "targets": arange(1, 3),
+            "input_lengths": [5],
+            "target_lengths": [2],
+        },
+        "aten::fake_quantize_per_channel_affine": lambda: {
+            "self": ones(3, 2),
+            "scale": ones(3),
+            "zero_point": ones(3),
+            "axis": 0,
+            "quant_min": 0,
+            "quant_max": 255,
+        },
+        "aten::fractional_max_pool2d": lambda: {
+            "self": ones(1, 2, 4, 4),
+            "kernel_size": [2, 2],
+            "output_size": [2, 2],
+            "random_samples": ones(1, 2, 2),
+        },
+        "aten::fractional_max_pool3d": lambda: {
+            "self": ones(1, 2, 4, 4, 4),
+            "kernel_size": [2, 2, 2],
+            "output_size": [2, 2, 2],
+            "random_samples": ones(1, 2, 3),
+        },
+        "aten::grid_sampler_3d": lambda: {
+            "input": ones(1, 1, 2, 2, 2),
+            "grid": ones(1, 2, 2, 2, 3),
+            "interpolation_mode": 0,
+            "padding_mode": 0,
+            "align_corners": False,
+        },
+        "aten::istft": lambda: {
+            "self": ones(3, 4, dtype=torch.complex64),
+            "n_fft": 4,
+            "window": ones(4),
+        },
+        "aten::max_unpool2d": lambda: {
+            "self": ones(1, 1, 2, 2),
+            "indices": arange(4).view(1, 1, 2, 2),
+            "output_size": [4, 4],
+        },
+        "aten::max_unpool3d": lambda: {
+            "self": ones(1, 1, 2, 2, 2),
+            "indices": arange(8).view(1, 1, 2, 2, 2),
+            "output_size": [4, 4, 4],
+            "stride": [2, 2, 2],
+            "padding": [0, 0, 0],
+        },
+        "aten::native_layer_norm": lambda: {
+            "input": ones(2, 3),
+            "normalized_shape": [3],
+            "weight": ones(3),
+            "bias": ones(3),
+            "eps": 1e-5,
+        },
+        **{
+            f"aten::{name}": lambda: {"self": ones(2, 4), "target": arange(2)}
+            for name in ("nll_loss", "nll_loss_nd")
+        },
+        "aten::nll_loss2d": lambda: {"self": ones(1, 4, 2, 2), "target": arange(4).view(1, 2, 2)},
+        "aten::quantize_per_channel": lambda: {
+            "self": ones(3, 2),
+            "scales": ones(3),
+            "zero_points": arange(3),
+            "axis": 0,
+            "dtype": QUINT8,
+        },
+        **{
+            f"aten::{name}": lambda: {"self": ones(1, 2, 3, 3, 3), "padding": [1] * 6}
+            for name in ("reflection_pad3d", "replication_pad3d")
+        },
+        "aten::scatter_add": lambda: {
+            "self": ones(3, 2),
+            "dim": 0,
+            "index": arange(4).view(2, 2) % 3,
+            "src": ones(2, 2),
+        },
+        "aten::scatter_reduce_.two": lambda: {
+            "self": ones(3, 2),
+            "dim": 0,
+            "index": arange(4).view(2, 2) % 3,
+            "src": ones(2, 2),
+            "reduce": "sum",
+        },
+    }
+
+
 class Arguments:
-    """Values for the arguments of a schema, by their types."""
+    """Values for the arguments of a schema, by their types; whole calls, by the names of overloads."""
 
     def __init__(self) -> None:
         self._tensors = tensors()
+        self.examples = examples()
 
     def pool(self, kind: str) -> list[Callable[[], Any]]:
         """Return makers of values of a type, as a schema writes it."""
@@ -374,6 +534,16 @@ class Trial:
             for argument in schema.arguments
         ]
         self.is_possible = all(self._pools)
+        make = arguments.examples.get(self.name, dict)
+        given, names = make().keys(), [argument.name for argument in schema.arguments]
+        example = [
+            len(pool) if name in given else DEFAULT for name, pool in zip(names, self._pools, strict=True)
+        ]
+        self._examples = [example] if given else []
+        self._pools = [
+            [*pool, lambda name=name: make()[name]] if name in given else pool
+            for name, pool in zip(names, self._pools, strict=True)
+        ]
         kinds = {argument.name: str(argument.type) for argument in schema.arguments}
         self.takes_sizes = any("Tensor" in kind for kind in kinds.values()) and any(
             (kind in _SIZES and name not in ENUMERATIONS) or ("Tensor" in kind and _OF_INDICES.search(name))
@@ -397,8 +567,8 @@ class Trial:
             self.accepted += 1
             return True
 
-        for _ in range(SEARCHED):
-            chosen = self._first_choice(chance)
+        searched = (self._first_choice(chance) for _ in range(SEARCHED))
+        for chosen in itertools.chain(self._examples, searched):
             if is_accepted(chosen):
                 accepted.append(chosen)
             if len(accepted) == ACCEPTED:

@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool import Safety, verify
 from ckpttool.formats.torch.torch_operators import OPERATORS
-from tests.security.operator_sweep import KEPT
+from tests.security.operator_sweep import KEPT, examples
 from tests.security.truth import ends_in, run
 
 HARMFUL = {"savedmodel_programs": 44, "paddle_programs": 44, "torch_programs": 130}
@@ -52,6 +52,15 @@ def test_honest_programs_are_safe(tmp_path: Path) -> None:
 def test_the_list_of_unchecked_operators() -> None:
     assert OPERATORS.unchecked <= OPERATORS.registered
     assert OPERATORS.unchecked.isdisjoint(KEPT)
+
+
+@pytest.mark.framework
+def test_operators_accept_the_examples_of_the_sweep() -> None:
+    import torch
+
+    for name, make in examples().items():
+        operator, _, overload = name.partition(".")
+        torch._C._get_operation_overload(operator, overload)[0](**make())
 
 
 @pytest.mark.framework
