@@ -307,6 +307,7 @@ def examples() -> dict[str, Callable[[], dict[str, Any]]]:
 
     kinds = {"gru": 3, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
     rows = {"dim": 0, "index": arange(2)}
+    resized = {"output_size": [4, 4, 4], "scale_factors": None}
     return {
         **{
             f"aten::{name}.input": lambda gates=gates: recurrent(
@@ -435,6 +436,17 @@ def examples() -> dict[str, Callable[[], dict[str, Any]]]:
             "index": arange(4).view(2, 2) % 3,
             "src": ones(2, 2),
             "reduce": "sum",
+        },
+        "aten::thnn_conv2d": lambda: {
+            "self": ones(1, 2, 4, 4),
+            "weight": ones(2, 2, 2, 2),
+            "kernel_size": [2, 2],
+        },
+        "aten::upsample_nearest3d.vec": lambda: {**resized, "input": ones(1, 1, 2, 2, 2)},
+        "aten::upsample_trilinear3d.vec": lambda: {
+            **resized,
+            "input": ones(1, 1, 2, 2, 2),
+            "align_corners": False,
         },
     }
 
