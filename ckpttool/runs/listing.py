@@ -492,7 +492,8 @@ def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
 def _problems(previews: Sequence[DirectoryPreview], rows: Sequence[ListedCheckpoint]) -> Iterator[Problem]:
     """Yield what must be looked at, of each path what was told of it first."""
     problems = [problem for preview in previews for problem in preview.problems]
-    problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
+    parts = [part for row in rows for part in (row.entry, *row.entry.parts[1:])]
+    problems += [Problem(part.path, part.fault) for part in parts if part.fault]
     problems += [Problem(row.entry.path, f"unsafe: {row.entry.danger}") for row in rows if row.entry.danger]
     yield from problems
     paths = {problem.path for problem in problems}

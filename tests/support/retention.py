@@ -109,5 +109,6 @@ def overlook_need(patch: pytest.MonkeyPatch, path: str | os.PathLike[str]) -> No
         return (*needed_paths(*arguments, **options), os.fspath(path))
 
     patch.setattr(look, "needed_paths", with_another)
-    patch.setattr(protection, "_follow_needs", lambda *arguments: None)
+    others = tuple(one for one in protection.SOURCES if one.follow is not protection._follow_needs)
+    patch.setattr(protection, "SOURCES", others)
     patch.setattr(pruning, "named_beside", lambda directory, real, going: {})

@@ -257,7 +257,8 @@ def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
         before = max(by_position, key=_sort_key, default=newest)  # the newest may have no weights yet
         found = by_position.get(newest) or by_position.get(before, [])
         is_numbered = any(number is not None for number in newest)
-        if is_numbered and len(found) == 1 and _go_together(found[0][0], run[0]):
+        is_known = any(entry.is_sound for entry in run[0].entries.values())
+        if is_numbered and is_known and len(found) == 1 and _go_together(found[0][0], run[0]):
             found[0].extend(run)
         else:
             alone.append(run)

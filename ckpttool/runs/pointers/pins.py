@@ -40,7 +40,7 @@ from ckpttool.runs.pointers.pin_lists import (
 )
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
-from ckpttool.transaction.lock import BUSY, lock_directory
+from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.pending_journals import pending_journals
 from ckpttool.transaction.recovery import recover_directory
@@ -200,7 +200,14 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
     given = [os.fspath(path) for path in paths]
     lists = {file for path in given for file in lists_for(os.path.dirname(bare(path)) or os.curdir)}
     with holding(*given, *lists):
-        return _unpin(given)
+        done = _unpin(given)
+        # A list that has no pins any more is gone: a kill may have left its lock, around the directory, too.
+        clear_stale({around for path in given for around in _with_parent(os.path.dirname(bare(path)))})
+        return done
+
+
+def _with_parent(directory: str) -> tuple[str, str]:
+    return directory or os.curdir, fs.dirname(fs.realpath(directory or os.curdir))
 
 
 def _unpin(given: Sequence[str]) -> Pinning:
