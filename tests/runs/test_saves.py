@@ -233,6 +233,7 @@ FULL: dict[str, Any] = {"has_weights": True, "granularity": Granularity.FULL}
         ({"model_{}.pt": range(1, 10), "optim_{}.pt": range(2, 10, 2)}, (WEIGHTS, STATE)),
         ({"model_{}.pt": range(1, 7), "weights_{}.safetensors": range(1, 6)}, (FULL, WEIGHTS)),
         ({"model_epoch_{}.pt": range(1, 7), "samples_epoch_{}.pt": range(1, 6)}, (FULL, STATE)),
+        ({"model_{}.pt": range(1, 6), "ema_{}.pt": range(1, 5)}, (FULL, WEIGHTS)),
         ({"step_{}_rank0.pt": range(1, 9), "step_{}_rank1.pt": range(1, 6)}, (FULL, FULL)),
     ],
 )

@@ -150,6 +150,15 @@ def test_the_newest_that_says_which_is_the_best(trainer: Path, call: str, name: 
         assert _pruned(trainer) == (set(), 1)
 
 
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_newest_that_can_not_even_be_opened_may_name_the_best(series: Path, number: int) -> None:
+    """It is longer than a text that would be read for what it says."""
+    newest = series / "model_epoch_11.pth"
+    newest.write_bytes((series / "model_epoch_10.pth").read_bytes() + bytes(8192))
+    with _failing("open", newest, number):
+        assert _pruned(series) == (set(), 1)
+
+
 @pytest.mark.parametrize("call", ["open", "scandir"])
 def test_an_index_above_that_can_not_be_read(series: Path, call: str) -> None:
     index = series.parent / "model.safetensors.index.json"

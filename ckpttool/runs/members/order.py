@@ -54,7 +54,7 @@ _EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
 AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
 """Averages of weights are for use; a training goes on from the weights themselves."""
 
-Rank = tuple[bool, int, bool, bool, bool]
+Rank = tuple[bool, bool, int, bool, bool]
 
 
 class Group(NamedTuple):
@@ -455,7 +455,7 @@ def _rank(group: Group, sharded: Collection[tuple[str, str | None]]) -> Rank:
     """
     sound = [entry for entry in group.entries if entry.is_sound]
     if not sound:
-        return True, 4, True, True, True
+        return True, True, 4, True, True
     newest = sound[-1]
     number = newest.fields.number if newest.fields.is_ordinal else None
     is_uncounted = all(value is None for value in (newest.epoch, newest.step, number))
@@ -465,4 +465,4 @@ def _rank(group: Group, sharded: Collection[tuple[str, str | None]]) -> Rank:
         level = 2 if newest.granularity is Granularity.PARTIAL else 3
     is_beside_shards = (newest.directory, newest.format) in sharded
     is_stray = is_beside_shards and len(newest.unit.parts) == 1 and not newest.parts
-    return newest.format in DATA, level, is_stray, is_uncounted, bool(AVERAGED.search(newest.name))
+    return newest.format in DATA, is_stray, level, is_uncounted, bool(AVERAGED.search(newest.name))

@@ -158,16 +158,17 @@ def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position,
 def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
     """Tell whether a save of a run needs a part, where other saves have it.
 
-    It doesn't need a conversion, or what is beside a checkpoint that holds weights and an optimizer's state.
+    It needs all ranks, rivals and components. It doesn't need a conversion, or what else is beside a
+    checkpoint that holds weights and an optimizer's state.
     """
     kinds = {kind for kind, _ in line.words}
-    if line.is_average:
-        return len(line.entries) > 1
     others = [other for other in run if other is not line]
     if kinds & {"rank", "rival", "component"}:
         return not any(other.words == line.words for other in others)
     if any(other.is_full for other in others) or (line.is_data and not run[0].is_data):
         return False
+    if line.is_average:
+        return len(line.entries) > 1
     return "state" in kinds or not (
         line.has_weights and any(other.has_weights and not other.is_average for other in others)
     )

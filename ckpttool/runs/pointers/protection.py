@@ -107,6 +107,7 @@ class Search:
         recursive: Whether notes are looked for in all directories below, too.
         asks_trackers: Whether trackers are asked.
         faults: Paths of checkpoints that turned out faulty.
+        errors: What could not be looked at, which may be a newest checkpoint.
     """
 
     root: str
@@ -118,6 +119,7 @@ class Search:
     recursive: bool
     asks_trackers: bool
     faults: Collection[str] = ()
+    errors: Collection[CheckpointError] = ()
 
     @property
     def entries(self) -> list[Entry]:
@@ -161,6 +163,7 @@ class Pointers:
         recursive: bool = True,
         exclude: Sequence[str] = (),
         asks_trackers: bool = False,
+        errors: Collection[CheckpointError] = (),
     ) -> None:
         """Follow them.
 
@@ -170,10 +173,13 @@ class Pointers:
             recursive: Whether notes are looked for in all directories below, too.
             exclude: Globs of what names none of them, if it can't be read.
             asks_trackers: Whether trackers are asked, which takes long: where something goes or is renamed.
+            errors: What in the directory could not be looked at.
         """
         index = CheckpointIndex([entry for group in groups for entry in group.entries])
         ignored, series, reach = Globs(exclude, root), SeriesIndex(groups), Reach(groups)
-        self._search = Search(root, groups, index, series, reach, ignored, recursive, asks_trackers)
+        self._search = Search(
+            root, groups, index, series, reach, ignored, recursive, asks_trackers, errors=errors
+        )
         self._known = {one.what: _followed(one, self._search) for one in SOURCES if not one.is_of_newest}
 
     def protections(self, faults: Collection[str] = ()) -> PointerProtections:
@@ -213,7 +219,10 @@ def _follow_files(search: Search, pointed: PointerProtections) -> None:
 
 
 def _follow_newest(search: Search, pointed: PointerProtections) -> None:
-    """Protect what the newest checkpoint of each series calls the best."""
+    """Protect what the newest of each series calls the best; what can't be opened may be a newest."""
+    for error in search.errors:
+        if isinstance(error, AccessDenied):
+            search.unread(pointed, partial(search.reach.below, os.path.dirname(error.path)))(error)
     for group in search.groups:
         candidates = [group] if len(group.entries) > 1 else []
         unread = search.unread(pointed, partial(list, candidates))

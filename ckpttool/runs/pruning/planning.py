@@ -92,7 +92,12 @@ def make_plan(
     survey = survey_series(require_directory(request.directory), request, progress, known)
     groups, now = survey.groups, time.time()
     pointers = Pointers(
-        survey.root, groups, recursive=request.recursive, exclude=request.exclude, asks_trackers=True
+        survey.root,
+        groups,
+        recursive=request.recursive,
+        exclude=request.exclude,
+        asks_trackers=True,
+        errors=survey.errors,
     )
     own = own_reasons(survey, request, request.min_age, keeps_foreign=keeps_foreign)
     saves = series_of_saves(groups)
