@@ -103,7 +103,8 @@ class Exchange:
 
     def _exchange(self) -> None:
         """Exchange what is there; where nothing is yet, wait for it."""
-        self.is_done = self.count > self._number + 3
+        # First, as the collector may close a descriptor, and so call this, between any two lines.
+        self.is_done = True
         for name in self._real["listdir"](self._place):
             path = os.path.join(self._place, name)
             if name.startswith(".ckpttool-") and os.path.isdir(path) and not os.path.islink(path):
@@ -112,8 +113,8 @@ class Exchange:
                     self._real["symlink"](self._by, path)
                 else:
                     self._real["rename"](self._by, path)
-                self.is_done = True
                 return
+        self.is_done = self.count > self._number + 3
 
 
 def exchanges(
