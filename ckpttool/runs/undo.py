@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -19,6 +18,7 @@ from ckpttool.io.held import holds
 from ckpttool.runs.pointers.notes import is_note, note_words, read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.runs.pointers.readers import names_in, pass_over, pointers_in
+from ckpttool.runs.pointers.targets import path_parts
 from ckpttool.transaction.history import (
     CommandRecord,
     identities,
@@ -49,8 +49,6 @@ from ckpttool.transaction.trash import (
 
 _LEVELS_BELOW = 3
 """So far below is looked for something to take back, where a directory itself has nothing."""
-
-_SLASHES = re.compile(r"[/\\]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +399,7 @@ def _stale_names(
     for directory, known in by_directory.items():
         stale: dict[str, RestoredCheckpoint] = {}
         for path, target in _pointers_in(directory):
-            parts = _parts(target)
+            parts = path_parts(target)
             if parts and parts[-1] in known:
                 stale.setdefault(path, known[parts[-1]])
         stale |= {path: one for path, one in _notes_in(directory, known) if path not in stale}
@@ -445,7 +443,7 @@ def _notes_in(
     for name, file in names_in(directory, pass_over).items():
         text = read_note(file, pass_over) if is_note(name) else None
         if text is not None:
-            named = ("/".join(_parts(word)[-levels:]) for word in note_words(text))
+            named = ("/".join(path_parts(word)[-levels:]) for word in note_words(text))
             checkpoint = next((known[path] for path in named if path in known), None)
             if checkpoint is not None:
                 yield file.path, checkpoint
@@ -459,7 +457,3 @@ def _pins_in(directory: str) -> Iterator[tuple[str, str]]:
         except CheckpointError:  # whoever goes by them says so
             continue
         yield from ((file, os.path.abspath(pin.path)) for pin in pins)
-
-
-def _parts(path: str) -> list[str]:
-    return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]

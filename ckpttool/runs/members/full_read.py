@@ -20,6 +20,7 @@ from ckpttool.io.work import no_progress as no_progress
 from ckpttool.io.work import submitted
 from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.runs.members.entry import Entry
+from ckpttool.runs.members.saves import fault_beside
 from ckpttool.runs.reasons import Code, Reason, fault
 from ckpttool.transaction.files import Contents, contents
 
@@ -109,7 +110,7 @@ def read_each_in_full(
 def _read_of_save(entry: Entry, reads: Sequence[tuple[Entry, FullRead]]) -> FullRead:
     """Return what reading the parts of a save comes to."""
     damages = (
-        read.damage if part.path == entry.path else fault(Code.INCOMPLETE, f"{part.name} is {read.damage}")
+        read.damage if part.path == entry.path else fault_beside(part, read.damage, entry)
         for part, read in reads
         if read.damage is not None
     )

@@ -22,7 +22,7 @@ from ckpttool.formats.step_directory import DATA
 from ckpttool.runs.members.entry import Entry, Position, Save, StatePart
 from ckpttool.runs.members.order import AVERAGED, CONTRADICTION_SECONDS, Group, order_entries
 from ckpttool.runs.members.runs import field_texts
-from ckpttool.runs.reasons import Code, Reason, code_of, fault
+from ckpttool.runs.reasons import Code, Reason, fault
 from ckpttool.transaction.files import Contents
 
 _RANK = re.compile(
@@ -102,11 +102,11 @@ def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
         lacks = _lacks([line for line, is_needed in zip(run, needed, strict=True) if is_needed], saves)
         for position, parts in saves.items():
             save = Save(run[0].name, position)
-            faulty = [part for place, part in parts if part.fault is not None and needed[place]]
+            faulty = [(part, part.fault) for place, part in parts if part.fault is not None and needed[place]]
             for place, part in parts:
                 why = part.fault
                 if why is None and faulty:
-                    why = fault_beside(faulty[0], faulty[0].fault, part)
+                    why = fault_beside(*faulty[0], part)
                 elif why is None and position in lacks:
                     why = _fault_of_lack(part, lacks[position])
                 marked[part.path] = replace(part, save=save, part=place, fault=why)
@@ -121,11 +121,10 @@ def _with_entries(group: Group, marked: Mapping[str, Entry]) -> Group:
     return Group(group.key, ordered, tuple(f"{group.key}: {warning}" for warning in warnings))
 
 
-def fault_beside(other: Entry, why: Reason | None, part: Entry) -> Reason:
-    """Return what is wrong with a part of a save of which another one is faulty."""
+def fault_beside(other: Entry, why: str, part: Entry) -> Reason:
+    """Return the fault of a part of a save in which another part has one."""
     name = os.path.relpath(other.path, os.path.dirname(part.path) or os.curdir)
-    kind = None if why is None else code_of(why)
-    return fault(Code.INCOMPLETE, f"{name} of its save is {kind.value if kind else 'not intact'}")
+    return fault(Code.INCOMPLETE, f"{name} of its save is {why}")
 
 
 def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:

@@ -21,7 +21,7 @@ from ckpttool.io import fs
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.pointers.readers import MAX_POINTER, OnError, read_small
-from ckpttool.runs.pointers.targets import CheckpointIndex, exists
+from ckpttool.runs.pointers.targets import CheckpointIndex, exists, path_parts
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -116,9 +116,6 @@ _QUOTES = "\"'`"
 _EMPHASIS = "*_~"
 
 
-_SLASHES = re.compile(r"[/\\]+")
-
-
 _MOST_PARTS = 64
 """Names in a path; a longer one is none."""
 
@@ -163,7 +160,7 @@ class Mentions:
         The word, which may be a path, stands in a text as ``of`` has it. Where it stands alone it is meant
         though it doesn't look like a name.
         """
-        parts = [part for part in _SLASHES.split(word) if part not in ("", os.curdir)]
+        parts = path_parts(word)
         known = next((part for part in reversed(parts) if part in self._names), None)
         if known is None or len(parts) > _MOST_PARTS or _describes(note, known):
             return "", ()

@@ -379,7 +379,7 @@ def _protect_namesakes(
 
 def _leave_alone(pointed: PointerProtections, groups: Iterable[Group], file: str, why: str) -> None:
     for group in groups:
-        pointed.skipped[group.key] = f"{shown(file)}: {why}"
+        pointed.leave_alone(group.key, f"{shown(file)}: {why}")
 
 
 class Reach:

@@ -38,6 +38,7 @@ from ckpttool.runs.pointers.pin_lists import (
     unreadable,
     write_list,
 )
+from ckpttool.runs.pointers.readers import raise_error
 from ckpttool.runs.pointers.remarks import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
 from ckpttool.runs.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
@@ -237,12 +238,8 @@ def _unpin(given: Sequence[str]) -> Pinning:
     return replace(_pinning(files, places, changed), recovered=recovered)
 
 
-def _raise_error(error: CheckpointError) -> None:
-    raise error
-
-
 def pins_below(
-    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = _raise_error
+    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = raise_error
 ) -> tuple[Pin, ...]:
     """Return all pins of what lies in a directory tree; no link is followed.
 

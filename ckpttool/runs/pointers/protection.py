@@ -252,7 +252,7 @@ def _follow_pointer(
     """Protect what a pointer names; where nobody can tell what that is, leave the series alone."""
     if pointer.target is None:
         for group in candidates:
-            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
+            pointed.leave_alone(group.key, f"{shown(pointer.holder)}: {pointer.reason} can't be read")
         return
     inside = [pointer.holder] if fs.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
@@ -274,7 +274,7 @@ def _follow_pointer(
         pointed.warnings.append(f"{dangling} any more; the Trainer goes on without it")
         return
     for group in candidates:
-        pointed.skipped[group.key] = dangling
+        pointed.leave_alone(group.key, dangling)
 
 
 def _follow_notes(search: Search, pointed: PointerProtections) -> None:
@@ -377,7 +377,7 @@ def _follow_dangling(
         pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
         return
     for group in series.by_name(directory, name):
-        pointed.skipped[group.key] = f"{shown(link)}: leads to {target}, which doesn't exist"
+        pointed.leave_alone(group.key, f"{shown(link)}: leads to {target}, which doesn't exist")
 
 
 def _lies_in(link: str, entry: Entry) -> bool:

@@ -25,7 +25,7 @@ def protect_registered(
         models = list(tracked_models(root))
     except CheckpointError as failure:
         for group in groups:
-            pointed.skipped[group.key] = f"what is registered can't be told: {failure}"
+            pointed.leave_alone(group.key, f"what is registered can't be told: {failure}")
         return
     if not models:
         return

@@ -478,7 +478,7 @@ def _require_newer(surveyed: Survey, chosen: Entry) -> None:
         newest = next((entry for entry in reversed(group.entries) if entry.is_sound), chosen)
         is_dated = newest.saved_at is not None and chosen.saved_at is not None
         if newest.run != chosen.run and not is_dated and is_flat([*own, *group.entries]):
-            why = "they are of different runs, and their files' times are those of a copy"
+            why = "they are of different runs and were written within a minute, as by a copy"
             raise UsageError(
                 f"{chosen.path} or {newest.path}? {why}, so nothing says which is newer (name one of them)"
             )

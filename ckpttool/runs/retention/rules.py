@@ -53,7 +53,6 @@ class History:
     Attributes:
         intact: Its intact checkpoints, the newest first.
         now: In seconds since 1970: what is dated later has no date. None believes every date.
-        followers: Paths of those for which the metric of what belongs with them counts.
         root: The directory that globs with a slash are relative to.
         others: Its other checkpoints: incomplete, damaged, or elsewhere.
     """
