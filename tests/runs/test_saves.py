@@ -49,6 +49,7 @@ SIBLINGS = [
     ("step_{}_tp0.pt", "step_{}_tp1.pt"),
     ("vae_epoch_{}.pt", "unet_epoch_{}.pt"),
     ("model/epoch_{}.pt", "optimizer/epoch_{}.pt"),
+    ("{}.pdparams", "{}.pdema"),
 ]
 """Parts that hold weights, all of them."""
 

@@ -51,7 +51,7 @@ _TIME: tuple[Criterion, ...] = (lambda entry: entry.save_time,)
 
 _EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
 
-AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
+AVERAGED = re.compile(r"(?:^|[^a-z])(?:pd)?(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
 """Averages of weights are for use; a training goes on from the weights themselves."""
 
 Rank = tuple[bool, bool, int, bool, bool]

@@ -30,7 +30,7 @@ _RANK = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _WORD = re.compile(
-    r"(?<![a-z])(?:"
+    r"(?<![a-z])(?:pd)?(?:"
     r"(?P<model>(?:models?|nets?|networks?|weights|params?)(?![a-z]))|"
     r"(?P<state>(?:states?|training|optim(?:izers?)?|opt|lr|scaler|sched(?:ulers?)?)(?![a-z]))|"
     r"(?P<rival>(?:net_?)?(?:gen(?:erator)?|dis(?:c|criminator)?|g|d|critic|actor|policy|value|q)"
