@@ -58,6 +58,11 @@ _DECIMAL = re.compile(
 _FRACTION = re.compile(r"[+-]?\d{1,4000}(/\d{1,4000})?")
 _ATTRIBUTES = frozenset({"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"})
 """Attributes with two underscores on each side that honest objects have, and that steer nothing."""
+_OF_OBJECTS = _ATTRIBUTES | {"__overloads__"}
+"""Those of objects of classes nobody knows: `torch.jit.script` notes names in modules, and alone reads them.
+
+Source: PyTorch ``torch/jit/_recursive.py``.
+"""
 _FILLERS = frozenset({"append", "extend", "add"})
 """Methods that an unpickler looks up on an object to fill it."""
 
@@ -443,7 +448,7 @@ def judge_state(call: Call | Mapped, state: object) -> Trust:
     kind = call.kind
     if kind == OPAQUE:
         names = (name for name in _attributes(state) or () if isinstance(name, str))
-        steers = any(is_dunder(name) and name not in _ATTRIBUTES for name in names)
+        steers = any(is_dunder(name) and name not in _OF_OBJECTS for name in names)
         is_shared = call.is_of("numpy", "dtype")  # such as NumPy's own type, in place of a copy
         return Trust.DANGEROUS if steers or is_shared else Trust.UNKNOWN
     if kind in numpy_types.KINDS:

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,13 +22,9 @@ from typing import BinaryIO
 
 from ckpttool.core.report import Finding, counted, error, has_errors
 from ckpttool.predict.guard import plain_data_only
-from ckpttool.predict.interface import Loaded, LoadFailed, missing_module_message, place_of_syntax
+from ckpttool.predict.interface import Loaded, LoadFailed, error_finding, error_text
 from ckpttool.predict.prediction import NoInputs, Reload, predict
 from ckpttool.predict.request import PredictionJob, from_json
-
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_LONGEST = 1 << 16
-"""Characters of an error's text that are looked at."""
 
 
 def main(name: str) -> None:
@@ -41,7 +36,7 @@ def main(name: str) -> None:
     try:
         module = _import_adapter(name)
     except BaseException as failure:  # noqa: BLE001 - a broken installation may raise anything
-        _send(answers, {"broken": f"{type(failure).__name__}: {_error_text(failure)}"})
+        _send(answers, {"broken": f"{type(failure).__name__}: {error_text(failure)}"})
         return
     if not (line := orders.readline()):
         return
@@ -96,7 +91,7 @@ def _load(
         more = f"; {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
         _send_stage(answers, "load", f"{place}{findings[0].message}{more}", findings)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
-        findings = _refusal_findings(refusals) or [_error_finding(failure, "load-failed")]
+        findings = _refusal_findings(refusals) or [error_finding(failure, "load-failed")]
         _send_stage(answers, "load", findings[0].message, findings)
     else:
         _send_stage(answers, "load", loaded.detail, loaded.findings)
@@ -119,32 +114,10 @@ def _predict(
     except NoInputs as failure:
         _send_stage(answers, "predict", str(failure), is_skipped=True)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
-        findings = _refusal_findings(refusals) or [_error_finding(failure, "predict-failed")]
+        findings = _refusal_findings(refusals) or [error_finding(failure, "predict-failed")]
         _send_stage(answers, "predict", findings[0].message, findings)
     else:
         _send_stage(answers, "predict", detail, findings)
-
-
-def _error_finding(failure: BaseException, code: str) -> Finding:
-    """Return what other people's code raised, in one line, with the place in it."""
-    if isinstance(failure, MemoryError):
-        return error("child-out-of-memory", "there was no memory left")
-    codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
-    places = [(file, line) for file, line in codes if not file.startswith(_HERE)]
-    last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
-    where = place_of_syntax(failure) or last
-    if isinstance(failure, ModuleNotFoundError) and failure.name:
-        return error(code, missing_module_message(failure.name), where)
-    text, name = _error_text(failure), type(failure).__name__
-    return error(code, f"{name}: {text}" if text else name, where)
-
-
-def _error_text(failure: BaseException) -> str:
-    try:
-        text = str(failure.msg if isinstance(failure, SyntaxError) else failure)
-        return " ".join(text[:_LONGEST].split())[:500]
-    except BaseException as another:  # noqa: BLE001 - other people's code may raise anything
-        return f"(its text raises {type(another).__name__})"
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:

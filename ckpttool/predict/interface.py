@@ -71,6 +71,9 @@ class Loaded(ABC):
 # What frameworks raise, in one short line -----------------------------------------------------------
 
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LONGEST = 1 << 16
+"""Characters of an error's text that are looked at."""
 _TEXT = 300
 """Characters of a framework's error that are kept: what follows is the whole configuration."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -96,7 +99,29 @@ def findings_on_error(code: str) -> Iterator[None]:
     except (LoadFailed, CannotTrain, MemoryError):
         raise
     except Exception as failure:  # a framework runs other people's code, which may raise anything
-        raise LoadFailed(error(code, first_line(failure), _place_in_user_code(failure))) from failure
+        raise LoadFailed(error(code, first_line(failure), place_in_user_code(failure))) from failure
+
+
+def error_finding(failure: BaseException, code: str) -> Finding:
+    """Return what other people's code raised, in one line, with the place in it."""
+    if isinstance(failure, MemoryError):
+        return error("child-out-of-memory", "there was no memory left")
+    codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
+    places = [(file, line) for file, line in codes if not file.startswith(_HERE)]
+    last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
+    where = place_of_syntax(failure) or last
+    if isinstance(failure, ModuleNotFoundError) and failure.name:
+        return error(code, missing_module_message(failure.name), where)
+    text, name = error_text(failure), type(failure).__name__
+    return error(code, f"{name}: {text}" if text else name, where)
+
+
+def error_text(failure: BaseException) -> str:
+    try:
+        text = str(failure.msg if isinstance(failure, SyntaxError) else failure)
+        return " ".join(text[:_LONGEST].split())[:500]
+    except BaseException as another:  # noqa: BLE001 - other people's code may raise anything
+        return f"(its text raises {type(another).__name__})"
 
 
 def first_line(failure: BaseException) -> str:
@@ -131,7 +156,7 @@ def place_of_syntax(failure: BaseException) -> str | None:
     return f"{os.path.basename(failure.filename)}:{failure.lineno}"
 
 
-def _place_in_user_code(failure: BaseException) -> str | None:
+def place_in_user_code(failure: BaseException) -> str | None:
     """Return the line of the user's own file where something was raised, or None."""
     if place := place_of_syntax(failure):
         return place

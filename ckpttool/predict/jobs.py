@@ -16,7 +16,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import has_errors
 from ckpttool.core.tensor import Path, Role
 from ckpttool.formats import open_checkpoint
-from ckpttool.predict.request import PredictionJob, PredictionRequest
+from ckpttool.predict.request import PredictionJob, PredictionRequest, with_absolute_paths
 
 
 class NotPredictable(Exception):
@@ -28,7 +28,7 @@ def job_for(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob
     choose = _CHOICES.get(checkpoint.format)
     if choose is None:
         raise NotPredictable(f"no framework runs {checkpoint.format}")
-    return choose(checkpoint, request)
+    return with_absolute_paths(choose(checkpoint, request))
 
 
 # PyTorch and transformers ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.report import Finding, counted, error, note, warning
-from ckpttool.predict.guard import build_from, code_of_user, import_user_module
+from ckpttool.predict.guard import build_from, code_of_user, import_user_module, shown
 from ckpttool.predict.inputs import make_inputs, positional, read_arrays, read_recording
 from ckpttool.predict.interface import (
     Arrays,
@@ -193,7 +193,7 @@ def _load_weights(job: PredictionJob) -> Loaded:
     model = build_from(request.model or "", **request.model_args)
     if not hasattr(model, "load_weights"):
         raise LoadFailed(
-            error("no-such-model", f"{request.model} gave a {type(model).__name__}, no Keras model")
+            error("no-such-model", f"{shown(request.model)} gave a {type(model).__name__}, no Keras model")
         )
     build(model, request)
     optimizer = None

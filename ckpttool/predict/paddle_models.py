@@ -18,7 +18,7 @@ import paddle
 
 from ckpttool.core.report import Finding, counted, error
 from ckpttool.core.tensor import Tensor
-from ckpttool.predict.guard import build_from
+from ckpttool.predict.guard import build_from, shown
 from ckpttool.predict.inputs import positional
 from ckpttool.predict.interface import (
     Arrays,
@@ -255,7 +255,7 @@ def _load_parameters(job: PredictionJob) -> Loaded:
     content = _read_content(job.options["file"])
     layer = build_from(request.model or "", **request.model_args)
     if not isinstance(layer, paddle.nn.Layer):
-        gave = f"{request.model} gave a {type(layer).__name__}, no nn.Layer"
+        gave = f"{shown(request.model)} gave a {type(layer).__name__}, no nn.Layer"
         raise LoadFailed(error("no-such-model", gave))
     place = tuple(job.options["state_path"])
     state = at_path(content, place)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UsageError
-from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, option
+from ckpttool.core.options import EXPECTATION_PANEL, PREDICTION_PANEL, option, options_of
+from ckpttool.io import fs
 
 TIMEOUT = 300.0
 """Seconds that loading and running may take, where nobody says."""
@@ -267,6 +269,32 @@ class PredictionJob:
     loader: str
     request: PredictionRequest
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PATH_OPTIONS = ("directory", "file", "files", "optimizer_file", "program")
+"""Options of a job that are paths, or lists of them."""
+_REFERENCES = ("model", "optimizer")
+
+
+def with_absolute_paths(job: PredictionJob) -> PredictionJob:
+    """Return a job whose paths mean the same wherever the model's code changes the directory to."""
+    request, options = job.request, dict(job.options)
+    given = {name: getattr(request, name) for name in options_of(PredictionRequest)}
+    changed: dict[str, Any] = {name: _absolute_reference(given[name]) for name in _REFERENCES if given[name]}
+    for name, row in options_of(PredictionRequest).items():
+        if row.metavar == "FILE" and given[name]:
+            changed[name] = os.path.abspath(given[name])
+    for name in _PATH_OPTIONS:
+        if name in options:
+            paths = options[name]
+            options[name] = fs.abspath(paths) if isinstance(paths, str) else [*map(fs.abspath, paths)]
+    return replace(job, path=fs.abspath(job.path), options=options, request=replace(request, **changed))
+
+
+def _absolute_reference(reference: str) -> str:
+    """Return ``file.py:Name`` with the file's absolute path; a module's name stays."""
+    place, separator, name = reference.rpartition(":")
+    return f"{os.path.abspath(place)}{separator}{name}" if place.endswith(".py") else reference
 
 
 def to_json(job: PredictionJob) -> dict[str, Any]:

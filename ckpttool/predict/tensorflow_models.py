@@ -20,7 +20,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from ckpttool.core.report import Finding, counted, error
-from ckpttool.predict.guard import build_from
+from ckpttool.predict.guard import build_from, shown
 from ckpttool.predict.interface import (
     Arrays,
     CannotTrain,
@@ -260,7 +260,10 @@ def _load_variables(job: PredictionJob) -> Loaded:
     whole = build_from(request.model or "", **request.model_args)
     if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
         raise LoadFailed(
-            error("no-such-model", f"{request.model} gave a {type(whole).__name__}, nothing to restore")
+            error(
+                "no-such-model",
+                f"{shown(request.model)} gave a {type(whole).__name__}, nothing to restore",
+            )
         )
     model = _runnable_model(whole)
     if _is_keras(model):

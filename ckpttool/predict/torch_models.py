@@ -20,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ckpttool.core.report import Finding, counted, error
-from ckpttool.predict.guard import build_from, resolve
+from ckpttool.predict.guard import build_from, resolve, shown
 from ckpttool.predict.inputs import dtype_named, positional
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
 from ckpttool.predict.own_content import at_path
@@ -188,7 +188,7 @@ def _load_state(job: PredictionJob) -> Loaded:
     module = build_from(request.model or "", **request.model_args)
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(
-            error("no-such-model", f"{request.model} gave a {type(module).__name__}, no nn.Module")
+            error("no-such-model", f"{shown(request.model)} gave a {type(module).__name__}, no nn.Module")
         )
     whole = content(job)
     state = state_dict(job, whole)
@@ -230,7 +230,7 @@ def make_optimizer(job: PredictionJob, module: Any, whole: Any) -> tuple[Any, tu
     given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
     optimizer = build_from(request.optimizer, given, **request.optimizer_args)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        problem = f"{request.optimizer} gave a {type(optimizer).__name__}, no optimizer"
+        problem = f"{shown(request.optimizer)} gave a {type(optimizer).__name__}, no optimizer"
         raise LoadFailed(error("no-such-model", problem))
     return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
 

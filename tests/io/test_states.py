@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from ckpttool import Safety, verify
 from ckpttool.core.report import has_errors
 from tests.security.assembler import Build, Call, Code, Name, PersistentId, call, pickled, spelled
 from tests.support.containers import pickles_in
@@ -168,6 +169,29 @@ def test_odd_types_of_numpys_are_plain(protocol: int) -> None:
 def test_attributes_that_steer_are_unsafe(target: str, state: Any) -> None:
     made = call(*target.split("."))
     assert safety_messages(pickled(Build(made, state), 4)) != []
+
+
+def test_names_that_scripting_notes_steer_nothing_in_a_module() -> None:
+    """``torch.jit.script`` leaves ``__overloads__`` in each module; no plain object has it."""
+    noted, steering = ({name: {}} for name in ("__overloads__", "__setstate__"))
+    made = call("torch.nn.modules.linear", "Linear", how="newobj")
+    assert not has_errors(pickles_in(pickled(Build(made, noted), 4)).safety)
+    assert has_errors(pickles_in(pickled(Build(made, steering), 4)).safety)
+    assert has_errors(pickles_in(pickled(Build(call("argparse", "Namespace"), noted), 4)).safety)
+
+
+@pytest.mark.framework
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_a_whole_model_that_was_scripted_before_is_unknown(tmp_path: Path, is_zip: bool) -> None:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2), nn.TransformerEncoderLayer(2, 1))
+    for module in model:
+        torch.jit.script(module)
+    assert "__overloads__" in vars(model[0])
+    torch.save(model, tmp_path / "m.pt", _use_new_zipfile_serialization=is_zip)
+    assert verify(tmp_path / "m.pt", only={"safety"}).safety is Safety.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ NETS = f"{MODELS / 'keras_nets.py'}"
 OWN = f"{MODELS / 'own_layers.py'}"
 TAKEN = "the checkpoint has it, nothing in the model takes it"
 GIVEN = "the model has it, the checkpoint doesn't"
+FAILS = "keras_nets.py:fails can't be called"
 
 pytestmark = pytest.mark.framework
 
@@ -85,7 +86,7 @@ def test_sharded_weights(predict_apart) -> None:
     [
         ("shallow", [("not-consumed", TAKEN, "last.0"), ("not-consumed", TAKEN, "last.1")]),
         ("deep", [("missing-key", GIVEN, "more.0"), ("missing-key", GIVEN, "more.1")]),
-        ("fails", [("load-failed", "RuntimeError: no such luck", "keras_nets.py:75")]),
+        ("fails", [("no-such-model", f"{FAILS}: RuntimeError: no such luck", "keras_nets.py:75")]),
     ],
 )
 def test_other_models_are_told_by_name(predict_apart, factory, findings) -> None:

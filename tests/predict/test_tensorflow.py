@@ -143,7 +143,7 @@ def test_other_shapes_are_told_by_name(predict_apart, name, where) -> None:
         ("variables/ckpt-1", {"model": f"{NETS}:dense", "resume_step": True}, "cannot-train"),
         ("variables/ckpt-1", {"model": f"{NETS}:unbuilt"}, "model-not-built"),
         ("module/ckpt-1", {"model": f"{NETS}:Module", "optimizer": ADAM}, "optimizer-mismatch"),
-        ("module/ckpt-1", {"model": f"{NETS}:fails"}, "load-failed"),
+        ("module/ckpt-1", {"model": f"{NETS}:fails"}, "no-such-model"),
         ("module/ckpt-1", {"model": f"{NETS}:Nobody"}, "no-such-model"),
         ("module/ckpt-1", {"model": "builtins:dict"}, "no-such-model"),
     ],

@@ -201,12 +201,12 @@ def test_a_weight_that_is_no_number(tmp_path: Path, state: dict[str, Any], predi
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"model": f"{NETS}:failing"}, "load-failed"),
+        ({"model": f"{NETS}:failing"}, "no-such-model"),
         ({"model": f"{NETS}:no_model"}, "no-such-model"),
         ({"model": f"{NETS}:Nothing"}, "no-such-model"),
         ({"model": "no_such_module:Model"}, "no-such-model"),
         ({"model": "none.py:Model"}, "no-such-model"),
-        ({"model": SIMPLE, "model_args": {"wide": 3}}, "load-failed"),
+        ({"model": SIMPLE, "model_args": {"wide": 3}}, "no-such-model"),
         ({"model": SIMPLE, "model_args": {"width": 3}}, "shape-mismatch"),
         ({"model": SIMPLE, "state_key": "modle"}, "no-such-key"),
         ({"model": SIMPLE, "state_key": "epoch"}, "no-state-dict"),
@@ -225,6 +225,43 @@ def test_what_is_asked_for_is_not_there(
 ) -> None:
     told = predict(_zip(tmp_path, state), **{"shapes": "1,10", **options})
     assert told.codes == [code]
+
+
+MOVING = """
+import os, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)
+        os.chdir("elsewhere")
+    def forward(self, x):
+        os.chdir("/")
+        return self.fc(x)
+"""
+
+
+def test_a_model_that_changes_the_directory_changes_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predict: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "golden.npz").write_bytes(b"of another model")
+    (tmp_path / "moving_net.py").write_text(MOVING, encoding="utf-8")
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(4, 2)
+    torch.save({f"fc.{name}": value for name, value in layer.state_dict().items()}, "m.pth")
+    rows = np.ones((3, 4), np.float32)
+    np.save("in.npy", rows)
+
+    model = "moving_net.py:Net"
+    assert predict(Path("m.pth"), model=model, input="in.npy", record="golden.npz").codes == []
+    monkeypatch.chdir(tmp_path)
+    assert predict(Path("m.pth"), model=model, expect="golden.npz").codes == []
+
+    monkeypatch.chdir(tmp_path)
+    assert (tmp_path / "elsewhere" / "golden.npz").read_bytes() == b"of another model"
+    with np.load("golden.npz") as golden:
+        assert np.allclose(golden["output/output"], layer(torch.from_numpy(rows)).detach())
 
 
 def test_a_missing_input(tmp_path: Path, state: dict[str, Any], predict: Any) -> None:
