@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.report import has_errors
 from ckpttool.io import fs
+from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.run import Answer, PredictionChild, StageResult
 
@@ -33,7 +34,7 @@ class Prediction(AbstractContextManager["Prediction"]):
         self.refusal: str | None = None
         if has_errors(checkpoint.findings):
             self.refusal = "its structure is damaged"
-        elif checkpoint.safety and not request.trust:
+        elif safety_of(checkpoint.safety) is not Safety.SAFE and not request.trust:
             self.refusal = (
                 "it isn't known to be safe: loading it could run code (--trust loads it all the same)"
             )

@@ -20,6 +20,7 @@ from ckpttool import (
     open_checkpoint,
     verify,
 )
+from ckpttool.formats.savedmodel.ops import stateful_ops
 from ckpttool.testing import read_truth
 from tests.formats import savedmodel_messages as pb
 from tests.support.frameworks import python_with_frameworks
@@ -230,6 +231,9 @@ def test_another_op_in_its_place_is_found(models: Path, tmp_path: Path) -> None:
 # Safety ---------------------------------------------------------------------------------------------
 
 
+CALLING = pb.node("y", "PartitionedCall") + pb.attribute("f", pb.part(10, pb.part(1, "f")))
+
+
 def test_function_that_reads_a_file_is_unsafe(models: Path) -> None:
     found = verify(models / "unsafe")
     assert found.is_valid and found.safety is Safety.UNSAFE
@@ -266,7 +270,7 @@ def test_ops_are_judged_wherever_they_stand(
         "library": named + pb.part(3, node),
         "library, its name last": pb.part(3, node) + named,
     }
-    body = pb.graph(node) if place == "graph" else pb.graph(functions=(functions[place],))
+    body = pb.graph(node) if place == "graph" else pb.graph(CALLING, functions=(functions[place],))
     found = verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body))))
     assert found.safety is safety
     assert code in {finding.code for finding in found.findings}
@@ -279,12 +283,19 @@ def test_calls_of_own_functions_are_safe(tmp_path: Path) -> None:
     assert verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety is Safety.SAFE
 
 
+TABLE_V2 = "InitializeTableFromTextFileV2"
 CACHE = pb.node("c", "CacheDatasetV2") + pb.taking("data:handle:0", "name:output:0", "memory:handle:0")
 SCANNED = ("graph", "function")
 
 
+def written_with(tmp_path: Path, *functions: bytes, more: bytes = b"") -> Path:
+    body = pb.graph(pb.node("x", "Placeholder"), functions=functions)
+    return pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, more)))
+
+
 def judged(tmp_path: Path, place: str, *nodes: bytes) -> Safety:
-    body = pb.graph(*nodes) if place == "graph" else pb.graph(functions=(pb.function("f", *nodes),))
+    functions = (pb.function("f", *nodes),)
+    body = pb.graph(*nodes) if place == "graph" else pb.graph(CALLING, functions=functions)
     return verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety
 
 
@@ -309,7 +320,7 @@ def test_cache_is_harmless_in_memory_only(
 
 def test_constant_of_another_function_is_none_of_this(tmp_path: Path) -> None:
     functions = (pb.function("f", CACHE), pb.function("g", pb.text_constant("name", "")))
-    body = pb.graph(pb.text_constant("name", ""), functions=functions)
+    body = pb.graph(pb.text_constant("name", ""), CALLING, functions=functions)
     assert verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety is Safety.UNSAFE
 
 
@@ -339,23 +350,61 @@ def test_ops_are_judged_by_their_attributes(
     assert judged(tmp_path, place, node + pb.attribute(name, pb.part(9, "of the caller"))) is Safety.UNSAFE
 
 
+# Functions that nothing calls ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["PyFunc", "WriteFile", "CacheDatasetV2", "RestoreV2", "SaveV2", TABLE_V2])
+def test_function_that_nothing_calls_is_a_note(tmp_path: Path, op: str) -> None:
+    calling = pb.function("g", CALLING)
+    found = verify(written_with(tmp_path, calling, pb.function("f", pb.node("evil", op))))
+    assert found.safety is Safety.SAFE
+    (told,) = [one for one in found.findings if one.check == "safety"]
+    assert (told.code, told.severity.value, told.where) == ("uncalled-op", "note", "function f: evil")
+    assert op in told.message
+
+
+@pytest.mark.parametrize("op", ["ReadFile", "MatchingFiles", "Abort", "DatasetFromGraph", TABLE_V2[:-2]])
+def test_op_that_runs_while_shapes_are_inferred_needs_no_call(tmp_path: Path, op: str) -> None:
+    found = verify(written_with(tmp_path, pb.function("f", pb.node("evil", op))))
+    assert found.safety is Safety.UNSAFE
+
+
 @pytest.mark.parametrize(
-    ("name", "takes", "safety"),
+    "more",
     [
-        ("name", ("table", "name"), Safety.SAFE),
-        ("name", ("table",), Safety.UNSAFE),
-        ("name:output:0", ("table", "name"), Safety.UNSAFE),
-        ("", ("table", "name"), Safety.UNSAFE),
+        pb.part(2, pb.part(1, CALLING)),
+        pb.part(2, pb.part(1, pb.node("y", "f"))),
+        pb.part(7, pb.part(2, pb.part(1, "f"))),
+        pb.part(7, pb.part(1, pb.part(6, pb.part(1, "f")))),
+        pb.part(7, pb.part(1, pb.part(8, pb.part(1, "f")))),
+        pb.part(2, pb.part(2, pb.part(2, pb.part(1, "Relu") + pb.part(2, "f")))),
+        pb.part(2, pb.part(2, pb.part(3, pb.part(1, "f") + pb.part(2, "Relu")))),
+        pb.part(2, pb.part(2, pb.part(1, pb.function("f")))),
+        pb.part(2, pb.part(2, pb.part(1, pb.function("g", CALLING))))
+        + pb.part(7, pb.part(2, pb.part(1, "g"))),
     ],
+    ids=["node", "op", "object", "function", "bare", "gradient", "registered", "twice", "through another"],
 )
-def test_table_of_a_function_that_nothing_calls(
-    tmp_path: Path, name: str, takes: tuple[str, ...], safety: Safety
-) -> None:
-    """An asset is an argument of the function; what a node gives is a constant, or computed."""
-    init = pb.node("i", "InitializeTableFromTextFileV2") + pb.taking("table", *([name] if name else []))
-    body = pb.graph(functions=(pb.function("f", init, takes=takes),))
-    content = pb.model(pb.meta_graph(body, pb.asset("words.txt")))
-    assert verify(pb.written(tmp_path / "m", content)).safety is safety
+@pytest.mark.parametrize("op", ["WriteFile", "SaveV2"])
+def test_function_that_anything_leads_to_is_unsafe(tmp_path: Path, more: bytes, op: str) -> None:
+    path = written_with(tmp_path, pb.function("f", pb.node("evil", op)), more=more)
+    assert verify(path).safety is Safety.UNSAFE
+
+
+@pytest.mark.parametrize("name", ["MatMul", "f"])
+def test_function_that_stands_in_for_another_is_unsafe(tmp_path: Path, name: str) -> None:
+    exchanged = pb.part(5, pb.part(1, "api_implements") + pb.part(2, pb.part(2, "relu")))
+    function = pb.function(name, pb.node("evil", "WriteFile")) + (exchanged if name == "f" else b"")
+    assert verify(written_with(tmp_path, function)).safety is Safety.UNSAFE
+
+
+@pytest.mark.framework
+def test_ops_of_functions_that_nothing_calls_are_stateful() -> None:
+    from fixtures.make_tf_ops import registered
+
+    stateful = {op.name for op in registered().op if op.is_stateful}
+    assert stateful_ops() <= stateful
+    assert {"ReadFile", "Abort"}.isdisjoint(stateful)
 
 
 FILL = pb.node("fill", "InitializeTableFromTextFileV2")

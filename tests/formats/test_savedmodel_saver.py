@@ -87,7 +87,8 @@ def _in_list(name: str) -> bytes:
 )
 def test_function_that_something_else_calls_is_unsafe(tmp_path: Path, node: bytes) -> None:
     assert safety(tmp_path, node) is Safety.UNSAFE
-    assert safety(tmp_path, functions=(pb.function("f", node),)) is Safety.UNSAFE
+    assert safety(tmp_path, call("y", "f"), functions=(pb.function("f", node),)) is Safety.UNSAFE
+    assert safety(tmp_path, functions=(pb.function("f", node),)) is Safety.SAFE
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,10 @@ def test_function_that_can_be_asked_for_is_unsafe(tmp_path: Path, more: bytes) -
     assert safety(tmp_path, more=bytes(more)) is Safety.UNSAFE
 
 
-def test_function_that_nothing_calls_is_no_saver(tmp_path: Path) -> None:
-    function = pb.function("__inference__traced_save_99", pb.node("s", "SaveV2"))
-    assert safety(tmp_path, functions=(function,)) is Safety.UNSAFE
+def test_function_that_is_called_like_a_savers_is_no_saver(tmp_path: Path) -> None:
+    name = "__inference__traced_save_99"
+    function = pb.function(name, pb.node("s", "SaveV2"))
+    assert safety(tmp_path, call("y", name), functions=(function,)) is Safety.UNSAFE
 
 
 @pytest.mark.parametrize("name", ["MatMul", "merge"])
@@ -185,6 +187,41 @@ def test_node_counts_where_nothing_else_depends_on_it(tmp_path: Path, node: byte
     body = pb.graph(*OLD_NODES, older, node)
     path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, OLD_SAVER)))
     assert verify(path).safety is expected
+
+
+def _initialized_by(node: str) -> bytes:
+    variable = pb.part(1, "w:0") + pb.part(2, node)
+    return bytes(pb.part(4, pb.part(1, "variables") + pb.part(2, pb.part(2, pb.part(1, variable)))))
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "expected"),
+    [
+        (pb.node("init", "NoOp") + pb.taking("^assign"), b"", Safety.UNKNOWN),
+        (pb.node("y", "Relu") + pb.taking("restored"), b"", Safety.UNSAFE),
+        (pb.node("y", "Relu") + pb.taking("^assign"), b"", Safety.UNSAFE),
+        (pb.node("init", "NoOp") + pb.taking("^assign"), signature(pb.part(1, "assign:0")), Safety.UNSAFE),
+        (
+            pb.node("init", "NoOp") + pb.taking("^assign"),
+            pb.part(4, pb.part(1, "saved_model_main_op") + pb.part(2, pb.part(1, pb.part(1, "init")))),
+            Safety.UNSAFE,
+        ),
+        (pb.node("init", "NoOp") + pb.taking("^assign"), pb.part(3, pb.part(3, "init")), Safety.UNSAFE),
+    ],
+)
+def test_variable_that_is_initialized_from_a_file_is_unknown(
+    tmp_path: Path, node: bytes, more: bytes, expected: Safety
+) -> None:
+    nodes = (
+        pb.node("restored", "RestoreV2"),
+        pb.node("kept", "Identity") + pb.taking("restored"),
+        pb.node("assign", "AssignVariableOp") + pb.taking("w", "kept"),
+        pb.node("w", "VarHandleOp"),
+        node,
+    )
+    for told, safety in ((_initialized_by("assign"), expected), (b"", Safety.UNSAFE)):
+        body = pb.meta_graph(pb.graph(*nodes), told, bytes(more))
+        assert verify(pb.written(tmp_path / "m", pb.model(body))).safety is safety
 
 
 def test_signature_that_leads_to_an_older_saver_is_unsafe(tmp_path: Path) -> None:

@@ -203,6 +203,79 @@ READING: dict[str, Callable[[str], Any]] = {
 }
 
 
+# Functions that no signature leads to ---------------------------------------------------------------
+
+
+def called_by(name: str, call: Callable[[Any], Any], run: Callable[[Any, str], Any]) -> Attack:
+    """Save a model whose signature computes; ``run`` is a function of its objects, which ``call`` calls."""
+    directory, path = OUT / "beside" / name, OUT / "models" / name
+    directory.mkdir(parents=True)
+    made = str(directory / "made")
+    model = tf.Module()
+    model.serve = tf.function(lambda x: {"y": x + 1.0}, input_signature=[SCALAR])
+    model.other = tf.function(lambda x: run(x, made), input_signature=[SCALAR])
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(model, str(path), signatures=model.serve, options=options)
+
+    def tells() -> bool:
+        call(tf.saved_model.load(str(path)))
+        return False
+
+    return Attack(name, path, tells, directory)
+
+
+def written(x: Any, path: str) -> Any:
+    write(path)
+    return x
+
+
+def graded_call(loaded: Any) -> None:
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = loaded.other(x)
+    tape.gradient(y, x)
+
+
+def exported_again(name: str, inner: str) -> Attack:
+    """Save a model that contains another one, whose own saver and signatures stay as functions."""
+    model, path = tf.Module(), OUT / "models" / name
+    model.inner = tf.saved_model.load(str(OUT / "models" / inner))
+    call = model.inner.signatures["serving_default"]
+    model.serve = tf.function(lambda x: {"y": call(x=x)["y"]}, input_signature=[SCALAR])
+    tf.saved_model.save(model, str(path), signatures=model.serve)
+    return served(name, OUT)
+
+
+def exported_as_old(name: str, inner: str) -> Attack:
+    """Load a SavedModel into a graph of TensorFlow 1, without variables of its own, and save that."""
+    path = OUT / "models" / name
+    with v1.Graph().as_default(), v1.Session() as session:
+        model = tf.saved_model.load(str(OUT / "models" / inner))
+        x = v1.placeholder(tf.float32, [], "x")
+        found = model.signatures["serving_default"](x)["found"]
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        builder = v1.saved_model.Builder(str(path))
+        told = {"serving_default": v1.saved_model.predict_signature_def({"x": x}, {"found": found})}
+        builder.add_meta_graph_and_variables(
+            session, ["serve"], told, main_op=v1.tables_initializer(),
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+        )  # fmt: skip
+        builder.save()
+    return Attack(name, path, partial(old_tells, path, saves=False), OUT)
+
+
+class LookingWithoutVariable(tf.Module):
+    """A model that looks up the first word of its asset, and has no variable."""
+
+    def __init__(self) -> None:
+        self.table = honest_table()["table"]
+
+    @tf.function(input_signature=[SCALAR])
+    def serve(self, x: Any) -> Any:
+        return {"found": self.table.lookup(tf.constant(0, tf.int64)), "y": x}
+
+
 # Tables and savers of honest models, changed --------------------------------------------------------
 
 
@@ -407,7 +480,16 @@ def attacks() -> Iterator[Attack]:
     for name, change in changes.items():
         yield changed(f"read_{name}", "honest_table", change)
     yield linked_asset()
+    yield called_by("write_object", lambda loaded: loaded.other(tf.constant(0.0)), written)
+    yield called_by("write_object_gradient", graded_call, lambda x, path: graded(x, tf.constant(path)))
+    bare = LookingWithoutVariable()
+    tf.saved_model.save(bare, str(OUT / "models" / "honest_bare"), signatures=bare.serve)
+    yield served("honest_bare", OUT)
+    yield exported_again("honest_again", "honest_table")
+    yield exported_again("honest_again_twice", "honest_again")
+    yield exported_as_old("honest_as_old", "honest_bare")
     yield old("honest_old", None)
+    yield exported_again("honest_again_of_old", "honest_old")
     yield old("honest_old_again", None, saves=True)
     restoring = {
         "restore": taking("RestoreV2", 0),

@@ -7,7 +7,7 @@ Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,10 @@ from ckpttool.formats.savedmodel.ops import (
     function_body,
     graph_body,
     known_ops,
+    stateful_ops,
 )
 from ckpttool.formats.savedmodel.saver import (
+    RESTORING_OPS,
     SAVER_OPS,
     FileOp,
     Saver,
@@ -61,6 +63,9 @@ MAX_BROKEN = 20  # that are told
 INIT_SIGNATURE = "__saved_model_init_op"
 _ASSETS = "saved_model_assets"
 """The collection that has the assets where TensorFlow 1 wrote the model."""
+_VARIABLES = frozenset({"variables", "local_variables"})
+"""The collections that have the variables of a graph, with their initializers."""
+_GROUPING = frozenset({"Identity", "NoOp"})
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
 _REPEATED, _REPEATED_BYTES = 1 << 14, 256
 """How many attributes are remembered, and of how many bytes, so that their likes need not be taken apart."""
@@ -88,6 +93,9 @@ class MetaGraph:
         listed: The assets in the collection of TensorFlow 1, which count where no others are told.
         served: Tensors that signatures take and return; assets are not fed when these are asked for.
         files: The ops that are judged by the origins of the files that they open.
+        stateful: Other unsafe ops that run with their function alone, by op and function.
+        initializing: Ops that read a file for the initializer of a variable, and where they stand first.
+        uncalled: Unsafe ops, with where they stand first, that no function has which anything calls.
         calls: The nodes that refer to each function.
         bound: Functions that objects call, with what is bound to their arguments.
         opaque: Functions that may stand in for others: gradients, those of a name that two have, and those
@@ -119,6 +127,9 @@ class MetaGraph:
     listed: list[Message] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     files: list[FileOp] = field(default_factory=list)
+    stateful: dict[tuple[str, str], FileOp] = field(default_factory=dict)
+    initializing: dict[str, str] = field(default_factory=dict)
+    uncalled: dict[str, str] = field(default_factory=dict)
     calls: dict[str, list[Call]] = field(default_factory=dict)
     bound: BoundFunctions = field(default_factory=BoundFunctions)
     opaque: set[str] = field(default_factory=set)
@@ -175,24 +186,50 @@ def _meta_graph(message: Message) -> MetaGraph:
     graph.attributes.clear()
     for part in () if graph.assets else graph.listed:
         _add_asset(graph, part)
-    if graph.files:
-        _judge_files(graph)
+    if graph.files or graph.stateful:
+        _judge_ops(graph)
     return graph
 
 
-def _judge_files(graph: MetaGraph) -> None:
-    """Note for each op that opens files whether these are the model's own."""
-    names = _file_names(graph)
+def _judge_ops(graph: MetaGraph) -> None:
+    """Note for each op whether anything calls its function, and if it opens files, whether these are own."""
+    uncalled = graph.saver.uncalled_functions()
+    for op in graph.stateful.values():
+        if op.function in uncalled:
+            graph.uncalled.setdefault(op.op, _place(op.name, op.function))
+        else:
+            _note_place(graph, op.op, op.name, op.function, False)
+    if graph.files:
+        _judge_files(graph, uncalled)
+
+
+def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
+    names = _file_names(graph, uncalled)
     standings = graph.saver.standings(graph.files)
     for op in graph.files:
+        if op.function in uncalled and op.op in stateful_ops():
+            graph.uncalled.setdefault(op.op, _place(op.name, op.function))
+            continue
         is_harmless = names.are_own(op.op, op.name, op.function)
         if op.op in SAVER_OPS:
             standing = standings[op]
             is_harmless = standing.is_own and (is_harmless or not standing.is_run)
+            if not is_harmless and _is_for_initializers(graph, op):
+                graph.initializing.setdefault(op.op, op.name)
+                continue
         _note_place(graph, op.op, op.name, op.function, is_harmless)
 
 
-def _file_names(graph: MetaGraph) -> FileNames:
+def _is_for_initializers(graph: MetaGraph, op: FileOp) -> bool:
+    """Return whether a node of the graph restores what initializers of variables assign, and nothing else."""
+    if op.function or op.op not in RESTORING_OPS:
+        return False
+    users = graph.saver.initialized_by(op.name)
+    nodes = [graph.wires.nodes.get(at) for at in users]
+    return bool(nodes) and all(node is not None and node.op in _GROUPING for node in nodes)
+
+
+def _file_names(graph: MetaGraph, uncalled: Collection[str]) -> FileNames:
     served = graph.saver.reachable_from(graph.served) if graph.fed else set()
     fed = {
         tensor: origin
@@ -200,7 +237,8 @@ def _file_names(graph: MetaGraph) -> FileNames:
         if origin is not Origin.ASSET or hash(tensor[0]) not in served
     }
     bound = bound_origins(graph.bound.functions, graph.bound.offered, graph.bound.assets)
-    return FileNames({**graph.bodies, "": graph.wires}, graph.calls, bound, graph.opaque, fed)
+    calls = {name: [one for one in found if one.body not in uncalled] for name, found in graph.calls.items()}
+    return FileNames({**graph.bodies, "": graph.wires}, calls, bound, graph.opaque, fed)
 
 
 def _add_saver(graph: MetaGraph, message: Message) -> None:
@@ -223,6 +261,11 @@ def _add_collection(graph: MetaGraph, entry: Message) -> None:
         for node in nodes_of(entry):
             graph.saver.ask(node)
             graph.initial.append(node)
+    elif name in _VARIABLES:
+        for variable in _nested_messages(entry, 2, 2, 1):
+            for number, _, part in variable.fields():
+                if number == 2:
+                    graph.saver.initialize(part.text())
     elif name == _ASSETS:
         graph.listed += _nested_messages(entry, 2, 5, 1, 2)
 
@@ -347,8 +390,14 @@ def _add_node(
     if op in FILE_INPUTS:
         message.window.keep(len(name))
         graph.files.append(FileOp(op, name, function))
-    elif op in HARMLESS_IF or (op, False) not in graph.places:
-        _note_place(graph, op, name, function, op in HARMLESS_IF and HARMLESS_IF[op](message, body))
+        return
+    is_harmless = op in HARMLESS_IF and HARMLESS_IF[op](message, body)
+    if function and op in stateful_ops() and not is_harmless:
+        if (op, function) not in graph.stateful:
+            message.window.keep(len(name) + len(function))
+            graph.stateful[op, function] = FileOp(op, name, function)
+    elif is_harmless or (op, False) not in graph.places:
+        _note_place(graph, op, name, function, is_harmless)
 
 
 def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
@@ -402,7 +451,11 @@ def _add_calls(
 
 def _note_place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
     """Remember where an op stands first, where that is harmless and elsewhere."""
-    graph.places.setdefault((op, is_harmless), f"function {function}: {name}" if function else name)
+    graph.places.setdefault((op, is_harmless), _place(name, function))
+
+
+def _place(name: str, function: str) -> str:
+    return f"function {function}: {name}" if function else name
 
 
 # Signatures and objects -----------------------------------------------------------------------------

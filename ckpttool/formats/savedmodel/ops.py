@@ -54,6 +54,15 @@ def _unsafe() -> tuple[tuple[Severity, str], ...]:
     return tuple((Severity(severity), glob) for severity, glob in pairs)
 
 
+@cache
+def stateful_ops() -> frozenset[str]:
+    """Return the unsafe ops that run only with their function, and not while TensorFlow infers its shapes.
+
+    Source: tensorflow/tensorflow ``core/common_runtime/eval_const_tensor.cc``.
+    """
+    return frozenset(lines_of("tf_stateful_ops.txt"))
+
+
 # References between nodes ---------------------------------------------------------------------------
 
 

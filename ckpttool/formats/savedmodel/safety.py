@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.report import Finding, error, warning
+from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.formats.interface import scan
 from ckpttool.formats.keras.config import judge
 from ckpttool.formats.savedmodel.file_names import FILE_INPUTS
@@ -80,6 +80,11 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         finding = _judge_op(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
+    for op, where in sorted(graph.initializing.items()):
+        message = f"{op} reads a file for the initializer of a variable, which no loader runs"
+        yield warning("unsafe-op", message, where)
+    for op, where in sorted(graph.uncalled.items()):
+        yield note("uncalled-op", f"{op} is in a function that nothing calls, and never runs", where)
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])

@@ -24,6 +24,7 @@ SAVER_OPS = frozenset(
     {"SaveV2", "RestoreV2", "MergeV2Checkpoints", "Save", "SaveSlices", "Restore", "RestoreSlice"}
 )
 _WRITING = frozenset({"SaveV2", "MergeV2Checkpoints", "Save", "SaveSlices"})
+RESTORING_OPS = SAVER_OPS - _WRITING
 _SCOPE = re.compile(r"(^|/)save(_\d+)?/")
 _FILE_NAME, _SAVE_TENSOR, _RESTORE_OP = 1, 2, 3  # fields of SaverDef
 _LIST, _FUNCTION = 1, 10  # fields of AttrValue
@@ -63,6 +64,7 @@ class Saver:
     functions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     offered: set[str] = field(default_factory=set)
     _ends: dict[int, int] = field(default_factory=dict)
+    _initializers: set[int] = field(default_factory=set)
     _asked: set[int] = field(default_factory=set)
     _scoped: set[int] = field(default_factory=set)
     _calls: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -80,6 +82,20 @@ class Saver:
     def ask(self, reference: str) -> None:
         """Add a node that is run for something else than saving."""
         self._asked.add(_node_of(reference))
+
+    def initialize(self, node: str) -> None:
+        """Add the initializer of a variable, which no loader runs: it restores the variable."""
+        self._initializers.add(_node_of(node))
+
+    def initialized_by(self, name: str) -> set[int]:
+        """Return all nodes that depend on one, but for initializers; none unless it serves these alone."""
+        users: dict[int, list[int]] = defaultdict(list)
+        for node, taken in zip(self._nodes, self._inputs, strict=True):
+            users[taken].append(node)
+        found = _reachable([hash(name)], users)
+        asked = self._asked | {*self._ends.values()}
+        serves_alone = found & self._initializers and not found & asked
+        return found - self._initializers - {hash(name)} if serves_alone else set()
 
     def node(self, name: str, inputs: Iterable[str]) -> None:
         """Add a node of the graph."""
@@ -102,6 +118,14 @@ class Saver:
         """Return the nodes, as the hashes of their names, and the functions that serve the saver alone."""
         saving, left = self._own_nodes(self._takes())
         return saving | left, self._own_functions(saving)
+
+    def uncalled_functions(self) -> set[str]:
+        """Return the functions to which neither a node of the graph nor anything outside leads.
+
+        What is called like an op may be run in its place.
+        """
+        called = self._called_by(self._calls) | self.offered | (self.functions.keys() & known_ops().keys())
+        return self.functions.keys() - _reachable(called, self.functions)
 
     def standings(self, ops: Iterable[FileOp]) -> dict[FileOp, Standing]:
         """Return whether each of some ops serves the saver alone."""
@@ -141,7 +165,8 @@ class Saver:
         called = _reachable(self._called_by(saving), self.functions)
         others = self._called_by(self._calls.keys() - saving)
         # What is called like an op may be run in its place.
-        others |= self.offered | (self.functions.keys() - called) | (called & known_ops().keys())
+        others |= self.offered | (self.functions.keys() - called - self.uncalled_functions())
+        others |= called & known_ops().keys()
         foreign = _reachable(others, self.functions)
         return called - foreign
 
