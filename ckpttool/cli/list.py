@@ -395,6 +395,8 @@ def warn(listing: Listing, *, everything: bool) -> None:
     shown = listing.problems if everything else listing.problems[:_MOST_PROBLEMS]
     for problem in shown:
         say_warning(f"{problem.path}: {problem.message}")
+    for path, why in listing.unread.items():
+        say_warning(f"{path}: not listed: {why}")
     if left := len(listing.problems) - len(shown):
         say_warning(f"{left:,} more have problems (-v shows all)")
 

@@ -66,6 +66,7 @@ def list_part_document(listing: Listing, part: Part, depth: str) -> dict[str, An
         "checkpoints": rows,
         "series": document["series"],
         "runs": document["runs"],
+        **({"unread": document["unread"]} if "unread" in document else {}),
         "problems": [{"path": one.path, "message": str(one.message)} for one in problems],
     }
 
@@ -96,6 +97,9 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
                 raise UsageError(f"{one.path}: {path} is in {owners[path]}, too")
             owners[path] = one.path
         rows += own
+        for path, why, severity in one.parsed(_unread_of):
+            outcome.unread[path] = why
+            outcome.fails_unread |= severity == "error"
         if (full := one.parsed(_full_of)) is not None:
             outcome.read_in_full = (outcome.read_in_full or 0) + full
     found, _ = documents[0].run
@@ -111,6 +115,10 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
             if row.sealed is not None:
                 outcome.sealed[row.verification.path] = row.sealed
     return outcome
+
+
+def _unread_of(body: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return [(str(one["path"]), str(one["message"]), str(one["severity"])) for one in body.get("unread", ())]
 
 
 class MergedList(NamedTuple):
@@ -151,7 +159,14 @@ def merge_lists(documents: Sequence[PartDocument]) -> MergedList:
         begin += one_series["count"]
     runs = documents[0].parsed(lambda body: [*body["runs"]])
     document = {"schema": LIST_SCHEMA, "checkpoints": ordered, "series": series, "runs": runs}
+    unread = {one["path"]: one for part in documents for one in part.parsed(_unread_rows_of)}
+    if unread:
+        document["unread"] = [*unread.values()]
     return MergedList(document, [*problems])
+
+
+def _unread_rows_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"path": str(one["path"]), "message": str(one["message"])} for one in body.get("unread", ())]
 
 
 def _without_newest(series: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

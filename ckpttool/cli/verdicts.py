@@ -101,15 +101,19 @@ class VerifyOutcome:
     judged: list[tuple[PredictionSettings, Verification]] = field(default_factory=list)
     sealed: dict[str, SealResult] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+    fails_unread: bool = False
     warnings: tuple[str, ...] = ()
     share: Share | None = None
     read_in_full: int | None = None
 
     def passes(self, strict: bool) -> bool:
-        """Tell whether all checkpoints pass, and no manifest was refused."""
+        """Tell whether all checkpoints pass, no manifest was refused, and all was read that must be."""
         is_refused = any(one.refused for one in self.sealed.values())
-        return not is_refused and all(one.passes(strict=strict) for one in self.verifications)
+        is_unread = self.fails_unread and bool(self.unread)
+        return (
+            not is_refused and not is_unread and all(one.passes(strict=strict) for one in self.verifications)
+        )
 
 
 def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
@@ -124,14 +128,16 @@ def verify_all_with(address: str | None, paths: Sequence[str], options: VerifyOp
 
 def verify_all(paths: Sequence[str], options: VerifyOptions) -> VerifyOutcome:
     """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid."""
-    outcome = VerifyOutcome()
+    outcome = VerifyOutcome(fails_unread=options.strict)
     searched: list[Globs] = []
     lines = ProgressLines()
     targets = [target for path in paths for target in _find_targets(path, options, outcome, searched, lines)]
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
     outcome.warnings = tuple(warning for warning in first if all(warning in others for others in unmatched))
-    outcome.warnings += tuple(_unknown_file_warnings(outcome.unknown))
+    outcome.warnings += tuple(
+        f"{path}: not verified, safety unknown: {why}" for path, why in outcome.unread.items()
+    )
     _require_prediction(targets, options)
     known = {target.path for target in targets}
     if options.part is not None:
@@ -211,19 +217,6 @@ def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_Verify
             candidates.append(Candidate(one.path, size_of(one.unit), read_at is not None, read_at or ""))
     chosen = choose(candidates, sample, int(time.time()) // SECONDS_A_DAY)
     return [one._replace(is_sampled_out=one.path not in chosen) for one in targets]
-
-
-def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
-    """Yield what is to be said of files that are no checkpoints to read, a line for each kind of them."""
-    from ckpttool.formats.discovery import foreign_at
-
-    kinds: dict[str, list[str]] = {}
-    for path in unknown:
-        other = foreign_at(path)
-        kinds.setdefault(other.description if other else "no format recognises the content", []).append(path)
-    for why, paths in kinds.items():
-        more = f", and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-        yield f"{paths[0]}{more}: not verified, safety unknown: {why}"
 
 
 def _work_of(target: _VerifyTarget, options: VerifyOptions) -> int:
@@ -325,15 +318,15 @@ def _require_prediction(targets: Sequence[_VerifyTarget], options: VerifyOptions
 def _find_targets(
     path: str, options: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs], progress: Progress
 ) -> Iterator[_VerifyTarget]:
-    from ckpttool.formats.discovery import Walk, discover
+    from ckpttool.formats.discovery import Walk, discover, why_unread
     from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import natural_path
     from ckpttool.transaction.paths import shown
 
     errors: list[CheckpointError] = []
     globs = Globs(options.exclude, path)
-    unknown: list[str] = []
-    walk = Walk(exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unknown=unknown.append)
+    unread: list[str] = []
+    walk = Walk(exclude=globs, max_depth=options.max_depth, on_error=errors.append, on_unread=unread.append)
     try:
         found = []
         with progress(path, None) as advance:
@@ -348,7 +341,7 @@ def _find_targets(
     except CheckpointError as error:
         _fail(error, outcome)
         return
-    outcome.unknown += (one for one in unknown if one not in outcome.unknown)
+    outcome.unread |= {one: why_unread(one) for one in sorted(unread, key=natural_path)}
     for unit in units:
         is_named = unit.path == path
         settings = _settings_of(unit.path, options)

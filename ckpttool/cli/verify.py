@@ -191,7 +191,7 @@ def verify(
     for path, sealed in outcome.sealed.items():
         if sealed.refused is not None:
             say_error(f"{path}: no manifest written: {sealed.refused}")
-    for warning in outcome.warnings if not quiet else ():
+    for warning in outcome.warnings if options.strict or not quiet else ():
         say_warning(warning)
     return _report(outcome, wanted, shown, strict=options.strict)
 
@@ -353,10 +353,13 @@ def _print_verdicts(outcome: VerifyOutcome, shown: _Shown, *, strict: bool) -> N
     if shown.json:
         from ckpttool.cli.output import print_json
         from ckpttool.cli.part_documents import add_share
-        from ckpttool.cli.render.json import verify_document
+        from ckpttool.cli.render.json import unread_rows, verify_document
 
         passed = outcome.passes(strict) and not outcome.failures
         document = verify_document(outcome.verifications, outcome.sealed, outcome.failures, passed=passed)
+        if outcome.unread:
+            severity = "error" if outcome.fails_unread else "warning"
+            document["unread"] = [{**row, "severity": severity} for row in unread_rows(outcome.unread)]
         print_json(add_share(document, outcome))
         return
     from ckpttool.cli.output import width
@@ -370,6 +373,8 @@ def _print_verdicts(outcome: VerifyOutcome, shown: _Shown, *, strict: bool) -> N
         strict=strict,
         part=None if outcome.share is None else str(outcome.share.part),
         read_in_full=outcome.read_in_full,
+        unread=len(outcome.unread),
+        fails_unread=outcome.fails_unread,
     )
     if text := verify_text(outcome.verifications, style):
         print(text)

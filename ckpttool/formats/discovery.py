@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound, memory_checked
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.copy_notes import COPYING, EVERYTHING, interrupted_copy, read_note
-from ckpttool.formats.foreign import SUFFIXES, Foreign, recognise_foreign
+from ckpttool.formats.foreign import Foreign, recognise_foreign
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 from ckpttool.io import fs
@@ -43,8 +43,8 @@ class Walk:
             instead of being what the root is.
         on_error: Told of what could not be looked at; the walk goes on.
         on_vanished: Told the path of what was listed and is no longer there when it is looked at.
-        on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
-            none by its content; or has a format that is not read.
+        on_unread: Told the path of what looks like a model and is not read: a file or a directory of
+            another format, or a file that may be a checkpoint by its name alone, like ``model.bin``.
     """
 
     recursive: bool = True
@@ -53,7 +53,7 @@ class Walk:
     enters_root: bool = False
     on_error: Callable[[CheckpointError], None] = lambda error: None
     on_vanished: Callable[[str], None] = lambda path: None
-    on_unknown: Callable[[str], None] = lambda path: None
+    on_unread: Callable[[str], None] = lambda path: None
 
 
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
@@ -137,11 +137,15 @@ def unit_of(probe: Probe) -> Unit | None:
 
 
 class _Subdirectory(NamedTuple):
-    """A directory that is no checkpoint, ``depth`` levels below the root; indexes above it name ``parts``."""
+    """A directory that is no checkpoint, ``depth`` levels below the root; indexes above it name ``parts``.
+
+    ``foreign`` is the format that is not read of what it is, or is a part of.
+    """
 
     path: str
     depth: int
     parts: frozenset[str]
+    foreign: Foreign | None = None
 
 
 def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iterator[Unit | str]:
@@ -159,7 +163,7 @@ def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iter
 
 def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[Unit | str | _Subdirectory]:
     """Yield what lies in a directory, and those below it that are to be descended into."""
-    path, depth, parts = directory
+    path, depth, parts, outer = directory
     try:
         listed = scan(path)
         copied = _names_being_copied(path, listed, walk) if COPYING in listed else frozenset()
@@ -190,14 +194,19 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
                 yield entry.path
             continue
         try:
-            checkpoint = unit_at(entry.path)
+            with Probe(entry.path) as probe:
+                checkpoint = unit_of(probe)
+                foreign = _foreign_in_search(probe) if checkpoint is None else None
         except CheckpointError as error:
             report(error, walk)
             continue
         if checkpoint is not None:
             yield checkpoint
-        elif is_descended_into:
-            yield _Subdirectory(entry.path, depth + 1, parts_below)
+            continue
+        if foreign is not None and foreign is not outer:
+            walk.on_unread(entry.path)
+        if is_descended_into:
+            yield _Subdirectory(entry.path, depth + 1, parts_below, foreign or outer)
 
 
 def _names_being_copied(
@@ -328,19 +337,35 @@ def unit_of_candidate(path: str, walk: Walk) -> Unit | None:
     except CheckpointError as error:
         report(error, walk)
         return None
-    lowered = path.lower()
-    if unit is None and (lowered.endswith(_MAYBE) or (lowered.endswith(SUFFIXES) and foreign_at(path))):
-        walk.on_unknown(path)
+    if unit is None:
+        report_unread(path, walk)
     return unit
 
 
+def report_unread(path: str, walk: Walk) -> None:
+    """Tell the walk of a file that is no checkpoint, if it looks like a model."""
+    if path.lower().endswith(_MAYBE) or foreign_at(path) is not None:
+        walk.on_unread(path)
+
+
+def why_unread(path: str) -> str:
+    """Return why what looks like a model is not read."""
+    foreign = foreign_at(path)
+    return "no format recognises the content" if foreign is None else foreign.description
+
+
 def foreign_at(path: str) -> Foreign | None:
-    """Return the format that a file has and ckpttool does not read; None for all others."""
+    """Return the format that a file or directory in a search has and ckpttool does not read, or None."""
     try:
         with Probe(path) as probe:
-            return recognise_foreign(probe)
-    except CheckpointError:
+            return _foreign_in_search(probe)
+    except CheckpointError:  # it has gone; what can't be read was told of when it was looked at
         return None
+
+
+def _foreign_in_search(probe: Probe) -> Foreign | None:
+    foreign = recognise_foreign(probe)
+    return foreign if foreign is not None and foreign.is_in_search(probe) else None
 
 
 def is_excluded(path: str, walk: Walk) -> bool:

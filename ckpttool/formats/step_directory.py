@@ -231,11 +231,11 @@ def _add_all(parts: OpenedParts, directory: str) -> None:
 
         parts.add(os.path.relpath(failure.path, directory), fail)
 
-    def add_unknown(path: str) -> None:
+    def add_unread(path: str) -> None:
         message = "no format recognises it, so it was not checked"
         parts.findings.append(warning("part-unrecognised", message, os.path.relpath(path, directory)))
 
-    for unit in units_inside(directory, Walk(on_error=add_unreadable, on_unknown=add_unknown)):
+    for unit in units_inside(directory, Walk(on_error=add_unreadable, on_unread=add_unread)):
         opening: Callable[[], Checkpoint] = (
             partial(open_checkpoint, unit.path)
             if unit.format is None

@@ -199,6 +199,7 @@ class Listing(Table):
         series: The same, series by series.
         best: The metric that says which are best.
         runs: The same, run by run.
+        unread: Files and directories that look like models and are not read, with why.
     """
 
     checkpoints: tuple[ListedCheckpoint, ...]
@@ -208,6 +209,7 @@ class Listing(Table):
     series: tuple[ListedSeries, ...] = ()
     best: str | None = None
     runs: tuple[ListedRun, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     _ROWS = ("checkpoints",)
 
     @property
@@ -386,6 +388,7 @@ def listing_of(
         tuple(listed),
         best,
         tuple(_runs(listed, best, mode)),
+        {path: why for preview in previews for path, why in preview.survey.unread.items()},
     )
 
 

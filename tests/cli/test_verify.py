@@ -350,12 +350,14 @@ def test_what_is_passed_over_by_its_content_is_said(run, guide: Path, tmp_path: 
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).write_bytes(b"any data")
     answer = run("verify", tmp_path)
-    assert (answer.status, answer.err) == (
-        0,
-        f"ckpttool: warning: {tmp_path}/a.bin, and 1 more: not verified, safety unknown: "
-        "no format recognises the content\n",
-    )
+    why = "not verified, safety unknown: no format recognises the content"
+    said = "".join(f"ckpttool: warning: {tmp_path / name}: {why}\n" for name in ("a.bin", "b.bin"))
+    assert (answer.status, answer.err) == (0, said)
+    assert answer.out.endswith("\n1 checkpoint: 1 valid, 2 not read\n")
     assert run("verify", "-q", tmp_path).err == ""
+    strict = run("verify", "--strict", tmp_path)
+    assert (strict.status, strict.err) == (1, said)
+    assert strict.out.endswith("2 not read\nfailed: --strict, and 2 not read\n")
 
 
 def test_a_file_of_two_formats_is_invalid_and_judged(run, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -62,7 +64,8 @@ def test_beside_checkpoints_they_are_named(files: Path, tmp_path: Path, run: Run
     for name, (_, what) in FILES.items():
         assert what in err or name == "manifest.ocdbt"
     assert f"{tmp_path}/agent.zip: not verified, safety unknown: an agent of stable-baselines 2, which" in err
-    assert f"{tmp_path}/frozen.pb, and 1 more: not verified" in err
+    assert f"{tmp_path}/frozen.pb: not verified" in err
+    assert f"{tmp_path}/large.pb: not verified" in err
     assert "sources" not in err
     assert "other" not in err
 
@@ -79,8 +82,82 @@ def test_directories_of_orbax(marks: list[str], tmp_path: Path) -> None:
     for mark in marks:
         (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / mark).touch()
-    with pytest.raises(NotACheckpoint, match="an Orbax checkpoint"):
+    with pytest.raises(NotACheckpoint, match="Orbax checkpoint"):
         open_checkpoint(tmp_path)
+
+
+def tarred(*names: str) -> bytes:
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                member.size = 700
+                archive.addfile(member, io.BytesIO(bytes(700)))
+        return file.getvalue()
+
+
+UNREAD = {
+    "a.skops": (zipped("schema.json"), "a skops file"),
+    "a.pte": (b"\x30\0\0\0ET12", "an ExecuTorch program"),
+    "a.mlmodel": (b"\x08\x04\x12\x00", "a Core ML model"),  # as an ONNX model may begin
+    "a.ubj": (b"{L\0", "an XGBoost model"),
+    "A.ENGINE": (b"ftrt", "a TensorRT engine"),
+    "a.nemo": (tarred("model_config.yaml", "model_weights.ckpt"), "a NeMo checkpoint"),
+    "a.tar": (tarred("README", "inner/model.pkl"), "a tar of models"),
+    "a.gguf": (b"of another version", "a GGUF file"),
+    "a.bin": (bytes(64), "an OpenVINO model"),
+    "orbax/1/_CHECKPOINT_METADATA": (b"{}", "an Orbax checkpoint"),
+    "orbax/1/default/_METADATA": (b"{}", ""),  # a part of the one above
+    "orbax/1/default/manifest.ocdbt": (b"\x0c\xdb\x3a\x2a", ""),
+    "orbax/2/state/_METADATA": (b"{}", "an Orbax checkpoint"),
+    "a.xml": (b"<net/>", ""),
+    "source.tar": (tarred("a.py"), ""),
+    "notes.txt": (b"", ""),
+}
+
+
+@pytest.mark.parametrize("command", ["verify", "list"])
+def test_what_a_directory_has_that_is_not_read_is_named_and_counted(
+    command: str, files: Path, tmp_path: Path, run: Run
+) -> None:
+    shutil.copy(files / "pytorch" / "guide.pth", tmp_path)
+    for name, (data, _) in UNREAD.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    named = {
+        name.partition("/_")[0].removesuffix("/state"): what for name, (_, what) in UNREAD.items() if what
+    }
+    status, _, err = run(command, tmp_path)
+    assert status == 0
+    said = {line.partition(": warning: ")[2].partition(": ")[0] for line in err.splitlines()}
+    assert said == {str(tmp_path / name) for name in named}
+    assert all(f"{what}, which ckpttool does not read; use " in err for what in named.values())
+    document = json.loads(run(command, tmp_path, "--json").out)
+    assert {one["path"] for one in document["unread"]} == said
+
+
+@pytest.mark.parametrize("options", [[], ["--strict"]])
+def test_parts_tell_what_is_not_read(options: list[str], files: Path, tmp_path: Path, run: Run) -> None:
+    shutil.copy(files / "pytorch" / "guide.pth", tmp_path)
+    (tmp_path / "a.skops").write_bytes(b"")
+    parts = [tmp_path / f"{number}.json" for number in (1, 2)]
+    for number, part in enumerate(parts, 1):
+        part.write_text(run("verify", tmp_path, "--json", "--part", f"{number}/2", *options).out)
+    whole, merged = run("verify", tmp_path, *options), run("verify", "--merge", *parts)
+    assert (merged.status, merged.out) == (whole.status, whole.out)
+    assert whole.status == len(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [(name, what) for name, (_, what) in UNREAD.items() if "." in name]
+)
+def test_a_file_that_is_not_read_is_named_by_itself(name: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.xml").touch()
+    path = tmp_path / Path(name).name
+    path.write_bytes(UNREAD[name][0])
+    if what:
+        with pytest.raises(NotACheckpoint, match=what):
+            open_checkpoint(path)
 
 
 @pytest.mark.parametrize(

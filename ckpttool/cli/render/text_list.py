@@ -90,7 +90,7 @@ def list_text(listing: Listing, style: ListStyle) -> str:
         table, narrow = _table_below(alone, listing, style)
         parts.append("\n".join([title, *_wrap_facts(facts, style.width), table]))
         left_out |= dict.fromkeys(narrow)
-    footer = [_total_line(listing)] if len(listing.series) > 1 else []
+    footer = [_total_line(listing)] if len(listing.series) > 1 or listing.unread else []
     footer += left_out_lines(left_out, style)
     return "\n\n".join([*parts, *(["\n".join(footer)] if footer else [])])
 
@@ -102,7 +102,8 @@ def flat_text(listing: Listing, style: ListStyle) -> str:
     columns = _columns(rows, listing, style, is_summed_up=style.is_cut)
     text, left_out = _draw_table(names, columns, rows, style, "")
     facts = [_total_line(listing), *_only_format(rows), _states(rows)]
-    footer = list(_wrap_facts(facts, style.width, "")) if style.is_cut else []
+    is_summed_up = style.is_cut or listing.unread
+    footer = list(_wrap_facts(facts, style.width, "")) if is_summed_up else []
     footer += left_out_lines(left_out, style)
     return "\n\n".join([text, *(["\n".join(footer)] if footer else [])])
 
@@ -191,7 +192,8 @@ def _outcomes(series: ListedSeries, listing: Listing) -> Iterator[str]:
 def _total_line(listing: Listing) -> str:
     count = counted(len(listing.checkpoints), "checkpoint")
     series = "" if len(listing.series) == 1 else f" in {len(listing.series):,} series"
-    return f"{count}{series}, {file_size(total_bytes(one.entry for one in listing.checkpoints))}"
+    unread = f", {len(listing.unread):,} not read" if listing.unread else ""
+    return f"{count}{series}, {file_size(total_bytes(one.entry for one in listing.checkpoints))}{unread}"
 
 
 def _best_fact(series: ListedSeries, metric: str) -> str:

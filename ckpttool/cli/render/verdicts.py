@@ -79,6 +79,8 @@ class VerifyStyle:
         strict: Whether warnings fail.
         part: Which part of all checkpoints they are: ``1 of 8``.
         read_in_full: How many were read in full, if the others were left out of a sample.
+        unread: How many files and directories look like models and are not read.
+        fails_unread: Whether these fail.
     """
 
     width: int | None = None
@@ -88,6 +90,8 @@ class VerifyStyle:
     strict: bool = False
     part: str | None = None
     read_in_full: int | None = None
+    unread: int = 0
+    fails_unread: bool = False
 
 
 def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> str:
@@ -187,12 +191,16 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
 
 def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
     """Return how many there are of which verdict, and why warnings make it fail."""
-    is_some = style.part is not None or style.read_in_full is not None
+    is_some = style.part is not None or style.read_in_full is not None or style.unread
     lines = [count_verdicts(verifications)] if len(verifications) > 1 or is_some else []
     if style.part is not None:
         lines[0] = f"part {style.part}: {lines[0]}"
     if style.read_in_full is not None:
         lines[0] += f"; full: {style.read_in_full:,} of {len(verifications):,}"
+    if style.unread:
+        lines[0] += f", {style.unread:,} not read"
+    if style.unread and style.fails_unread:
+        lines.append(f"failed: --strict, and {style.unread:,} not read")
     unknown = [one for one in verifications if one.is_fine and not one.passes(strict=style.strict)]
     if unknown:
         lines.append(f"failed: --strict, and {counted(len(unknown), 'checkpoint')} of unknown safety")

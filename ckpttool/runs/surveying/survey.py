@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,11 +21,13 @@ from ckpttool.formats.discovery import (
     discover,
     is_excluded,
     report,
+    report_unread,
     unit_at,
     unit_of_candidate,
+    why_unread,
 )
 from ckpttool.formats.globs import Globs
-from ckpttool.formats.interface import Unit, scan
+from ckpttool.formats.interface import Unit, natural_path, scan
 from ckpttool.io import fs
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.runs.members.entry import Entry
@@ -59,6 +61,7 @@ class Survey(NamedTuple):
         errors: What could not be looked at.
         remarks: What is doubtful about metrics, and globs that matched nothing.
         vanished: What was listed and was no longer there when it was looked at.
+        unread: Files and directories that look like models and are not read, with why.
     """
 
     root: str
@@ -67,6 +70,7 @@ class Survey(NamedTuple):
     errors: tuple[CheckpointError, ...] = ()
     remarks: tuple[str, ...] = ()
     vanished: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -117,9 +121,12 @@ def survey_directory(
     groups = mark_saves(
         group(apply_series_globs(entries, one_series), scope.group_by, path, joins_slim=scope.joins_slim)
     )
+    unread = {one: why_unread(one) for one in sorted(walk.unread, key=natural_path)}
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *walk.remarks, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
-    return Survey(path, groups, unaffected.journals, walk.errors, tuple(remarks), tuple(walk.vanished))
+    return Survey(
+        path, groups, unaffected.journals, walk.errors, tuple(remarks), tuple(walk.vanished), unread
+    )
 
 
 def upload_warnings(root: str) -> Iterator[str]:
@@ -154,7 +161,13 @@ class _SurveyWalk:
         self._root = root
         self.vanished: list[str] = []
         self.remarks: list[str] = []
-        self._walk = replace(walk, on_error=self._record_error, on_vanished=self.vanished.append)
+        self.unread: list[str] = []
+        self._walk = replace(
+            walk,
+            on_error=self._record_error,
+            on_vanished=self.vanished.append,
+            on_unread=self.unread.append,
+        )
         self._errors: list[tuple[int, CheckpointError]] = []
         self._position = 0
         self._discovered: list[Discovered] = []
@@ -198,6 +211,8 @@ class _SurveyWalk:
                 if look.entry is None:
                     self.vanished.append(look.unit.path)
                 yield look.unit, look.entry
+            elif isinstance(candidate, str) and fs.lexists(candidate):
+                report_unread(candidate, self._walk)
             return
         unit = unit_of_candidate(candidate, self._walk) if isinstance(candidate, str) else None
         if unit is not None:
