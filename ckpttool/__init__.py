@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.convert import convert
     from ckpttool.ops.diff import DiffOptions, diff
     from ckpttool.ops.difference import Difference
-    from ckpttool.ops.inspect import Inspection, inspect
+    from ckpttool.ops.inspect import Inspection
     from ckpttool.ops.merge import merge
     from ckpttool.ops.salvage import Salvaged, salvage
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.verify_all import Verifications, verify_all
     from ckpttool.runs.card import Card, card
     from ckpttool.runs.copying import Copied, copy
+    from ckpttool.runs.inspecting import inspect
     from ckpttool.runs.listing import list_checkpoints
     from ckpttool.runs.pointers.pins import pin, unpin
     from ckpttool.runs.pruning.prune import prune
@@ -122,7 +123,7 @@ _HOMES = {
     "ops.convert": ("convert",),
     "ops.diff": ("DiffOptions", "diff"),
     "ops.difference": ("Difference",),
-    "ops.inspect": ("Inspection", "inspect"),
+    "ops.inspect": ("Inspection",),
     "ops.merge": ("merge",),
     "ops.salvage": ("Salvaged", "salvage"),
     "ops.verdict": ("Check", "Safety", "Status", "Verification"),
@@ -131,6 +132,7 @@ _HOMES = {
     "core.report": ("Finding", "Severity"),
     "runs.card": ("Card", "card"),
     "runs.copying": ("Copied", "copy"),
+    "runs.inspecting": ("inspect",),
     "runs.listing": ("list_checkpoints",),
     "runs.pointers.pins": ("pin", "unpin"),
     "runs.pruning.request": ("PruneRequest",),

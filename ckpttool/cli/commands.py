@@ -159,11 +159,22 @@ class Command(TyperCommand):
             value = given.get(parameter.name or "") if parameter.param_type_name == "argument" else None
             if value == "" or (isinstance(value, list | tuple) and "" in value):
                 raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
+        self._require_last_argument(ctx, given)
         panels = [(option, getattr(option, "rich_help_panel", None)) for option in order]
         rules = [option for option, panel in panels if panel == RULE_PANEL and not option.multiple]
         for at, option in enumerate(rules):
             if option in rules[:at]:
                 raise UsageError(f"{option.opts[0]} was given twice (give it once)")
+
+    def _require_last_argument(self, ctx: Any, given: Mapping[str, Any]) -> None:
+        """Require DST behind SRC...: one path alone is taken for the last argument, and is the first."""
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        if len(arguments) < 2 or arguments[0].nargs != -1 or not arguments[0].required or given.get("help"):
+            return
+        first, last = arguments[0], arguments[-1]
+        if not given.get(first.name or "") and given.get(last.name or ""):
+            name = last.make_metavar(ctx)
+            raise UsageError(f"Missing argument '{name}' (see '{ctx.command_path} --help')")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         from ckpttool.cli.completion import brief

@@ -81,7 +81,8 @@ def say_inferred_mode(metric: str | None, mode: object) -> None:
     if metric is not None and mode is None:
         from ckpttool.runs.metrics.modes import mode_note
 
-        say(f"ckpttool: {printable(mode_note(metric))}")
+        if note := mode_note(metric):
+            say(f"ckpttool: {printable(note)}")
 
 
 def say_journals(journals: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ TemplateText = Annotated[
     typer_option(
         *("--template", "-t"),
         metavar="T",
-        help="Use this template: '{run}-e{epoch:04d}-s{step:08d}'. [default: template in [naming]]",
+        help="Use this template: '{run}-epoch-{epoch}-step-{step}'. [default: template in [naming]]",
         panel=NAMING_PANEL,
     ),
 ]

@@ -31,12 +31,20 @@ _APPEND = (
 
 Junit = Annotated[
     str | None,
-    typer_option("--junit", metavar="FILE", help="Write a JUnit report to this file.", panel=REPORT_PANEL),
+    typer_option(
+        "--junit",
+        metavar="FILE",
+        help="Write a JUnit report to this file, or - for stdout.",
+        panel=REPORT_PANEL,
+    ),
 ]
 Sarif = Annotated[
     str | None,
     typer_option(
-        "--sarif", metavar="FILE", help="Write a SARIF 2.1.0 report to this file.", panel=REPORT_PANEL
+        "--sarif",
+        metavar="FILE",
+        help="Write a SARIF 2.1.0 report to this file, or - for stdout.",
+        panel=REPORT_PANEL,
     ),
 ]
 Github = Annotated[
@@ -50,9 +58,16 @@ Github = Annotated[
 Summary = Annotated[
     str | None,
     typer_option(
-        "--summary", metavar="FILE", help="Append a Markdown summary to this file.", panel=REPORT_PANEL
+        "--summary",
+        metavar="FILE",
+        help="Append a Markdown summary to this file, or - for stdout.",
+        panel=REPORT_PANEL,
     ),
 ]
+
+
+STDOUT = "-"
+"""What a report is called that goes to stdout, in place of the verdicts."""
 
 
 class Reports(NamedTuple):
@@ -62,6 +77,11 @@ class Reports(NamedTuple):
     sarif: str | None
     github: bool | None
     summary: str | None
+
+    @property
+    def takes_stdout(self) -> bool:
+        """Tell whether a report is all that goes to stdout."""
+        return STDOUT in (self.junit, self.sarif, self.summary)
 
 
 def write_reports(
@@ -85,7 +105,8 @@ def write_reports(
     if wanted.summary is not None:
         from ckpttool.cli.render.github import summary
 
-        append_report(wanted.summary, summary(verifications, failures).encode())
+        write = write_report if wanted.summary == STDOUT else append_report
+        write(wanted.summary, summary(verifications, failures).encode())
     under_github = os.environ.get("GITHUB_ACTIONS") == "true"
     is_annotated = under_github if wanted.github is None else wanted.github
     if is_annotated:
@@ -95,7 +116,10 @@ def write_reports(
 
 
 def write_report(path: str, content: bytes) -> None:
-    """Write a report or a picture: whole or not at all, unless it goes into a pipe or to a device."""
+    """Write a report or a picture: whole or not at all, unless it goes to stdout, a pipe or a device."""
+    if path == STDOUT:
+        print(content.decode(), end="")
+        return
     if fs.exists(path) and not fs.isfile(path):  # such as /dev/stdout
         append_report(path, content)
         return
@@ -134,6 +158,7 @@ _MARKS: Mapping[str, Mapping[bytes, bytes]] = {
     "--output": {b"<!doctype html>": b"ckpttool report"},
 }
 """What the report of an earlier run may begin with, and what then stands among its first bytes."""
+_TO_STDOUT = frozenset({"--junit", "--sarif", "--summary"})
 _RECORDING = (b"PK", b"ckpttool.npy")
 """What a recording begins with, and what stands among its last bytes."""
 
@@ -150,10 +175,13 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
     for option, path in written.items():
         if path is None:
             continue
-        place = fs.realpath(path)
+        is_stdout = path == STDOUT and option in _TO_STDOUT
+        place = path if is_stdout else fs.realpath(path)
         if place in places:
             raise UsageError(f"{places[place]} and {option} name the same file")
         places[place] = option
+        if is_stdout:
+            continue
         if fs.exists(path) and any(fs.exists(one) and fs.samefile(one, path) for one in read):
             raise UsageError(f"{option} {path}: that file is an input")
         _check_is_ours(option, path, force)

@@ -122,6 +122,8 @@ def verify(
 
     work = Workload(**workload)
     wanted = reports.Reports(junit, sarif, github, summary)
+    if wanted.takes_stdout and json:
+        raise UsageError("--json and a report on stdout (-): give one of them")
     shown = _Shown(json=json, verbose=verbose, quiet=quiet)
     if merge:
         others = (
@@ -224,7 +226,7 @@ def _report(outcome: VerifyOutcome, wanted: reports.Reports, shown: _Shown, *, s
     """Write the reports, print the verdicts, and return the exit status."""
     reports.write_reports(wanted, outcome.verifications, outcome.failures, outcome.seconds, strict=strict)
     is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
-    if not (shown.json and shown.quiet) and is_owed:
+    if not (shown.json and shown.quiet) and is_owed and not wanted.takes_stdout:
         _print_verdicts(outcome, shown, strict=strict)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         return COULD_NOT

@@ -229,10 +229,14 @@ def _count_overlaps(views: Sequence[Tensor]) -> int:
 # The source -------------------------------------------------------------------------------------------
 
 
+MIXED_SAVES = frozenset({"shard-total-size"})
+"""Warnings of a set that may have a part of another save: a reader can live with it, a copy can't."""
+
+
 def require_intact(checkpoint: Checkpoint) -> None:
     """Require that nothing is wrong with the structure of a source, and nothing missing."""
     for finding in checkpoint.findings:
-        if finding.severity is Severity.ERROR:
+        if finding.severity is Severity.ERROR or finding.code in MIXED_SAVES:
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
     if not checkpoint.complete:
         raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")

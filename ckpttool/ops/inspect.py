@@ -83,21 +83,6 @@ class Inspection(Table):
         return self.checkpoint.findings + self.checkpoint.safety
 
 
-def inspect(path: str | os.PathLike[str], *, filter: str | None = None, stats: bool = False) -> Inspection:
-    """Return what a checkpoint is.
-
-    Args:
-        path: A file, directory or index.
-        filter: Glob that the names of the tensors must match.
-        stats: Whether to read the values and compute statistics of the numeric ones.
-
-    Raises:
-        CheckpointError: It is none, or can't be read.
-    """
-    with open_to_inspect(path, stats=stats) as checkpoint:
-        return inspection(checkpoint, filter=filter, stats=stats)
-
-
 def open_to_inspect(path: str | os.PathLike[str], *, stats: bool = False) -> Checkpoint:
     """Open a checkpoint to see what it holds: of a store, no more is asked than that takes."""
     with nullcontext() if stats else by_directory():
@@ -111,7 +96,7 @@ def inspection(
     stats: bool = False,
     progress: Progress = lambda _: nullcontext(lambda _: None),
 ) -> Inspection:
-    """Return what an open checkpoint is; see ``inspect``."""
+    """Return what an open checkpoint is; see ``ckpttool.inspect``."""
     tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
     # What a closed file can't tell any more is asked now.
     _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata

@@ -333,8 +333,6 @@ def listing_of(
     """
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
-    if best is not None:
-        mode = inferred_mode(best, mode, "--best")
     previews = [
         preview._replace(survey=preview.survey._replace(groups=series_of_saves(preview.survey.groups)))
         for preview in previews
@@ -342,6 +340,8 @@ def listing_of(
     entries = [entry for preview in previews for entry in preview.survey.entries]
     key = sort_key(sort, entries)
     require_metric(best, entries)
+    if best is not None:
+        mode = inferred_mode(best, mode, "--best")
     parts = {} if part is None else split({entry.path: entry.nbytes for entry in entries}, part.of)
     own = {path for path, number in parts.items() if part and number == part.number}
     is_read = {entry.path: depth == "full" and (part is None or entry.path in own) for entry in entries}

@@ -19,9 +19,9 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.tensor import Extent
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
-from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
+from ckpttool.runs.inspecting import inspect
 from ckpttool.testing.damage import (
     DAMAGES,
     Outcome,

@@ -73,3 +73,33 @@ def test_no_arguments_are_an_internal_error(
         answer = run(command, *arguments)
         assert answer.status in (0, 1, 2), arguments
         assert "internal error" not in answer.err, (arguments, answer.err)
+
+
+@pytest.mark.parametrize("command", ["copy", "average", "merge"])
+@pytest.mark.parametrize(("paths", "missing"), [([], "SRC..."), (["runs"], "DST")])
+def test_the_argument_that_is_missing_is_named(
+    command: str, paths: list[str], missing: str, run: Run
+) -> None:
+    answer = run(command, *paths)
+    assert (answer.status, answer.out) == (2, "")
+    hint = f"(see 'ckpttool {command} --help')"
+    assert answer.err == f"ckpttool: error: Missing argument '{missing}' {hint}\n"
+    assert run(command, *paths, "--help").status == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("list", "--best", "lr"),
+        ("latest", "--best", "lr"),
+        ("prune", "--keep-best", "1", "--metric", "lr", "-n"),
+    ],
+)
+def test_a_metric_that_no_checkpoint_has_is_named_before_its_mode(
+    command: tuple[str, ...], files: Path, tmp_path: Path, run: Run
+) -> None:
+    shutil.copytree(files / "series", tmp_path / "runs")
+    answer = run(command[0], tmp_path / "runs", *command[1:])
+    assert answer.status == (1 if command[0] == "latest" else 2)
+    assert "no checkpoint" in answer.err and "metric 'lr'" in answer.err
+    assert "--mode" not in answer.err

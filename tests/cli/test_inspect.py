@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import open_checkpoint
+from ckpttool import inspect, open_checkpoint
 from ckpttool.ops.inspect import inspection
 from tests.support.moments import after_a_look, before_statistics
 
@@ -256,6 +256,7 @@ def test_directory_of_several_shows_the_newest_and_says_so(run, files: Path, tmp
     status, out, err = run("inspect", "--json", tmp_path / "runs")
     newest = str(tmp_path / "runs" / "model_epoch_10.pth")
     assert (status, json.loads(out)["checkpoints"][0]["path"]) == (0, newest)
+    assert inspect(tmp_path / "runs").checkpoint.path == newest
     assert err == f"ckpttool: {tmp_path}/runs: showing the newest of 10 checkpoints: {newest}\n"
 
 

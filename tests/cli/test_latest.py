@@ -294,8 +294,8 @@ def test_the_name_of_a_metric_says_which_values_are_good(run, series: Path) -> N
     given = run("latest", series, "--best", "loss", "--mode", "min")
     told = "ckpttool: loss: lower is better (--mode max otherwise)\n"
     assert run("latest", series, "--best", "loss") == (0, given.out, told)
-    asked = "--best lr: the name doesn't say which values are good; give --mode min or max"
-    assert run("latest", series, "--best", "lr") == (2, "", f"ckpttool: error: {asked}\n")
+    missing = f"{series}: no checkpoint with a metric 'lr' (there is loss)"
+    assert run("latest", series, "--best", "lr") == (1, "", f"ckpttool: error: {missing}\n")
 
 
 def test_it_descends_unless_it_is_told_not_to(run, series: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Run
+
 
 @pytest.fixture
 def model(files: Path, tmp_path: Path) -> Path:
@@ -83,3 +85,19 @@ def test_a_report_follows_a_link(run, model: Path, tmp_path: Path) -> None:
     assert run("verify", model, "--junit", tmp_path / "link").status == 0
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "report.xml").read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("option", "begin"), [("--junit", "<?xml"), ("--sarif", "{"), ("--summary", "#")], ids=lambda one: one[:6]
+)
+def test_a_report_goes_to_stdout_alone(
+    option: str, begin: str, files: Path, tmp_path: Path, run: Run
+) -> None:
+    path = files / "pytorch" / "guide.pth"
+    written = run("verify", path, option, tmp_path / "report")
+    answer = run("verify", path, option, "-")
+    assert (answer.status, answer.err) == (written.status, written.err)
+    report = (tmp_path / "report").read_text()
+    assert answer.out.startswith(begin) and len(answer.out) == len(report)
+    assert not Path("-").exists()
+    assert run("verify", path, option, "-", "--json").status == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ckpttool import CheckpointError, ConvertOptions, DamagedCheckpoint, UsageError, merge, open_checkpoint
+from ckpttool import (
+    CheckpointError,
+    ConvertOptions,
+    DamagedCheckpoint,
+    UsageError,
+    convert,
+    merge,
+    open_checkpoint,
+)
 from tests.support.conversions import digests, true_digests
 
 State = dict[str, torch.Tensor]
@@ -228,6 +237,9 @@ def test_a_set_that_does_not_fit_its_index(tmp_path: Path, fault: str) -> None:
         os.truncate(paths[2], 400)
     path.write_text(json.dumps(told))
     assert refused(path).startswith(f"{path}[{expected}")
+    with pytest.raises(CheckpointError, match=re.escape(f"{expected}")):
+        convert(path, tmp_path / "converted.safetensors")
+    assert not (tmp_path / "converted.safetensors").exists()
 
 
 @pytest.mark.parametrize("at", [0, 2])

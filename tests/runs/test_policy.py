@@ -27,10 +27,6 @@ BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
         ({"keep_names": ("",)}, "--keep-name needs a glob of names, such as 'best*'"),
         ({**BEST, "mode": "least"}, "--mode least (min or max)"),
         ({"keep_last": 1, "incomplete": "drop"}, "--incomplete drop (keep or remove)"),
-        (
-            {"keep_best": 2, "metric": "lr"},
-            "--metric lr: the name doesn't say which values are good; give --mode min or max",
-        ),
         ({"keep_last": 2, "metric": "loss"}, "--metric goes with --keep-best N or --keep-best-runs N"),
         ({"keep_last": 2, "mode": "min"}, "--mode goes with --keep-best N and --metric NAME"),
     ],

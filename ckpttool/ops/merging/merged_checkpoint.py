@@ -12,8 +12,9 @@ from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.tensor import Tensor
 from ckpttool.ops.conversion import Dropped
+from ckpttool.ops.conversion_plan import MIXED_SAVES
 
-_FATAL_WARNINGS = frozenset({"cut-not-said", "shard-total-size", "trainer-missing"})
+_FATAL_WARNINGS = MIXED_SAVES | {"cut-not-said", "trainer-missing"}
 """Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""
 
 

@@ -41,8 +41,19 @@ def mode_of(metric: str) -> Mode | None:
     return None
 
 
+def known_mode(metric: str, mode: Mode | None) -> Mode | None:
+    """Return the mode that was given, or else that of the name, which may not say.
+
+    Raises:
+        UsageError: What was given is none.
+    """
+    if mode is not None and mode not in get_args(Mode):
+        raise UsageError(f"--mode {mode} (min or max)")
+    return mode or mode_of(metric)
+
+
 def inferred_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
-    """Return the mode that was given, or else that of the name.
+    """Return the mode that was given, or else that of the name; asked once some checkpoint has the metric.
 
     Args:
         metric: The metric.
@@ -52,9 +63,7 @@ def inferred_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
     Raises:
         UsageError: Neither says it, or what was given is none.
     """
-    if mode is not None and mode not in get_args(Mode):
-        raise UsageError(f"--mode {mode} (min or max)")
-    found = mode or mode_of(metric)
+    found = known_mode(metric, mode)
     if found is None:
         raise UsageError(
             f"{flag} {metric}: the name doesn't say which values are good; give --mode min or max"
@@ -63,7 +72,8 @@ def inferred_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
 
 
 def mode_note(metric: str) -> str:
-    """Return what is said where a mode was inferred."""
+    """Return what is said where a mode was inferred; nothing where the name doesn't say it."""
     mode = mode_of(metric)
-    assert mode is not None  # otherwise it was asked for
+    if mode is None:
+        return ""
     return f"{metric}: {_BETTER[mode]} is better (--mode {'max' if mode == 'min' else 'min'} otherwise)"

@@ -285,4 +285,6 @@ def _format_value(field: TemplateField, value: Value) -> str:
     try:
         return format(value, field.spec)
     except (ValueError, OverflowError) as failure:
-        raise FieldError(f"{field.shown}: its format doesn't fit {value!r}") from failure
+        is_fraction = isinstance(value, float) and field.name == "epoch"
+        hint = "; write {epoch}, or {step:08d}" if is_fraction else ""
+        raise FieldError(f"{field.shown}: its format doesn't fit {value!r}{hint}") from failure

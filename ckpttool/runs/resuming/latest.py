@@ -29,7 +29,7 @@ from ckpttool.runs.members.entry import Entry
 from ckpttool.runs.members.full_read import FullReader, Progress, no_progress
 from ckpttool.runs.members.order import is_flat, newest_first, tiers
 from ckpttool.runs.members.saves import parts_of, series_of_saves
-from ckpttool.runs.metrics.modes import Mode, inferred_mode
+from ckpttool.runs.metrics.modes import Mode, inferred_mode, known_mode
 from ckpttool.runs.pointers.protection import BEING_WRITTEN
 from ckpttool.runs.pointers.readers import temporary_for
 from ckpttool.runs.pruning.request import Depth
@@ -111,6 +111,13 @@ class LatestQuery(Scope):
     resume_exact: bool = False
 
 
+def _require_mode(surveyed: Survey | NotFound, query: LatestQuery) -> None:
+    """Require that the good values of a metric are known which some checkpoint has."""
+    best, entries = query.best, () if isinstance(surveyed, NotFound) else surveyed.entries
+    if best is not None and any(entry.recorded_metric(best) is not None for entry in entries):
+        inferred_mode(best, query.mode, "--best")
+
+
 def latest(
     directory: str | os.PathLike[str],
     *,
@@ -161,7 +168,7 @@ def latest(
     if mode is not None and best is None:
         raise UsageError("--mode goes with --best METRIC")
     if best is not None:
-        mode = inferred_mode(best, mode, "--best")
+        mode = known_mode(best, mode)
     query = LatestQuery(
         recursive=recursive,
         exclude=exclude,
@@ -181,6 +188,7 @@ def latest(
     while True:
         search = _Search(directory, query, clock.time(), refused, frozenset(watch.writing), reader)
         surveyed = search.survey()
+        _require_mode(surveyed, query)
         # Reading takes long: as long as somebody writes what would come first, it would be in vain.
         look = search.look(surveyed, reads=not wait)
         if wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):

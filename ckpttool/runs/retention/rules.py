@@ -20,7 +20,7 @@ from ckpttool.core.amounts import duration, nbytes, within
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import RULE_PANEL, Option
 from ckpttool.core.report import counted
-from ckpttool.runs.metrics.modes import Mode, inferred_mode
+from ckpttool.runs.metrics.modes import Mode, known_mode
 from ckpttool.runs.retention.dates import PERIODS, date_doubts
 
 if TYPE_CHECKING:
@@ -469,7 +469,7 @@ class Policy:
         if self.mode is not None and self.metric is None:
             raise UsageError("--mode goes with --keep-best N and --metric NAME")
         if self.metric is not None:
-            object.__setattr__(self, "mode", inferred_mode(self.metric, self.mode, "--metric"))
+            object.__setattr__(self, "mode", known_mode(self.metric, self.mode))
         for name, rule in RULES.items():
             value = getattr(self, name) if rule.is_amount else None
             if value is not None and value < 1:
