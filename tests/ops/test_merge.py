@@ -228,7 +228,7 @@ def test_a_set_that_does_not_fit_its_index(tmp_path: Path, fault: str) -> None:
     told = json.loads(path.read_text())
     expected = {"total_size": path.name, "gone": NAMES[1], "stale": NAMES[0], "damaged": NAMES[2]}[fault]
     if fault == "total_size":
-        told["metadata"]["total_size"] += 4
+        told["metadata"]["total_size"] -= 4
     elif fault == "gone":
         paths[1].unlink()
     elif fault == "stale":
