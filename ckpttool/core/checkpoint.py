@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Required, Unpack
 
+    from ckpttool.core.parameters import Elements
     from ckpttool.core.report import Finding
 
 
@@ -119,6 +120,7 @@ class CheckpointParts(TypedDict, total=False):
             of plain Python containers and values, of the tensors themselves, and of the nodes of
             ``ckpttool.io.pickle_nodes`` for what plain Python has no type for. What can't be carried is
             ``Opaque``.
+        config: What ``config.json`` beside the weights says; empty if there is none.
         native: What serves the format alone and is needed to write it again, by the format and a name:
             ``tensorflow.object_graph``, ``keras.config``; nothing that a tensor or the metadata tells.
         producer: What wrote it.
@@ -144,6 +146,7 @@ class CheckpointParts(TypedDict, total=False):
     layers: Callable[[], Mapping[str, str]]
     own_names: Callable[[], Mapping[str, str]]
     tree: Callable[[], object]
+    config: Callable[[], Mapping[str, object]]
     native: Callable[[], Mapping[str, bytes]]
     producer: Producer
     findings: tuple[Finding, ...]
@@ -155,7 +158,7 @@ class CheckpointParts(TypedDict, total=False):
     close: Callable[[], None]
 
 
-_LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "native"})
+_LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "config", "native"})
 """CheckpointParts that are functions when they are given, and their results when they are read."""
 
 
@@ -186,6 +189,10 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.complete = parts.get("complete", True)
         self.derives_metadata = parts.get("derives_metadata", False)
         self.close = parts.get("close", lambda: None)
+
+    def find_config(self, read: Callable[[], Mapping[str, object]]) -> None:
+        """Let ``config`` be what a function returns, unless the format gave it."""
+        self._parts.setdefault("config", read)
 
     def but(self, **changes: Any) -> Checkpoint:
         """Return a checkpoint of the same files in which some parts are others; close only that one."""
@@ -287,6 +294,11 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return self._parts.pop("tree", lambda: None)()
 
     @cached_property
+    def config(self) -> Mapping[str, object]:
+        """Return what ``config.json`` beside the weights says."""
+        return self._parts.get("config", dict)()
+
+    @cached_property
     def native(self) -> Mapping[str, bytes]:
         """Return what serves the format alone and is needed to write it again, by the format and a name."""
         return self._parts.get("native", dict)()
@@ -297,14 +309,21 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return sum(entry.nbytes for entry in self.files)
 
     @cached_property
+    def elements(self) -> Elements:
+        """Return the numbers of parameters and of elements of buffers, each by type."""
+        from ckpttool.core.parameters import count_elements
+
+        return count_elements(self.tensors, {} if self.derives_metadata else self.metadata, self.config)
+
+    @property
     def parameters(self) -> int:
-        """Return the number of elements of all weights, tied ones once."""
-        weights = [tensor for tensor in self.tensors if tensor.role is Role.WEIGHTS]
-        owned = sum(tensor.size for tensor in weights if tensor.shares_with is None)
-        # Weights may be tied to what comes first and serves something else: these count here, once.
-        others = {tensor.name for tensor in self.tensors if tensor.role is not Role.WEIGHTS}
-        borrowed = {tensor.shares_with: tensor.size for tensor in weights if tensor.shares_with in others}
-        return owned + sum(borrowed.values())
+        """Return the number of the model's parameters, by the shapes that they have in the model."""
+        return self.elements.parameters.total()
+
+    @property
+    def buffers(self) -> int:
+        """Return the number of elements of weights that aren't trained, such as running statistics."""
+        return self.elements.buffers.total()
 
     @property
     def granularity(self) -> Granularity:

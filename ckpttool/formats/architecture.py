@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, FileEntry
 from ckpttool.core.errors import CheckpointError
 
 _HUB_CONFIG = "config.json"
-_HUB_WEIGHTS = ("model.", "model-", "pytorch_model.", "pytorch_model-")
+_HUB_WEIGHTS = ("model.", "model-", "pytorch_model.", "pytorch_model-", "gptq_model-")
 _MAX_CONFIG_BYTES = 1 << 20
 _CLASS = "<class>"
 
@@ -126,16 +126,21 @@ def _module_classes(attributes: Mapping[str, Any], above: str = "") -> Iterator[
 
 def _from_hub_config(checkpoint: Checkpoint) -> Architecture:
     """Return what ``config.json`` beside the weights says, as Transformers writes it."""
-    weights = [one.path for one in checkpoint.files if os.path.basename(one.path).startswith(_HUB_WEIGHTS)]
-    if not weights:
-        return UNKNOWN
-    directory = os.path.dirname(weights[0])
-    config = _small_json(os.path.join(directory, _HUB_CONFIG))
+    config = checkpoint.config
     family, names = config.get("model_type"), config.get("architectures")
     model = names[0] if isinstance(names, list) and names else ""
     if not isinstance(family, str) or not isinstance(model, str):
         return UNKNOWN
     return Architecture(model, family)
+
+
+def hub_config(files: Iterable[FileEntry]) -> Mapping[str, Any]:
+    """Return what ``config.json`` beside weights says, if they are named as Hugging Face's libraries do."""
+    for one in files:
+        directory, name = os.path.split(one.path)
+        if name.startswith(_HUB_WEIGHTS):
+            return _small_json(os.path.join(directory, _HUB_CONFIG))
+    return {}
 
 
 def _small_json(path: str) -> Mapping[str, Any]:

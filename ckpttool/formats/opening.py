@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, memory_checked
 from ckpttool.core.report import Finding, error
+from ckpttool.formats.architecture import hub_config
 from ckpttool.formats.copy_notes import COPYING, interrupted_copy
 from ckpttool.formats.interface import Format, Probe, SetFormat, Unit
 from ckpttool.formats.readings import add_readings, further_readings
@@ -69,6 +71,7 @@ def open_probe(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
         until_opened.enter_context(probe)
         with memory_checked(probe.path):
             checkpoint = _open_and_judge(choose(probe), probe)
+        checkpoint.find_config(partial(hub_config, checkpoint.files))
         until_opened.pop_all()
     return checkpoint
 
@@ -108,4 +111,7 @@ def open_unit(format: Format, unit: Unit) -> Checkpoint:
     """Return the checkpoint that discovery found; see ``Format.open``."""
     with memory_checked(unit.path):
         checkpoint = format.open_unit(unit)
-    return open_with(unit.path, lambda probe: format) if checkpoint is None else checkpoint
+    if checkpoint is None:
+        return open_with(unit.path, lambda probe: format)
+    checkpoint.find_config(partial(hub_config, checkpoint.files))
+    return checkpoint

@@ -14,16 +14,22 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.roles import OPTIMIZER
-from ckpttool.core.tensor import Role
+from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.traits import traits_of
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 _DEEPEST, _MOST_KEYS, _MOST_ITEMS = 6, 20_000, 8
 """How far into the metadata keys are looked for, and how many of a list's items are looked into."""
 _PARAM_GROUPS, _SCHEDULED = "param_groups", "initial_lr"
+_OF_STATEFUL = frozenset(
+    {"betas", "beta1", "beta2", "beta", "alpha", "rho", "etas", "lr_decay", "history_size", "eps"}
+)
+"""Settings of optimizers that keep moments, squares or a history; SGD has none of them."""
 _HALF = ("16", "16-mixed", "16-true", "fp16")
 
 
@@ -77,7 +83,24 @@ class _Key(NamedTuple):
 
     @property
     def holds_something(self) -> bool:
-        return self.value is not None and self.value not in ([], {}, (), "")
+        return _is_something(self.value)
+
+
+def _is_something(value: object) -> bool:
+    """Tell whether anything but empty containers, empty tensors and None is there."""
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Mapping):
+            pending += one.values()
+        elif isinstance(one, list | tuple):
+            pending += one
+        elif isinstance(one, Tensor):
+            if one.size:
+                return True
+        elif one is not None and one != "":
+            return True
+    return False
 
 
 _PARTS: Mapping[str, re.Pattern[str]] = {
@@ -99,7 +122,7 @@ def resume_verdict(checkpoint: Checkpoint) -> ResumeVerdict:
         return ResumeVerdict(ResumeLevel.NONE, missing=("weights",))
     keys = list(_keys(checkpoint))
     held = {part for part, names in _PARTS.items() if any(_is_kept(key, names) for key in keys)}
-    if any(tensor.role is Role.OPTIMIZER for tensor in checkpoint.tensors) or any(map(_is_optimizer, keys)):
+    if _has_optimizer(checkpoint, keys):
         held.add("optimizer")
     if _has_position(checkpoint):
         held.add("step or epoch")
@@ -133,7 +156,7 @@ def _keys(checkpoint: Checkpoint) -> Iterator[_Key]:
     seen: set[str] = set()
     for tensor in checkpoint.tensors:
         for name in (*map(str, tensor.path), tensor.key or ""):
-            if tensor.role is not Role.WEIGHTS and name not in seen:
+            if tensor.role is not Role.WEIGHTS and name not in seen and tensor.size:
                 seen.add(name)
                 yield _Key(name, tensor)
 
@@ -142,12 +165,35 @@ def _is_kept(key: _Key, names: re.Pattern[str]) -> bool:
     return names.search(key.name) is not None and key.holds_something and not isinstance(key.value, bool)
 
 
-def _is_optimizer(key: _Key) -> bool:
-    """Tell whether a key holds an optimizer's state: one without momentum has no tensors."""
-    if OPTIMIZER.search(key.name) is None:
-        return False
-    states = key.value if isinstance(key.value, list) else [key.value]
-    return any(isinstance(state, Mapping) and bool(state.get(_PARAM_GROUPS)) for state in states)
+def _has_optimizer(checkpoint: Checkpoint, keys: list[_Key]) -> bool:
+    """Tell whether optimizers are there with the state that they have at this point of the training.
+
+    PyTorch's make their state at their first step. One without momentum has none.
+    """
+    has_tensors = any(tensor.role is Role.OPTIMIZER and tensor.size for tensor in checkpoint.tensors)
+    metadata = {} if checkpoint.derives_metadata else checkpoint.metadata
+    states = [one for one in (metadata, *(key.value for key in keys)) if _is_optimizer(one)]
+    keeping = [state for state in states if any(map(_keeps_state, state[_PARAM_GROUPS]))]
+    if not keeping or _is_before_first_step(checkpoint):
+        return has_tensors or bool(states)
+    # Of a state that consists of tensors, the metadata has no key.
+    return all(_is_something(state["state"]) if "state" in state else has_tensors for state in keeping)
+
+
+def _is_optimizer(value: object) -> TypeGuard[Mapping[str, Any]]:
+    groups = value.get(_PARAM_GROUPS) if isinstance(value, Mapping) else None
+    return isinstance(groups, list) and bool(groups) and all(isinstance(one, Mapping) for one in groups)
+
+
+def _keeps_state(group: Mapping[str, Any]) -> bool:
+    """Tell whether an optimizer with such a parameter group keeps state for each parameter."""
+    return bool(group.get("momentum")) or not _OF_STATEFUL.isdisjoint(group)
+
+
+def _is_before_first_step(checkpoint: Checkpoint) -> bool:
+    training = checkpoint.training
+    counts = [one for one in (training.step, training.epoch) if one is not None]
+    return bool(counts) and not any(counts)
 
 
 def _has_position(checkpoint: Checkpoint) -> bool:

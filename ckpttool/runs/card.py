@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.result import Result
-from ckpttool.core.tensor import Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.io import fs
@@ -121,12 +120,3 @@ def _files(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> tuple[
         CardFile(os.path.relpath(path, above or os.curdir), one.nbytes or 0, one.digests["sha256"])
         for path, one in sums.items()
     )
-
-
-def weights_types(checkpoint: Checkpoint) -> list[str]:
-    """Return the types of its weights, the most frequent first."""
-    counts: dict[str, int] = {}
-    for tensor in checkpoint.tensors:
-        if tensor.role is Role.WEIGHTS:
-            counts[tensor.dtype.name] = counts.get(tensor.dtype.name, 0) + tensor.size
-    return sorted(counts, key=lambda name: -counts[name])

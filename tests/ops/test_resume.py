@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,13 @@ class Training:
         self.sampler = torch.Generator().manual_seed(seed)
         self.data = torch.arange(64.0).reshape(16, 4) / 64
         self.step = 0
+
+    @classmethod
+    def after(cls, steps: int) -> Training:
+        """Return one that has made some steps: before the first, AdamW has no state."""
+        training = cls(steps)
+        training.run(steps)
+        return training
 
     def run(self, steps: int) -> list[float]:
         losses = []
@@ -124,7 +133,7 @@ _ORDER = [WEIGHTS, BOTH, EXACT]
 def test_each_part_that_is_taken_away_is_missing_and_raises_no_level(
     taken: set[str], more: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder, state = tmp_path_factory.mktemp("parts"), Training(3).state() | {"step": 3}
+    folder, state = tmp_path_factory.mktemp("parts"), Training.after(3).state()
     verdicts = []
     for number, without in enumerate((taken, taken | {more})):
         left = {key: value for key, value in state.items() if key not in without}
@@ -149,7 +158,7 @@ def test_without_a_scheduler_none_is_missing(tmp_path: Path) -> None:
     [({"fp16": True}, True), ({"fp16": False}, False), ({"precision": "16-mixed"}, True), ({}, False)],
 )
 def test_float16_needs_its_scaler(settings_: dict[str, Any], is_needed: bool, tmp_path: Path) -> None:
-    state = Training(4).state() | {"args": settings_}
+    state = Training.after(4).state() | {"args": settings_}
     assert ("gradient scaler" in verdict_of(saved(tmp_path / "half.pth", state)).missing) is is_needed
     state["scaler"] = {"scale": 65536.0, "growth_tracker": 3}
     assert verdict_of(saved(tmp_path / "scaled.pth", state)).level is EXACT
@@ -157,12 +166,70 @@ def test_float16_needs_its_scaler(settings_: dict[str, Any], is_needed: bool, tm
 
 @pytest.mark.parametrize("empty", [None, {}, [], False])
 def test_an_empty_place_holds_no_state(empty: object, tmp_path: Path) -> None:
-    state = Training(5).state() | {"rng_state": empty}
+    state = Training.after(5).state() | {"rng_state": empty}
     assert verdict_of(saved(tmp_path / "empty.pth", state)).missing == (RNG,)
 
 
+@pytest.mark.parametrize(
+    "rng", [torch.empty(0, dtype=torch.uint8), {"cpu": torch.empty(0, dtype=torch.uint8), "cuda": []}]
+)
+def test_a_generator_without_bytes_holds_no_state(rng: object, tmp_path: Path) -> None:
+    state = Training.after(3).state() | {"rng_state": rng}
+    assert verdict_of(saved(tmp_path / "empty.pth", state)).missing == (RNG,)
+
+
+_MODEL = torch.nn.Linear(2, 1)
+_SGD, _MOMENTUM = (partial(torch.optim.SGD, lr=0.1, momentum=momentum) for momentum in (0, 0.9))
+
+
+def optimizer_state(make: Callable[..., torch.optim.Optimizer], *, steps: int) -> dict[str, Any]:
+    optimizer = make(_MODEL.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        _MODEL(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize("key", ["optimizer", "optimizers", "adam", "trainer_d"])
+@pytest.mark.parametrize(
+    ("make", "steps", "epoch", "is_held"),
+    [
+        (torch.optim.Adam, 2, 4, True),
+        (torch.optim.Adam, 0, 4, False),  # its state was lost, or never saved
+        (torch.optim.Adam, 0, 0, True),
+        (torch.optim.RMSprop, 0, 4, False),
+        (torch.optim.Rprop, 0, 4, False),
+        (torch.optim.LBFGS, 0, 4, False),
+        (torch.optim.Adagrad, 0, 4, True),  # it makes its state at once
+        (_SGD, 2, 4, True),
+        (_SGD, 0, 4, True),
+        (_MOMENTUM, 2, 4, True),
+        (_MOMENTUM, 0, 4, False),
+    ],
+)
+def test_an_optimizer_is_one_by_its_state(
+    make: Callable[..., torch.optim.Optimizer],
+    steps: int,
+    epoch: int,
+    is_held: bool,
+    key: str,
+    tmp_path: Path,
+) -> None:
+    found = optimizer_state(make, steps=0 if make is torch.optim.LBFGS else steps)
+    held = [found] if key == "optimizers" else found
+    path = saved(tmp_path / "m.pth", {"epoch": epoch, "model": _MODEL.state_dict(), key: held})
+    assert ("optimizer" in verdict_of(path).found) is is_held
+
+
+def test_of_two_optimizers_neither_may_lack_its_state(tmp_path: Path) -> None:
+    both = [optimizer_state(torch.optim.Adam, steps=steps) for steps in (2, 0)]
+    state = {"epoch": 4, "model": _MODEL.state_dict(), "optimizer_states": both}
+    assert "optimizer" in verdict_of(saved(tmp_path / "gan.pth", state)).missing
+
+
 def test_a_step_in_the_name_alone_is_none(tmp_path: Path) -> None:
-    state = Training(6).state()
+    state = Training.after(6).state()
     del state["step"]
     assert verdict_of(saved(tmp_path / "model_step_3.pth", state)).missing == ("step or epoch",)
 
@@ -174,7 +241,7 @@ def test_a_step_in_the_name_alone_is_none(tmp_path: Path) -> None:
 def run_of_two(tmp_path: Path) -> Path:
     """Return a run whose newest checkpoint lacks the states of its generators."""
     for step in (1, 2):
-        state = Training(7).state() | {"step": step}
+        state = Training.after(step).state()
         if step == 2:
             del state["rng_state"], state["sampler_state"]
         saved(tmp_path / f"model_step_{step}.pth", state)

@@ -11,7 +11,7 @@ from ckpttool.cli.render.terminal import printable
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.verdict import Safety, Status
-from ckpttool.runs.card import Card, weights_types
+from ckpttool.runs.card import Card
 
 _FRONT = ("license", "base_model", "language", "pipeline_tag")
 _DATA = ("data", "dataset", "datasets")
@@ -68,7 +68,8 @@ def _facts(card: Card) -> Iterator[tuple[str, str]]:
         yield "written by", f"{producer.framework} {producer.version or ''}".strip()
     yield "size", file_size(checkpoint.nbytes)
     if checkpoint.parameters:
-        yield "parameters", f"{checkpoint.parameters:,} ({', '.join(weights_types(checkpoint))})"
+        types = ", ".join(name for name, _ in checkpoint.elements.parameters.most_common())
+        yield "parameters", f"{checkpoint.parameters:,} ({types})"
     if inspection.architecture.model or inspection.architecture.family:
         family = inspection.architecture.family
         yield (

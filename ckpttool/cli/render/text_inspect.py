@@ -86,7 +86,9 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield from fluid_lines(checkpoint.metadata)
     yield from _architecture_lines(inspection.architecture)
     if checkpoint.parameters:
-        yield "parameters", f"{checkpoint.parameters:,} ({_types(checkpoint.tensors)})"
+        yield "parameters", f"{checkpoint.parameters:,} ({_types(checkpoint.elements.parameters)})"
+    if checkpoint.buffers:
+        yield "buffers", f"{checkpoint.buffers:,} ({_types(checkpoint.elements.buffers)})"
 
 
 def _remark_lines(remark: Remark | None) -> Iterator[tuple[str, str]]:
@@ -115,12 +117,8 @@ def _architecture_lines(architecture: Architecture) -> Iterator[tuple[str, str]]
         yield "signatures", f"… and {more:,} more (--json has them all)"
 
 
-def _types(tensors: Sequence[Tensor]) -> str:
-    """Return how many of the parameters are of which type; of a single type, its name alone."""
-    counts: Counter[str] = Counter()
-    for tensor in tensors:
-        if tensor.role is Role.WEIGHTS and tensor.shares_with is None:
-            counts[tensor.dtype.name] += tensor.size
+def _types(counts: Counter[str]) -> str:
+    """Return how many elements are of which type; of a single type, its name alone."""
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.core.parameters import description_of
 from ckpttool.core.report import Finding, error, note
 from ckpttool.core.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
 from ckpttool.core.tensor import Path, Role, Span, Tensor
@@ -135,6 +136,7 @@ def infer_roles(
     """
     if isinstance(plain, dict) and "param_groups" in plain:
         return [Role.OPTIMIZER] * len(tensors)
+    tensors, plain = _whole_tensors(tensors, plain)
     parents = {path[:-1] for path, _ in tensors}
     module_roles = {path: role_of_module(path) for path in modules if path in parents}
     has_nothing_else = not isinstance(plain, dict) or not plain
@@ -160,6 +162,27 @@ def infer_roles(
         else:
             roles.append(role_of(path, shape))
     return roles
+
+
+def _whole_tensors(
+    tensors: Sequence[tuple[Path, tuple[int, ...]]], plain: object
+) -> tuple[Sequence[tuple[Path, tuple[int, ...]]], object]:
+    """Return the tensors with those that are components of one under its path, and the plain data without
+    what describes tensors at the top.
+    """
+    if not isinstance(plain, dict) or not plain:
+        return tensors, plain
+    whole: list[tuple[Path, tuple[int, ...]]] = []
+    described: set[Path] = set()
+    for path, shape in tensors:
+        found = description_of(plain, path)
+        if found is not None:
+            described.add(found.path)
+            path, shape = found.path, shape if found.shape is None else found.shape
+        whole.append((path, shape))
+    if () in described:
+        return whole, None
+    return whole, {key: value for key, value in plain.items() if (key,) not in described}
 
 
 def _layers(shapes: Mapping[Path, tuple[int, ...]]) -> dict[Path, set[str]]:

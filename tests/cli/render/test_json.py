@@ -110,6 +110,7 @@ def test_inspect_document_whole() -> None:
                     "missing": ["optimizer", "scheduler", "RNG state", "data loader state"],
                 },
                 "parameters": 0,
+                "buffers": 0,
                 "model": {"class": None, "family": None, "layers": {}, "signatures": {}},
                 "tensors": [
                     {

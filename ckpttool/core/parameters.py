@@ -1,0 +1,212 @@
+"""How many parameters a model has: its weights by logical shape, apart from buffers.
+
+A tensor may be stored as several: a sparse one as indices and values, a quantized one as words and scales.
+The metadata describes such a tensor at its own path; ``config.json`` says how many bits a parameter has where
+words hold several.
+
+Sources: PyTorch ``torch/_utils.py``, ``torch/nn/utils/spectral_norm.py``, ``parametrizations.py``; AutoGPTQ
+``qlinear_cuda.py``; AutoAWQ ``gemm.py``; mlx ``nn/layers/quantized.py``; bitsandbytes ``nn/modules.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckpttool.core.tensor import Path, Role, Tensor
+
+_BUFFER = re.compile(
+    r"(running|moving)_(mean|var|variance)|num_batches_tracked|_mean|_variance|inv_freq|masked_bias|vector_u"
+)
+"""Names of floating buffers and of counters in the layers of PyTorch, Transformers, Keras and Paddle."""
+_PARAMETRIZED_BUFFER = re.compile(r"(?:^|\.)parametrizations\.[^.]+\.[0-9]+\._[uv]$")
+_BESIDE_ORIGINAL = re.compile(r"(.+)_(?:u|v|mask)$")
+"""What spectral normalization and pruning keep beside ``weight_orig``."""
+_NOT_TRAINED = ("integer", "boolean", "bits", "string")
+"""Kinds of types of which PyTorch trains none."""
+_WORDS = ("qweight", "weight_packed", "weight")
+"""What quantized layers call the tensor that holds all their weights."""
+_TRAINED_BESIDE = ("bias",)
+_HOLDS_ELEMENTS = ("values", "buffer")
+"""The component of a sparse or nested tensor that has its elements."""
+
+
+class Elements(NamedTuple):
+    """Elements of a model's tensors by the type that stores them; tied tensors count once."""
+
+    parameters: Counter[str]
+    buffers: Counter[str]
+
+
+class Description(NamedTuple):
+    """What the metadata says of a tensor that isn't stored as one plain array.
+
+    Attributes:
+        path: Where the tensor lies; its components lie below.
+        shape: Its logical shape; None if that is the one of its elements.
+        holds_elements: The components that have the elements; empty if any or all may.
+    """
+
+    path: Path
+    shape: tuple[int, ...] | None
+    holds_elements: tuple[str, ...]
+
+
+def description_of(metadata: object, path: Path) -> Description | None:
+    """Return what metadata says of the tensor that lies at a path, or of which the path is a component."""
+    node = metadata
+    for depth in range(len(path) + 1):
+        if not isinstance(node, Mapping):
+            return None
+        if (found := _description(node, path[:depth])) is not None:
+            return found
+        node = node.get(str(path[depth])) if depth < len(path) else None
+    return None
+
+
+def _description(node: Mapping[str, Any], path: Path) -> Description | None:
+    """Return what a mapping describes as PyTorch's reader tells it, or None."""
+    layout, shape = node.get("layout"), node.get("shape")
+    if node.keys() == {"device"} and node["device"] == "meta":
+        return Description(path, None, ())
+    if isinstance(layout, str) and layout.startswith("sparse_") and (whole := _shape(shape)) is not None:
+        return Description(path, whole, _HOLDS_ELEMENTS)
+    if layout in ("nested", "jagged"):
+        return Description(path, None, _HOLDS_ELEMENTS)
+    if isinstance(node.get("scheme"), str) and "affine" in node["scheme"]:
+        return Description(path, None, ("",))
+    if node.keys() == {"class", "global_shape"} and (whole := _shape(node["global_shape"])) is not None:
+        return Description(path, whole, ())
+    return None
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    is_shape = isinstance(value, list) and all(type(length) is int and length >= 0 for length in value)
+    return tuple(value) if is_shape and isinstance(value, list) else None
+
+
+def count_elements(
+    tensors: Sequence[Tensor], metadata: Mapping[str, object], config: Mapping[str, object]
+) -> Elements:
+    """Return how many parameters and buffers the weights among some tensors are.
+
+    Args:
+        tensors: All tensors of a checkpoint.
+        metadata: Its metadata.
+        config: What ``config.json`` beside it says.
+    """
+    weights = [*_untied_weights(tensors)]
+    packed = _QuantizedLayers(weights, config)
+    names = {tensor.name for tensor in weights}
+    found = Elements(Counter(), Counter())
+    counted: set[Path] = set()
+    for tensor in weights:
+        described = description_of(metadata, tensor.path)
+        if described is not None and (described.shape is not None or described.holds_elements):
+            if (size := _described_size(tensor, described, counted)) is not None:
+                found.parameters[tensor.dtype.name] += size
+        elif (stored := packed.elements_of(tensor)) is not None:
+            kind, size = stored
+            found.parameters[kind] += size
+        elif _is_buffer(tensor, names):
+            found.buffers[tensor.dtype.name] += tensor.size
+        else:
+            found.parameters[tensor.dtype.name] += tensor.size
+    return Elements(+found.parameters, +found.buffers)
+
+
+def _untied_weights(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the first of the weights that share their values; its owner may be no weight."""
+    others = {tensor.name for tensor in tensors if tensor.role is not Role.WEIGHTS}
+    for tensor in tensors:
+        if tensor.role is Role.WEIGHTS and (tensor.shares_with is None or tensor.shares_with in others):
+            others.discard(tensor.shares_with or "")
+            yield tensor
+
+
+def _described_size(tensor: Tensor, described: Description, counted: set[Path]) -> int | None:
+    """Return how many elements a component holds of its tensor; None: it only says how they lie."""
+    component = str(tensor.path[len(described.path)]) if len(tensor.path) > len(described.path) else ""
+    if described.holds_elements:
+        if component not in described.holds_elements:
+            return None
+        return tensor.size if described.shape is None else math.prod(described.shape)
+    if described.path in counted:
+        return None
+    counted.add(described.path)
+    return math.prod(described.shape or ())
+
+
+def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
+    """Tell whether a tensor is state of a layer that no optimizer changes."""
+    if tensor.dtype.kind in _NOT_TRAINED:
+        return True
+    name = tensor.name
+    layer, _, leaf = name.rpartition(".")
+    if _BUFFER.fullmatch(leaf) or _PARAMETRIZED_BUFFER.search(name):
+        return True
+    if leaf == "scale" and f"{layer}.zero_point" in names:  # of the outputs of a quantized layer
+        return True
+    beside = _BESIDE_ORIGINAL.fullmatch(name)
+    return beside is not None and f"{beside[1]}_orig" in names
+
+
+# Quantized layers -----------------------------------------------------------------------------------
+
+
+class _QuantizedLayers:
+    """The layers of which one tensor has all weights, in few bits; those beside it, but the bias, say how."""
+
+    def __init__(self, weights: Sequence[Tensor], config: Mapping[str, object]) -> None:
+        self._settings = _quantization_settings(config)
+        self._words = {
+            tensor.name.rpartition(".")[0]: tensor.name for tensor in weights if _holds_words(tensor)
+        }
+
+    def elements_of(self, tensor: Tensor) -> tuple[str, int] | None:
+        """Return the type and number of the parameters in a tensor of such a layer; None of any other."""
+        layer, _, leaf = tensor.name.rpartition(".")
+        if self._words.get(layer) == tensor.name:
+            bits = self._bits_of(layer)
+            if tensor.dtype.kind != "integer" or not 0 < bits < tensor.dtype.bits:
+                return tensor.dtype.name, tensor.size
+            return f"{bits}-bit", tensor.size * tensor.dtype.bits // bits
+        is_beside = layer in self._words and leaf not in _TRAINED_BESIDE
+        return (tensor.dtype.name, 0) if is_beside or self._is_below_words(layer) else None
+
+    def _is_below_words(self, name: str) -> bool:
+        """Tell whether a name is that of words or lies below it, as bitsandbytes' states do."""
+        while name:
+            above = name.rpartition(".")[0]
+            if self._words.get(above) == name:
+                return True
+            name = above
+        return False
+
+    def _bits_of(self, layer: str) -> int:
+        own = self._settings.get(layer)
+        for settings in (own if isinstance(own, Mapping) else {}, self._settings):
+            for key in ("bits", "w_bit", "num_bits"):
+                if type(bits := settings.get(key)) is int:
+                    return bits
+        return 4 if self._settings.get("load_in_4bit") is True else 0
+
+
+def _holds_words(tensor: Tensor) -> bool:
+    if tensor.name.rpartition(".")[2] not in _WORDS:
+        return False
+    return tensor.dtype.kind == "integer" or (tensor.dtype.kind == "float" and tensor.dtype.bits <= 8)
+
+
+def _quantization_settings(config: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the settings of GPTQ, AWQ, bitsandbytes, compressed-tensors or MLX in a configuration."""
+    settings = config.get("quantization_config") or config.get("quantization")
+    if not isinstance(settings, Mapping):
+        return {}
+    groups = settings.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    of_weights = first.get("weights") if isinstance(first, Mapping) else None
+    return {**settings, **of_weights} if isinstance(of_weights, Mapping) else settings
