@@ -14,7 +14,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
 from ckpttool.core.keywords import shows_keywords, with_keywords
 from ckpttool.core.report import Severity, counted, first_names
-from ckpttool.core.tensor import Span
+from ckpttool.core.tensor import Role, Span
 from ckpttool.core.values import storages_of
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
@@ -32,6 +32,7 @@ from ckpttool.ops.difference import (
     ValueChange,
 )
 from ckpttool.ops.metadata_diff import compare_metadata, partly_known
+from ckpttool.ops.resume import resume_verdict
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.weights.comparing.compare import (
     Comparison,
@@ -99,6 +100,8 @@ def diff(
     **keywords: Any,
 ) -> Difference:
     """Return how two checkpoints differ; both are read once, in constant memory.
+
+    The result is true if they are equal.
 
     Args:
         a: File, directory or index.
@@ -196,6 +199,7 @@ def _difference_of(
         b=_side_facts(b),
         compared=len(changes),
         unchanged=changes.count(None),
+        weights=sum(pair.a.tensor.role is Role.WEIGHTS for pair, _ in measured),
         changed=tuple(change for change in changes if change is not None),
         added=tuple(map(_facts, pairing.added)),
         removed=tuple(map(_facts, pairing.removed)),
@@ -299,6 +303,7 @@ def _side_facts(checkpoint: Checkpoint) -> Described:
         checkpoint.nbytes,
         len(checkpoint.tensors),
         checkpoint.parameters,
+        resume_verdict(checkpoint).found,
     )
 
 

@@ -101,7 +101,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One side as a whole."""
+    """One side as a whole; ``state`` has the parts of the training that it holds."""
 
     path: str
     format: str
@@ -110,17 +110,19 @@ class Described:
     nbytes: int
     tensors: int
     parameters: int
+    state: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Table):
-    """How two checkpoints differ.
+    """How two checkpoints differ; true if they are equal: ``if ckpttool.diff(a, b):`` asks for ``equal``.
 
     Attributes:
         a: The first side.
         b: The second side.
         compared: Number of tensors that both sides have and that were compared.
         unchanged: How many of them are equal.
+        weights: How many of them are weights.
         changed: Those that are not, in the order of the first file.
         added: What only the second side has.
         removed: What only the first side has.
@@ -141,6 +143,7 @@ class Difference(Table):
     b: Described
     compared: int
     unchanged: int
+    weights: int = 0
     changed: tuple[Change, ...] = ()
     added: tuple[Facts, ...] = ()
     removed: tuple[Facts, ...] = ()
@@ -166,6 +169,9 @@ class Difference(Table):
         words = "equal" if self.equal else words or "not equal"
         return f"{self.a.path}, {self.b.path}: {words}"
 
+    def __bool__(self) -> bool:
+        return self.equal
+
     @property
     def equal(self) -> bool:
         """Tell whether they mean the same: everything was compared, and nothing differs."""
@@ -174,8 +180,21 @@ class Difference(Table):
         unsure = self.broken or self.not_compared or self.undecided
         return not (self.changed or missing or self.values or unsure)
 
+    @property
+    def has_same_weights(self) -> bool:
+        """Tell whether all weights were compared and are equal; one side may have more than those."""
+        alone = (*self.added, *self.removed)
+        renamed = self.renamed and self.rename_counts
+        unsure = self.broken or self.not_compared or self.undecided
+        is_same = bool(self.weights) and not (self.changed or renamed or unsure)
+        return is_same and not any(facts.role is Role.WEIGHTS for facts in alone)
+
+
+_COUNTING = ("integer", "boolean")
+
 
 def distances(change: Change) -> Statistics | None:
-    """Return how far values lie apart; None where there is no distance, as between strings."""
+    """Return how far values lie apart; None where a distance means nothing: of strings, counters, indices."""
     found = change.statistics
-    return None if found is None or isinstance(found.at_a, str) else found
+    is_count = change.a.dtype.kind in _COUNTING and change.b.dtype.kind in _COUNTING
+    return None if found is None or is_count or isinstance(found.at_a, str) else found

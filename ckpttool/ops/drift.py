@@ -15,7 +15,7 @@ from ckpttool.core.values import stored_once
 from ckpttool.formats import open_checkpoint
 from ckpttool.io.work import Advance, no_advance
 from ckpttool.ops.diff import DiffOptions, diff_checkpoints
-from ckpttool.ops.difference import Change, Difference
+from ckpttool.ops.difference import Change, Difference, distances
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class Point:
         epoch: As far as it or its name tells.
         step: As far as it or its name tells.
         loss: As far as it or its name tells.
-        norm: Of its weights: all finite values, what is tied once. None where it has none.
+        norm: Of its weights: all finite floating values, what is tied once. None where it has none.
     """
 
     path: str
@@ -65,10 +65,13 @@ class DriftStep:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Checkpoints in the order given, and what happened between each two of them."""
+    """Checkpoints in the order given, and what happened between each two of them; true if all are equal."""
 
     points: tuple[Point, ...]
     steps: tuple[DriftStep, ...]
+
+    def __bool__(self) -> bool:
+        return self.equal
 
     @property
     def equal(self) -> bool:
@@ -113,7 +116,7 @@ def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, floa
         for change in difference.changed
         if change.a.name not in tied
         and (change.a.role is Role.WEIGHTS or not squares)
-        and change.a.dtype.kind != "string"
+        and (change.statistics is None or distances(change) is not None)
     ]
     l2 = math.sqrt(math.fsum(one.statistics.l2**2 for one in moved if one.statistics is not None))
     largest = max(moved, key=_max_abs, default=None)
@@ -161,7 +164,7 @@ def _max_abs(change: Change) -> float:
 
 def _squares(checkpoint: Checkpoint) -> dict[str, float]:
     """Return the sum of squares of each weight, what is tied once."""
-    kinds = ("float", "integer", "boolean", "complex")
+    kinds = ("float", "complex")
     return {
         tensor.name: _sum_of_squares(tensor)
         for tensor in checkpoint.tensors

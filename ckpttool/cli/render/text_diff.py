@@ -37,6 +37,7 @@ MAX_ROWS = 40
 _MOST_VALUES, _MOST_MODULES, _MOST_THINGS, _MOST_REMARKS = 3, 4, 3, 4
 _IDENTITY = "fingerprint"
 """What TensorFlow gives to each save of a model: long numbers that nobody reads."""
+_PART_WORDS = {"optimizer": "optimizer state"}
 _KINDS = ("shape", "dtype", "values")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A component of a name that is a number: one layer of many."""
@@ -98,7 +99,27 @@ def summary_line(difference: Difference) -> str:
             unsure.append(f"{counted(len(names), 'tensor')} may lie in another order: {_first_names(names)}")
         certain = "certain " if difference.undecided else ""
         return f"no {certain}difference found, but {' and '.join(unsure)}"
+    if difference.has_same_weights and (lacks := [*_lacking_words(difference)]):
+        both = [one for one in difference.values if ABSENT not in (one.a, one.b)]
+        count, words = difference.weights, tolerance_words(difference.tolerance)
+        same = f"same weights{words} ({count:,} of {count:,})"
+        return "; ".join(filter(None, (same, *lacks, _value_words(both))))
     return "; ".join(filter(None, (tensors_line(difference), _value_words(difference.values))))
+
+
+def _lacking_words(difference: Difference) -> Iterator[str]:
+    """Yield for each side what of the training the other has besides the weights."""
+    sides = (
+        ("A", difference.a, difference.b, difference.added),
+        ("B", difference.b, difference.a, difference.removed),
+    )
+    for name, side, other, tensors in sides:
+        parts = [_PART_WORDS.get(one, one) for one in other.state if one not in side.state]
+        others = sum(one.role is Role.OTHER or not parts for one in tensors)
+        parts += [counted(others, "other tensor" if parts else "tensor")] if others else []
+        if parts:
+            *most, last = parts
+            yield f"{name} lacks {', '.join(most)} and {last}" if most else f"{name} lacks {last}"
 
 
 def tensors_line(difference: Difference) -> str:
@@ -171,7 +192,7 @@ def _change_words(difference: Difference) -> Iterator[str]:
 
 def _largest_change(changed: Iterable[Change]) -> Change | None:
     """Return the change of the largest finite |Δ|, of a weight where one changed, or None."""
-    finite = [(one, one.statistics.max_abs) for one in changed if one.statistics is not None]
+    finite = [(one, measured.max_abs) for one in changed if (measured := distances(one)) is not None]
     moved = [(one, most) for one, most in finite if most > 0]
     weights = [(one, most) for one, most in moved if one.a.role is Role.WEIGHTS]
     return max(weights or moved, key=lambda pair: pair[1], default=(None, 0.0))[0]
@@ -602,7 +623,7 @@ def short_names(drift: Drift) -> list[str]:
 def _step_cells(step: DriftStep) -> tuple[str, ...]:
     changed = step.difference.changed
     count = f"{len(changed):,} of {step.difference.compared:,}"
-    if all(one.statistics is None for one in changed):
+    if all(distances(one) is None for one in changed):
         return (count, "", "", "", "", "")
     return (
         count,
