@@ -125,7 +125,9 @@ def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | N
         raise UsageError(f"--weights: {counted(len(weights), 'weight')} for {counted(count, 'checkpoint')}")
     if not all(math.isfinite(one) and one > 0 for one in weights):
         raise UsageError("--weights: each weight is a positive number")
-    return list(weights)
+    # By a power of two, which rounds nothing: neither their sum nor a product leaves the range of float64.
+    exponent = math.frexp(max(weights))[1]
+    return [math.ldexp(one, -exponent) for one in weights]
 
 
 def plan_average(
@@ -283,7 +285,11 @@ def average_values(
                     np.add(sum_, elements, out=sum_)
             sum_ /= divisor
             if not np.isfinite(sum_).all():
-                _settle_infinities(members, widenings, data, sum_)
+                wide = np.empty((len(members), len(sum_)))
+                for row, widening, raw in zip(wide, widenings, data, strict=True):
+                    row[:] = _elements(widening, raw, len(sum_))
+                _settle_infinities(members, wide, sum_)
+                _settle_overflows(wide, [share / math.fsum(shares) for share in shares], sum_)
             yield _rounded(sum_, members[-1])
         for member, checksum in zip(members, checksums, strict=True):
             if member.source.algorithm is not None:
@@ -314,18 +320,13 @@ def _elements(widening: Widening, raw: bytearray | memoryview, count: int) -> Ar
     return narrow
 
 
-def _settle_infinities(
-    members: Sequence[_Member],
-    widenings: Sequence[Widening],
-    data: Sequence[bytearray | memoryview],
-    sums: Array,
-) -> None:
-    """Let an infinity stand that all sources have, as a mask does; any other, or NaN, is an error."""
+def _settle_infinities(members: Sequence[_Member], wide: Array, sums: Array) -> None:
+    """Let an infinity stand that all sources have, as a mask does; any other, or NaN, is an error.
+
+    ``wide`` has the elements of each source in a row.
+    """
     import numpy as np
 
-    wide = np.empty((len(members), len(sums)))
-    for row, widening, raw in zip(wide, widenings, data, strict=True):
-        row[:] = _elements(widening, raw, len(sums))
     is_shared = np.isinf(wide).all(axis=0) & (wide == wide[0]).all(axis=0)
     for (source, tensor), row in zip(members, wide, strict=True):
         strange = ~np.isfinite(row) & ~is_shared
@@ -340,6 +341,20 @@ def _settle_infinities(
     sums[is_shared] = wide[0][is_shared]
 
 
+def _settle_overflows(wide: Array, parts: Sequence[float], sums: Array) -> None:
+    """Average anew, in halves, what is finite in all sources and whose sum is not.
+
+    The average lies between the least and the largest element, which rounding must not leave.
+    """
+    import numpy as np
+
+    at = np.flatnonzero(~np.isfinite(sums) & np.isfinite(wide).all(axis=0))
+    rows = wide[:, at]
+    halves = sum(row / 2 * part for row, part in zip(rows, parts, strict=True))
+    with np.errstate(over="ignore"):
+        sums[at] = np.clip(np.multiply(halves, 2), rows.min(axis=0), rows.max(axis=0))
+
+
 def _rounded(sums: Array, last: _Member) -> memoryview:
     """Return sums in the type of a tensor, each rounded once."""
     import numpy as np
@@ -350,7 +365,7 @@ def _rounded(sums: Array, last: _Member) -> memoryview:
             result = sums.astype(numpy_type)
         else:
             result = _to_odd(sums).astype(numpy_dtype(dtype))
-    if np.isfinite(sums).all() and not np.isfinite(result).all():
+    if (np.isfinite(sums) & ~np.isfinite(result)).any():
         path, where = last.source.checkpoint.path, last.tensor.name
         raise DamagedCheckpoint(path, f"the average is too large for {dtype.name}", where=where)
     return memoryview(result.view(np.uint8).data)

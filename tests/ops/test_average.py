@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,61 @@ def test_what_would_spoil_the_average_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the average is too large for float16"):
         average([double, large], tmp_path / "bad.pt")
     assert not (tmp_path / "bad.pt").exists()
+
+
+_MOST = float(np.finfo(np.float64).max)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"weights": "1"}, {"weights": "1e308"}, {"weights": "1e-320"}, {"ema": 0.5}]
+)
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (_MOST, _MOST),
+        (-_MOST, -_MOST, -_MOST),
+        (_MOST, _MOST, 1.0),
+        (_MOST, _MOST, _MOST, -_MOST),
+        (1e308, 1.7e308, 1.1e308, 1.2e308, 1.3e308),
+        (1.5e308, 1e-300),
+        (5e-324, _MOST, _MOST),
+        (1e308 + 1e308j, 1.5e308 - 1.5e308j, 1e308 + 0j),
+    ],
+)
+def test_finite_numbers_have_a_finite_average(
+    columns: tuple[complex, ...], how: dict[str, Any], tmp_path: Path
+) -> None:
+    """Fractions have no largest number."""
+    count = len(columns)
+    options = dict(how)
+    shares = [Fraction(1)] * count
+    if "weights" in how:
+        options["weights"] = [float(how["weights"]) * (1 + at / 8) for at in range(count)]
+        shares = [Fraction(one) for one in options["weights"]]
+    elif "ema" in how:
+        shares = [Fraction(1, 2 ** (count - 1)), *(Fraction(1, 2 ** (count - at)) for at in range(1, count))]
+    dtype = torch.complex128 if any(isinstance(one, complex) for one in columns) else torch.float64
+    sources = [
+        saved(tmp_path / f"{at}.pt", w=torch.tensor([one, 0.25], dtype=dtype))
+        for at, one in enumerate(columns)
+    ]
+    average(sources, tmp_path / "out.pt", **options)
+    (found, quarter) = torch.load(tmp_path / "out.pt")["w"].tolist()
+    assert quarter == 0.25
+
+    def expected(parts: Sequence[float]) -> float:
+        pairs = zip(shares, parts, strict=True)
+        return float(sum(share * Fraction(part) for share, part in pairs) / sum(shares))
+
+    exact = expected([complex(one).real for one in columns]), expected([complex(one).imag for one in columns])
+    assert (complex(found).real, complex(found).imag) == pytest.approx(exact, rel=1e-15)
+
+
+def test_a_number_too_large_is_found_beside_a_mask(tmp_path: Path) -> None:
+    wide = saved(tmp_path / "wide.pt", w=torch.tensor([600_000.0, -torch.inf]))
+    half = saved(tmp_path / "half.pt", w=torch.tensor([60_000.0, -torch.inf]).half())
+    with pytest.raises(CheckpointError, match="the average is too large for float16"):
+        average([wide, half], tmp_path / "out.pt")
 
 
 @pytest.mark.parametrize(
