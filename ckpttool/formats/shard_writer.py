@@ -6,7 +6,8 @@ Source: huggingface/huggingface_hub ``serialization/_base.py``, ``split_state_di
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
@@ -20,30 +21,46 @@ _CLOSING = 8
 """How many of them are made durable at once: a journal takes them together."""
 
 
-def cut(tensors: Iterable[Tensor], limit: int) -> list[list[Tensor]]:
-    """Return the tensors of each shard: in their order, as many as fit into ``limit`` bytes.
+def cut(
+    tensors: Sequence[Tensor],
+    limit: int,
+    *,
+    base: int = 0,
+    overhead: Callable[[Tensor], int] = lambda _: 0,
+) -> list[list[Tensor]]:
+    """Return the tensors of each shard: in their order, as many as fit into a file of ``limit`` bytes.
 
     One that is larger than that has a shard of its own, and one that shares the bytes of another is in the
-    other's shard, where it takes no room. There is at least one shard.
+    other's shard, where its values take no room. There is at least one shard.
+
+    Args:
+        tensors: All of them, those that share bytes after those that have them.
+        limit: The most bytes of a file.
+        base: How many bytes a file has without tensors.
+        overhead: The most bytes that a tensor takes beside its values.
     """
     shards: list[list[Tensor]] = []
     current: list[Tensor] = []
-    room = limit
+    costs = Counter({tensor.name: tensor.nbytes for tensor in tensors if tensor.shares_with is None})
+    for tensor in tensors:
+        owner = tensor.shares_with
+        costs[tensor.name if owner is None or owner not in costs else owner] += overhead(tensor)
+    room = limit - base
     shard_of: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.shares_with is not None and tensor.shares_with in shard_of:
             shard_of[tensor.shares_with].append(tensor)
             continue
-        if tensor.nbytes > limit:
+        if costs[tensor.name] > limit - base:
             shards.append([tensor])
             shard_of[tensor.name] = shards[-1]
             continue
-        if tensor.nbytes > room:
+        if costs[tensor.name] > room:
             shards.append(current)
-            current, room = [], limit
+            current, room = [], limit - base
         current.append(tensor)
         shard_of[tensor.name] = current
-        room -= tensor.nbytes
+        room -= costs[tensor.name]
     if current or not shards:
         shards.append(current)
     return shards

@@ -31,6 +31,11 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _END = struct.Struct("<4s4H2IH")
 _CHECKSUM = struct.Struct("<I")
+RECORD_BYTES = _LOCAL.size + _CENTRAL.size + ALIGNMENT + 88
+"""The most bytes of a record of PyTorch's beside its content and twice its name: headers, the padding field,
+24 bytes of a descriptor, and twice up to 28 of ZIP64 with 4 of the padding field's own header."""
+END_BYTES = _END64.size + _LOCATOR64.size + _END.size
+"""The most bytes behind a directory."""
 _CHECKSUM_IN_LOCAL, _CHECKSUM_IN_DESCRIPTOR, _CHECKSUM_IN_CENTRAL = 14, 4, 16
 
 _SATURATED16 = 0xFFFF

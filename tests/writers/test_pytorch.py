@@ -253,7 +253,7 @@ def test_shards_are_what_hugging_face_loads(tmp_path: Path) -> None:
     model = torch.nn.Sequential(OrderedDict((f"l{at}", torch.nn.Linear(20, 20)) for at in range(5)))
     model.l4.weight = model.l0.weight
     torch.save(model.state_dict(), tmp_path / "saved.pt")
-    target = rewritten(tmp_path / "saved.pt", tmp_path / "target", 3400)
+    target = rewritten(tmp_path / "saved.pt", tmp_path / "target", 7000)
     names = [f"pytorch_model-0000{at}-of-00003.bin" for at in (1, 2, 3)]
     assert sorted(os.listdir(target)) == [*names, "pytorch_model.bin.index.json"]
     index = json.loads((target / "pytorch_model.bin.index.json").read_text())
@@ -282,7 +282,7 @@ def test_more_shards_than_stay_open(tmp_path: Path) -> None:
 
 
 def test_nothing_is_no_shard(tmp_path: Path) -> None:
-    target = write(Content((), None, {"epoch": 3}), tmp_path / "target", 1000)
+    target = write(Content((), None, {"epoch": 3}), tmp_path / "target", 7000)
     assert os.listdir(target) == ["pytorch_model.bin.index.json"]
     with open_checkpoint(target) as opened:
         assert (len(opened), opened.findings, opened.training.epoch) == (0, (), 3)
@@ -329,7 +329,7 @@ def test_too_many_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     content = Content((byte_tensor("a", b"x"), byte_tensor("b", b"y")))
     assert refused(content) == ["2 tensors are more than one file can list (at most 1)"]
     assert refused(content, 1) == []
-    assert refused(content, 10) == [
+    assert refused(content, 10_000) == [
         "pytorch_model-00001-of-00001.bin: 2 tensors are more than one file can list (at most 1)"
     ]
 

@@ -58,6 +58,8 @@ _OF_A_SET = frozenset({"total_size", "total_parameters"})
 _ENTRY_BYTES = 160
 """The most bytes of an entry in a header beside its name and the lengths of its axes."""
 _AXIS_BYTES = 21
+_LENGTH_BYTES, _PADDING = 8, 7
+"""The length before a header, and the most spaces behind it."""
 
 
 class SafetensorsWriter(Writer):
@@ -83,7 +85,7 @@ class SafetensorsWriter(Writer):
         if options.shard_size is None:
             yield from _header_refusal(content.owned, metadata | sidecar)
             return
-        shards = _shards(content, options.shard_size)
+        shards = _shards(content, options.shard_size, metadata)
         yield from refusals(shards, sidecar)
         for shard in shards.values():
             yield from _header_refusal(shard, metadata)
@@ -93,16 +95,21 @@ class SafetensorsWriter(Writer):
         if options.shard_size is None:
             _write_file(target.create(), content.owned, metadata | sidecar)
             return
-        shards = _shards(content, options.shard_size)
+        shards = _shards(content, options.shard_size, metadata)
         files = Files(target)
         for name, tensors in shards.items():
             _write_file(files.create(name), tensors, metadata)
         files.create(_INDEX).write(index(shards, sidecar))
 
 
-def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
+def _shards(content: Content, limit: int, metadata: Mapping[str, str]) -> dict[str, list[Tensor]]:
     """Return the tensors of each shard by its name."""
-    shards = cut(content.owned, limit) if content.tensors else []
+    base = len(_layout((), metadata)[1]) + _LENGTH_BYTES + _PADDING
+
+    def overhead(tensor: Tensor) -> int:
+        return len(_json({tensor.name: _entry(tensor, (limit, limit))}))  # its comma for the outer braces
+
+    shards = cut(content.owned, limit, base=base, overhead=overhead) if content.tensors else []
     return dict(zip(shard_names("model", ".safetensors", len(shards)), shards, strict=True))
 
 
@@ -160,19 +167,23 @@ def _layout(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[lis
     begin = 0
     for tensor in ordered:
         end = begin + tensor.nbytes
-        header[tensor.name] = {
-            "dtype": tensor.dtype.safetensors,
-            "shape": tensor.shape,
-            "data_offsets": (begin, end),
-        }
+        header[tensor.name] = _entry(tensor, (begin, end))
         begin = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    text = _json(header)
     return ordered, text + b" " * (-len(text) % 8)
+
+
+def _entry(tensor: Tensor, offsets: tuple[int, int]) -> dict[str, object]:
+    return {"dtype": tensor.dtype.safetensors, "shape": tensor.shape, "data_offsets": offsets}
+
+
+def _json(header: Mapping[str, object]) -> bytes:
+    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def _write_file(sink: Sink, tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> None:
     ordered, header = _layout(tensors, metadata)
-    sink.write(len(header).to_bytes(8, "little"))
+    sink.write(len(header).to_bytes(_LENGTH_BYTES, "little"))
     sink.write(header)
     for tensor in ordered:
         sink.put(tensor)

@@ -24,7 +24,7 @@ from ckpttool.io.opcodes import PAYLOAD_BYTES
 from ckpttool.io.pickler import Storages, imported_by, pickle_into
 from ckpttool.io.sink import Sink
 from ckpttool.io.trust import globals_in
-from ckpttool.io.zip_writer import ALIGNMENT, Piece, TorchZip
+from ckpttool.io.zip_writer import ALIGNMENT, END_BYTES, RECORD_BYTES, Piece, TorchZip
 
 _STEM, _SUFFIX = "pytorch_model", ".bin"
 _INDEX = f"{_STEM}{_SUFFIX}.index.json"
@@ -41,6 +41,12 @@ QUANTIZED = frozenset(dtype.name for dtype in BY_STORAGE.values() if dtype.kind 
 _VERSION = b"3\n"
 _FORMAT_VERSION = b"1"
 """Says that the storages follow each other in the order in which the pickle first names them."""
+_RECORDS_BESIDE = 5
+"""Records of an archive that hold no tensor: the pickle, versions, byte order and alignment."""
+_LONGER_REFERENCES = 32
+"""By how much an entry of a long pickle may exceed that of a short one: indexes of its memo, keys."""
+_RECORD_BYTES = RECORD_BYTES + 2 * len("pytorch_model-00001-of-00001/.storage_alignment") + len("1234567890")
+"""The most that the archive of a shard has beside the content of a record."""
 _KEPT = 1 << 24
 """Up to how many bytes a pickle is kept; a longer one, which has arrays in it, is made twice."""
 
@@ -65,6 +71,8 @@ class PyTorchWriter(Writer):
         else:
             yield from name_refusals({str(key) for tensor in content.tensors for key in tensor.path})
         if limit is not None:
+            if any(tensor.dtype.name in QUANTIZED for tensor in content.owned):
+                return
             shards = _shards(content, limit)
             yield from refusals(shards, _index_metadata(content))
             for name, tensors in shards.items():
@@ -125,8 +133,21 @@ def _index_metadata(content: Content) -> dict[str, str]:
 
 def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
     """Return the tensors of each shard by its name; without tensors there is none."""
-    shards = [tensors for tensors in cut(content.tensors, limit) if tensors]
+    empty = _pickle_bytes({})
+
+    def overhead(tensor: Tensor) -> int:
+        entry = _pickle_bytes({tensor.name: tensor}) - empty + _LONGER_REFERENCES
+        return entry + (_RECORD_BYTES if tensor.shares_with is None else 0)
+
+    base = empty + _RECORDS_BESIDE * _RECORD_BYTES + END_BYTES
+    shards = [one for one in cut(content.tensors, limit, base=base, overhead=overhead) if one]
     return dict(zip(shard_names(_STEM, _SUFFIX, len(shards)), shards, strict=True))
+
+
+def _pickle_bytes(tree: object) -> int:
+    pickle = _MeasuredPickle()
+    pickle_into(pickle.write, tree, Storages())
+    return pickle.nbytes
 
 
 def _seal(archives: list[TorchZip]) -> None:
