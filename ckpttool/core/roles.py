@@ -8,6 +8,12 @@ from ckpttool.core.tensor import Path, Role
 
 OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
 """Keys of an optimizer's state."""
+FLAT_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
+"""How the flat keys of optimizer states begin in a distributed checkpoint of Megatron's.
+
+Source: NVIDIA/Megatron-LM ``megatron/core/optimizer/distrib_optimizer.py``, ``optimizer.py``
+(``ChainedOptimizer.sharded_state_dict``).
+"""
 MACHINERY = re.compile(
     r"sched|scaler|^amp|rng|random|callback|^loops$|history|sampler|early_stop", re.IGNORECASE
 )

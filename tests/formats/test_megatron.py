@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
-from ckpttool import open_checkpoint, verify
+from ckpttool import Role, convert, inspect, open_checkpoint, verify
+from ckpttool.cli.render.text_inspect import inspect_text
+from ckpttool.ops.conversion_plan import content_of
+from ckpttool.weights.converting.training_state import without_training_state
 from tests.formats.test_torch_dcp import FILES, rewritten
 
 COMMON = FILES.parent / "pytorch" / "metrics_only.pth"
@@ -88,3 +95,55 @@ def test_somebody_elses_files_are_no_parts(tmp_path: Path) -> None:
     shutil.copy(COMMON, directory / "common.pt")
     (directory / "metadata.json").write_text('{"tags": [', "utf-8")
     assert codes(directory) == []
+
+
+# Roles ------------------------------------------------------------------------------------------------
+
+_WEIGHT, _EMBEDDING = "decoder.layers.self_attention.linear_qkv.weight", "embedding.word_embeddings.weight"
+
+
+def distributed(directory: Path, *names: str, shapes: dict[str, tuple[int, ...]] | None = None) -> Path:
+    state = {name: torch.ones((shapes or {}).get(name, (8, 4))) for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=directory, no_dist=True)
+    torch.save({"iteration": 7, "optimizer": {"param_groups": [{"lr": 1e-4}]}}, directory / "common.pt")
+    (directory / "metadata.json").write_text(json.dumps(CONFIG), "utf-8")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        (f"optimizer.state.exp_avg.{_WEIGHT}", Role.OPTIMIZER),
+        (f"optimizer.state.fp32_param.{_WEIGHT}", Role.OPTIMIZER),
+        ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.exp_avg", Role.OPTIMIZER),
+        (f"chained_0.optimizer.state.exp_avg.{_EMBEDDING}", Role.OPTIMIZER),
+        (f"chained_12.optimizer.state.exp_avg_sq.{_EMBEDDING}", Role.OPTIMIZER),
+        ("decoder.optimizer.weight", Role.WEIGHTS),
+        ("chained_x.optimizer.weight", Role.WEIGHTS),
+        ("unchained_0.optimizer.weight", Role.WEIGHTS),
+        ("optimizer_head.weight", Role.WEIGHTS),
+        ("learned_optimizer.weight", Role.WEIGHTS),
+    ],
+)
+def test_a_key_is_that_of_an_optimizer_where_it_begins_so(name: str, role: Role, tmp_path: Path) -> None:
+    directory = distributed(tmp_path / "iter_0000007", _WEIGHT, name)
+    with open_checkpoint(directory) as checkpoint:
+        assert {one.name: one.role for one in checkpoint.tensors} == {_WEIGHT: Role.WEIGHTS, name: role}
+    convert(directory, tmp_path / "w.safetensors", only="weights")
+    assert set(load_file(tmp_path / "w.safetensors")) == (
+        {_WEIGHT, name} if role is Role.WEIGHTS else {_WEIGHT}
+    )
+    with open_checkpoint(directory) as checkpoint:
+        kept = {one.name for one in without_training_state(content_of(checkpoint)).tensors}
+    assert kept == ({_WEIGHT, name} if role is Role.WEIGHTS else {_WEIGHT})
+
+
+def test_flattened_states_are_told(tmp_path: Path) -> None:
+    states = [f"optimizer.state.exp_avg.{one}" for one in (_WEIGHT, _EMBEDDING, "conv.weight")]
+    shapes = {states[0]: (1, 1, 32), states[2]: (1, 1, 3), "conv.weight": (1, 1, 3)}
+    directory = distributed(tmp_path / "one", _WEIGHT, _EMBEDDING, "conv.weight", *states, shapes=shapes)
+    lines = inspect_text(inspect(directory), all_tensors=True).splitlines()
+    assert sum("1×1×32, flattened" in line for line in lines) == 1
+    assert sum(", flattened" in line for line in lines) == 1

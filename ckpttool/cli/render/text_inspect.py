@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from ckpttool.cli.render.tables import GAP, columns_that_fit, hanging_lines
 from ckpttool.cli.render.terminal import Style, display_width, pad, printable, printable_cut, shorten, styled
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.report import counted
+from ckpttool.core.roles import FLAT_OPTIMIZER
 from ckpttool.core.tensor import Role, Tensor
 from ckpttool.formats.architecture import Architecture
 from ckpttool.ops.inspect import Inspection, ValueStatistics
@@ -32,6 +34,7 @@ _FRAMEWORKS = {
     "tensorflow": "TensorFlow",
     "paddle": "Paddle",
 }
+_STATE_OF = re.compile(rf"{FLAT_OPTIMIZER.pattern}state\.[^.]+\.(?P<weight>.+)")
 _TRAINER_WORDS = {"epoch_id": "epoch", "step_id": "step"}
 
 
@@ -267,6 +270,7 @@ def _tensor_rows(inspection: Inspection, tensors: Sequence[Tensor]) -> Iterator[
     """Yield a cell for a module, and below it the cells of each of its tensors."""
     module: tuple[str, ...] | None = None
     layers, leaves = inspection.architecture.layers, inspection.architecture.weights
+    shapes = {one.name: one.shape for one in inspection.checkpoint.tensors if one.role is Role.WEIGHTS}
     for tensor in tensors:
         *above, last = map(str, tensor.path)
         prefix, dot, leaf = last.rpartition(".")
@@ -281,8 +285,17 @@ def _tensor_rows(inspection: Inspection, tensors: Sequence[Tensor]) -> Iterator[
         tied = f"  = {printable(tensor.shares_with)}" if tensor.shares_with else ""
         word = f" ({leaves[tensor.name]})" if tensor.name in leaves else ""
         name = f"{indent}{printable(leaf)}{word}{tied}"
-        row = (name, tensor.dtype.name, _shape_cell(tensor), file_size(tensor.nbytes))
+        shape = f"{_shape_cell(tensor)}{', flattened' if is_flattened_state(tensor, shapes) else ''}"
+        row = (name, tensor.dtype.name, shape, file_size(tensor.nbytes))
         yield (*row, *_statistics_cells(inspection.statistics, tensor))
+
+
+def is_flattened_state(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Tell whether Megatron flattened an optimizer's state to [1, 1, N], given the shapes of the weights."""
+    if tensor.role is not Role.OPTIMIZER or len(tensor.shape) != 3 or tensor.shape[:2] != (1, 1):
+        return False
+    found = _STATE_OF.fullmatch(tensor.name)
+    return found is not None and shapes.get(found["weight"]) != tensor.shape
 
 
 def _shape_cell(tensor: Tensor) -> str:

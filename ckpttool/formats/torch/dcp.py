@@ -20,7 +20,8 @@ from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.core.report import counted, error, warning
-from ckpttool.core.tensor import Extent, Path, Span, Tensor
+from ckpttool.core.roles import FLAT_OPTIMIZER
+from ckpttool.core.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.core.values import tile
 from ckpttool.formats.bystanders import add_part_name
 from ckpttool.formats.content.assembly import name_tensors, training_of
@@ -83,7 +84,7 @@ class TorchDcp(Format):
         with OpenedParts("part") as parts:
             directory = _DcpDirectory(probe, parts)
             directory.read()
-            tensors = name_tensors(directory.tensors, directory.values)
+            tensors = name_tensors([*map(_with_flat_role, directory.tensors)], directory.values)
             metadata = tree_of(directory.values)
             checkpoint = Checkpoint(
                 path=probe.path,
@@ -103,6 +104,14 @@ class TorchDcp(Format):
                 close=parts.keep(),
             )
             return apply_sidecar_file(checkpoint, directory.sources.get(ENTRY))
+
+
+def _with_flat_role(item: tuple[Path, TensorParts]) -> tuple[Path, TensorParts]:
+    """Return a tensor as the optimizer's state if its one key begins as Megatron's do."""
+    path, parts = item
+    if len(path) == 1 and FLAT_OPTIMIZER.match(str(path[0])):
+        return path, replace(parts, role=Role.OPTIMIZER)
+    return item
 
 
 def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:

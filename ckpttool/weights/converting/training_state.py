@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ckpttool.core.roles import OPTIMIZER, role_below
+from ckpttool.core.roles import FLAT_OPTIMIZER, OPTIMIZER, role_below
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.traits import traits_of
@@ -89,13 +89,16 @@ def _without_state(node: object, keys: Path, gone: set[Path]) -> object:
 
 
 def _is_flat(tensor: Tensor) -> bool:
-    return _FLAT_OPTIMIZER.fullmatch(tensor.name.partition(".")[0]) is not None
+    is_one = _FLAT_OPTIMIZER.fullmatch(tensor.name.partition(".")[0])
+    return (is_one or FLAT_OPTIMIZER.match(tensor.name)) is not None
 
 
 def _is_state(key: object, value: object) -> bool:
     """Tell whether an entry is a state: all of what is there has the signs of one, and no weights."""
     if not isinstance(key, str):
         return False
+    if isinstance(value, Tensor) and value.role is Role.OPTIMIZER:
+        return FLAT_OPTIMIZER.match(key) is not None
     if _RANDOM.search(key):
         is_one = is_random_state(value)
     else:
