@@ -20,6 +20,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
 from ckpttool.formats.torch.ranks import VARIANT
 from ckpttool.io import fs
 from ckpttool.io.held import holds
@@ -32,6 +33,7 @@ from ckpttool.ops.merging.fluid import merge_fluid
 from ckpttool.ops.merging.joined_parts import MergePart, join_parts, shards_of
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, require_intact
 from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
+from ckpttool.ops.merging.universal import universal_model
 from ckpttool.ops.merging.zero import full_precision
 
 _DEEPSPEED = "deepspeed"
@@ -102,6 +104,8 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
             raise Unsupported(checkpoint.path, reason, expected="merge them with its framework")
         if checkpoint.format == DeepSpeed.name and checkpoint.variant == _DEEPSPEED:
             whole = full_precision(checkpoint, sources)
+        elif checkpoint.variant == UNIVERSAL:
+            whole = universal_model(checkpoint, sources)
         elif checkpoint.variant == VARIANT:
             whole = keep_first_rank(checkpoint, sources)
         elif checkpoint.format == Fluid.name:

@@ -20,6 +20,8 @@ from ckpttool.core.tensor import Role, Tensor
 from ckpttool.core.training import training_state
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import OpenedParts, file_entry, open_file
+from ckpttool.formats.torch.deepspeed_universal import VARIANT as UNIVERSAL
+from ckpttool.formats.torch.deepspeed_universal import ZERO, UniversalStates, is_universal
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
     Ranks,
@@ -65,22 +67,29 @@ class DeepSpeed(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         with OpenedParts("part") as parts:
-            files = _open_files(parts, probe)
+            universal = UniversalStates(probe, parts) if is_universal(probe) else None
+            files = _open_files(parts, probe, skipped=() if universal is None else (ZERO,))
             models = [file for file in files if file.kind == "model"]
             first = min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
             metadata = dict(first.metadata) if first is not None else {}
-            ranks = _ranks(parts, files, metadata)
+            ranks = _ranks(parts, files, metadata, is_universal=universal is not None)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
             optimizers = [ranks.optimizer[rank] for rank in sorted(ranks.optimizer)]
             parts.findings += (*check_partitions(ranks), *_check_optimizers(optimizers), *apart_notes(ranks))
             metadata |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
+            if universal is not None:
+                universal.check({file.name: file.part.metadata for file in models})
+                tensors += universal.tensors
+                metadata[ZERO] = dict(universal.metadata)
+            paths = [entry.path for entry in probe.entries.values() if entry.is_file()]
+            paths += () if universal is None else universal.paths
             version = metadata.get("ds_version")
             return Checkpoint(
                 path=probe.path,
                 format=self.name,
-                variant="deepspeed",
+                variant="deepspeed" if universal is None else UNIVERSAL,
                 tensors=tuple(tensors),
-                files=tuple(file_entry(entry.path) for entry in probe.entries.values() if entry.is_file()),
+                files=tuple(map(file_entry, paths)),
                 spans=parts.spans,
                 metadata=lambda: metadata,
                 training=lambda: _training_state(metadata, files, probe.name),
@@ -109,8 +118,8 @@ class _StateFile(NamedTuple):
         return os.path.splitext(self.name)[0]
 
 
-def _open_files(parts: OpenedParts, probe: Probe) -> list[_StateFile]:
-    """Open all files that a framework could load."""
+def _open_files(parts: OpenedParts, probe: Probe, skipped: Sequence[str]) -> list[_StateFile]:
+    """Open all files that a framework could load; directories that are read elsewhere are skipped."""
     files = []
     for name, entry in probe.entries.items():
         if entry.is_file() and name.endswith(_LOADABLE):
@@ -118,7 +127,7 @@ def _open_files(parts: OpenedParts, probe: Probe) -> list[_StateFile]:
             if part is not None:
                 kind, numbers = _parse_name(name)
                 files.append(_StateFile(name, kind, part, **dict(numbers)))
-        elif entry.is_dir(follow_symlinks=False):
+        elif entry.is_dir(follow_symlinks=False) and name not in skipped:
             parts.findings.append(warning("part-not-checked", "a directory that was not looked into", name))
     return sorted(files, key=lambda file: file.kind != "model")
 
@@ -135,9 +144,15 @@ def _parse_name(name: str) -> tuple[str, tuple[tuple[str, int], ...]]:
 # The ranks ------------------------------------------------------------------------------------------
 
 
-def _ranks(parts: OpenedParts, files: list[_StateFile], metadata: Mapping[str, Any]) -> Ranks:
-    """Return the states of all ranks, and note those that are missing or of another save."""
+def _ranks(
+    parts: OpenedParts, files: list[_StateFile], metadata: Mapping[str, Any], *, is_universal: bool
+) -> Ranks:
+    """Return the states of all ranks, and note those that are missing or of another save.
+
+    A universal checkpoint has none of the files that ZeRO writes, though its settings tell of a stage.
+    """
     stage = stage_of(metadata, [file.part for file in files if file.kind == "optimizer"])
+    stage = 0 if is_universal else stage
     world, models = _count(metadata.get("dp_world_size")), _count(metadata.get("mp_world_size")) or 1
     names = [file.name for file in files]
     if not any(file.kind == "model" for file in files):

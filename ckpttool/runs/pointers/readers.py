@@ -66,8 +66,8 @@ OnError = Callable[[CheckpointError], object]
 
 
 def _latest(directory: str, names: Names) -> Iterator[Pointer]:
-    """DeepSpeed's ``latest``, Detectron2's and MMEngine's ``last_checkpoint``: a text that is a name."""
-    for name in ("latest", "last_checkpoint"):
+    """DeepSpeed's ``latest`` and ``latest_universal``, Detectron2's and MMEngine's ``last_checkpoint``."""
+    for name in ("latest", "latest_universal", "last_checkpoint"):
         if name in names:
             path = os.path.join(directory, name)
             text = _text(path, MAX_POINTER)

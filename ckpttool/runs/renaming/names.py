@@ -32,7 +32,10 @@ _SHOWN = 3
 """How many checkpoints are named that would have one name."""
 
 RESERVED = frozenset(
-    {tf_state.NAME, "latest", "last_checkpoint", "trainer_state.json", "checkpoint.pt.index"}
+    {
+        *(tf_state.NAME, "latest", "latest_universal", "last_checkpoint", "trainer_state.json"),
+        "checkpoint.pt.index",
+    }
 )
 """Names that pointers have."""
 
