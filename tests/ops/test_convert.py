@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from ckpttool import (
     CheckpointError,
@@ -316,10 +316,26 @@ def test_a_missing_directory_is_said(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "nowhere" / "out.safetensors")
 
 
-def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
-    torch.save({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}, tmp_path / "twice.pth")
-    with pytest.raises(UsageError, match=r"two tensors', like 'a\.b'"):
-        convert(tmp_path / "twice.pth", tmp_path / "out.safetensors")
+@pytest.mark.parametrize(
+    ("tree", "names"),
+    [
+        ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(3)}, {"a.b", "[a.b]"}),
+        ({"a.b": torch.zeros(3), "a": {"b": torch.ones(2)}, "c": torch.ones(1)}, {"a.b", "[a.b]", "c"}),
+        ({"a": {"b.c": torch.ones(2)}, "a.b": {"c": torch.zeros(3)}}, {"a.[b.c]", "[a.b].c"}),
+        ({1: torch.ones(2), "1": torch.zeros(3)}, {"1", "[1]"}),
+        ({"a": [torch.ones(2)], "a.0": torch.zeros(3)}, {"a.[0]", "[a.0]"}),
+    ],
+)
+def test_two_paths_that_give_one_name_are_two_tensors(
+    tree: dict[Any, Any], names: set[str], tmp_path: Path
+) -> None:
+    torch.save(tree, tmp_path / "twice.pth")
+    with open_checkpoint(tmp_path / "twice.pth") as checkpoint:
+        assert {tensor.name for tensor in checkpoint.tensors} == names
+    convert(tmp_path / "twice.pth", tmp_path / "out.pth")
+    assert str(torch.load(tmp_path / "out.pth")) == str(tree)
+    convert(tmp_path / "twice.pth", tmp_path / "out.safetensors")
+    assert set(load_file(tmp_path / "out.safetensors")) - {"__ckpttool__"} == names
 
 
 def test_types_that_a_format_lacks_are_refused_by_name(tmp_path: Path) -> None:

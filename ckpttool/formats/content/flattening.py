@@ -164,6 +164,7 @@ class _Flattening(Generic[T]):
             if self._stack:
                 self._stack[-1].twin[current.key] = form
         self._flat.plain = None if form is _NOTHING else form
+        self._flat.tensors = _with_own_names(self._flat.tensors)
         return self._flat
 
     def _descend(self, current: _OpenContainer) -> bool:
@@ -278,3 +279,19 @@ class _Flattening(Generic[T]):
                 text = KeyText(f"[{text}]" if count <= _BRACKETS else f"[{first}] {count}")
             plain[text] = form
         return plain
+
+
+def _with_own_names(tensors: list[tuple[Path, T]]) -> list[tuple[Path, T]]:
+    """Return tensors with paths of which no two give one name: ``[a.b]`` is a key where ``a`` has a ``b``."""
+    names = [".".join(map(str, path)) for path, _ in tensors]
+    if len(set(names)) == len(names):
+        return tensors
+    counts = Counter(names)
+    return [
+        (path if counts[name] == 1 else tuple(map(_bracketed, path)), tensor)
+        for (path, tensor), name in zip(tensors, names, strict=True)
+    ]
+
+
+def _bracketed(part: str | int) -> str | int:
+    return f"[{part}]" if isinstance(part, int) or "." in part else part
