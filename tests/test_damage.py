@@ -97,7 +97,7 @@ def test_bits_outside_the_payloads_is_noticed_or_means_nothing(tmp_path: Path) -
                 unnoticed += 1
                 with open_checkpoint(path) as checkpoint:
                     assert held(checkpoint) == truth, told
-    # Of each record: who made it, by which version, and its attributes; nothing reads them.
+    # Of each record: who made it, and its attributes but for those that make it no file; nothing reads them.
     assert unnoticed <= len(records(path)) * UNREAD_BYTES
 
 

@@ -21,6 +21,16 @@ from ckpttool.core.readable import Readable
 from ckpttool.core.report import Finding, error
 from ckpttool.io.inflate import Inflated, Inflation
 from ckpttool.io.source import Source
+from ckpttool.io.zip_headers import (
+    HAS_DESCRIPTOR,
+    REFUSED_FLAGS,
+    SATURATED32,
+    UTF8,
+    ZIP64_EXTRA,
+    entry_findings,
+    extra_fields,
+    unknown_extras,
+)
 
 LOCAL_MAGIC = b"PK\x03\x04"
 EMPTY_MAGIC = b"PK\x05\x06"
@@ -30,25 +40,19 @@ STORED, DEFLATED = 0, 8
 MAX_MEMBERS = 500_000
 MAX_DIRECTORY = 1 << 28
 
-SATURATED32, ZIP64_EXTRA = 0xFFFFFFFF, 0x0001
-"""What a size or offset has that does not fit in 32 bits, and the extra field where it stands instead."""
-
 _LOCAL = struct.Struct("<4s5H3I2H")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
-_EXTRA = struct.Struct("<2H")
 _MAX_COMMENT = 0xFFFF
 _SATURATED16 = 0xFFFF
-_ENCRYPTED, _PATCHED, _UTF8 = 0x0001, 0x0020, 0x0800
 _DESCRIPTOR_MAGIC = b"PK\x07\x08"
-_HAS_DESCRIPTOR, _LONGEST_DESCRIPTOR = 0x0008, 24
+_LONGEST_DESCRIPTOR = 24
 _DESCRIPTORS = (12, 16, 20, 24)
 _ALIGNMENT = 64
 _by_directory: ContextVar[bool] = ContextVar("by_directory", default=False)
 _PADDING_EXTRA = 0x4246
-_HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
 _SMALL, _READ_AHEAD = 1 << 12, 1 << 16
 """Records of so many bytes are read for their headers' sake, up to so many bytes at once."""
 _GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
@@ -105,7 +109,7 @@ class Archive:
                 raise
             self._listed, self.is_cut = list(rescue(source)), True
         else:
-            self._listed = read_directory(source, self._directory)
+            self._listed = read_directory(source, self._directory, self.findings)
 
     @property
     def names(self) -> Iterator[str]:
@@ -217,8 +221,8 @@ def _zip64_directory(
     return large, at
 
 
-def read_directory(source: Readable, directory: Directory) -> list[Member]:
-    """Return the records that the central directory lists, in its order."""
+def read_directory(source: Readable, directory: Directory, findings: list[Finding]) -> list[Member]:
+    """Return the records that the central directory lists, in its order, having checked each entry."""
     if directory.records > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
         found = f"a directory of {directory.records:,} records in {directory.nbytes:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_MEMBERS:,}")
@@ -230,7 +234,7 @@ def read_directory(source: Readable, directory: Directory) -> list[Member]:
             raise DamagedCheckpoint(
                 source.path, found, expected=f"{directory.records} records", code="zip-directory"
             )
-        member, at = _directory_entry(source.path, data, at)
+        member, at = _directory_entry(source.path, data, at, findings)
         members.append(member)
     if at != len(data):
         found = f"{len(data) - at:,} bytes in the directory belong to no record"
@@ -238,48 +242,50 @@ def read_directory(source: Readable, directory: Directory) -> list[Member]:
     return members
 
 
-def _directory_entry(path: str, data: bytes, at: int) -> tuple[Member, int]:
+def _directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) -> tuple[Member, int]:
+    """Return the record that the entry at an offset of the directory describes, and where the entry ends."""
     fields = _CENTRAL.unpack_from(data, at)
     _, _, version, flags, method, time, date, crc, stored, size, name_len, extra_len, comment_len = fields[
         :13
     ]
-    disk, _, _, header = fields[13:]
+    disk, _, attributes, header = fields[13:]
     name_at = at + _CENTRAL.size
     extra_at = name_at + name_len
     raw_name, extra = data[name_at:extra_at], data[extra_at : extra_at + extra_len]
     end = extra_at + extra_len + comment_len
-    try:
-        name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437")
-    except UnicodeDecodeError as failure:
-        name = raw_name.decode("utf-8", "backslashreplace")
-        raise DamagedCheckpoint(
-            path, "a record's name is not UTF-8", where=name, code="zip-directory"
-        ) from failure
+    name = _decode_name(path, raw_name, flags)
     if end > len(data):
         raise DamagedCheckpoint(path, "the directory ends inside a record", where=name, code="zip-directory")
     if disk or comment_len:
         raise DamagedCheckpoint(
             path, "a record on another disk, or with a comment", where=name, code="zip-directory"
         )
-    if flags & (_ENCRYPTED | _PATCHED):
+    if flags & REFUSED_FLAGS:
         raise DamagedCheckpoint(path, "an encrypted or patched record", where=name, code="zip-encrypted")
     if method not in (STORED, DEFLATED):
         raise Unsupported(path, f"zip compression method {method}", where=name)
-    size, stored, header = _zip64_numbers(path, name, extra, size, stored, header)
-    if method == STORED and size != stored:
-        found = f"a stored record of {stored:,} bytes that claims {size:,}"
+    numbers = _zip64_numbers(path, name, extra, size, stored, header)
+    member = Member(
+        name, raw_name, version, flags, method, (time, date), crc, numbers[1], numbers[0], numbers[2]
+    )
+    if method == STORED and member.size != member.stored:
+        found = f"a stored record of {member.stored:,} bytes that claims {member.size:,}"
         raise DamagedCheckpoint(path, found, where=name, code="zip-directory")
-    return Member(name, raw_name, version, flags, method, (time, date), crc, stored, size, header), end
+    findings += entry_findings(name, raw_name, version, flags, attributes, member.size, extra)
+    wide = [content for kind, content in extra_fields(extra) or () if kind == ZIP64_EXTRA] if extra else []
+    if wide and not states_the_same(member, wide, size, stored):
+        findings.append(error("zip-headers-disagree", "the directory's ZIP64 field has other sizes", name))
+    return member, end
 
 
-def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
-    """Return the fields of an extra block, or None where it is no list of fields."""
-    fields, at = [], 0
-    while at + 4 <= len(extra):
-        kind, nbytes = _EXTRA.unpack_from(extra, at)
-        fields.append((kind, extra[at + 4 : at + 4 + nbytes]))
-        at += 4 + nbytes
-    return fields if at == len(extra) else None
+def _decode_name(path: str, raw_name: bytes, flags: int) -> str:
+    try:
+        return raw_name.decode("utf-8" if flags & UTF8 else "cp437")
+    except UnicodeDecodeError as failure:
+        name = raw_name.decode("utf-8", "backslashreplace")
+        raise DamagedCheckpoint(
+            path, "a record's name is not UTF-8", where=name, code="zip-directory"
+        ) from failure
 
 
 def _zip64_numbers(
@@ -347,7 +353,7 @@ def locate_by_directory(members: list[Member], end: int) -> list[Member] | None:
     located = []
     boundaries = [*(member.header for member in members), end][1:]
     for member, boundary in zip(members, boundaries, strict=True):
-        has_descriptor = bool(member.flags & _HAS_DESCRIPTOR)
+        has_descriptor = bool(member.flags & HAS_DESCRIPTOR)
         starts = [boundary - member.stored - nbytes for nbytes in (_DESCRIPTORS if has_descriptor else (0,))]
         first = member.header + _LOCAL.size + len(member.raw_name)
         possible = [one for one in starts if one >= first and not (has_descriptor and one % _ALIGNMENT)]
@@ -443,7 +449,7 @@ def _header_differences(
         member.modified,
     ):
         found.append("the local header has another version, method, time or flags")
-    deferred = flags & _HAS_DESCRIPTOR
+    deferred = flags & HAS_DESCRIPTOR
     for what, here, there in (
         ("checksum", crc, member.crc32),
         ("size", stored, member.stored),
@@ -451,16 +457,13 @@ def _header_differences(
     ):
         if here != there and not (deferred and here == 0) and here != SATURATED32:
             found.append(f"the local header has another {what}: {here} instead of {there}")
-    fields = extra_fields(data[_LOCAL.size + name_len : length])
-    if fields is None:
-        found.append("the local header's extra field is no list of fields")
-    for kind, content in fields or ():
-        if kind == _PADDING_EXTRA:
-            if content.strip(b"Z"):
-                found.append("the padding before the record is not padding")
-        elif kind != ZIP64_EXTRA and kind not in _HARMLESS_EXTRAS:
-            found.append(f"the local header has an unknown extra field 0x{kind:04x}")
-    wide = [content for kind, content in fields or () if kind == ZIP64_EXTRA]
+    extra = data[_LOCAL.size + name_len : length]
+    doubts = unknown_extras(extra, member.name, member.raw_name, (_PADDING_EXTRA,))
+    found += (f"the local header's {doubt}" for doubt in doubts)
+    fields = extra_fields(extra) or ()
+    if any(kind == _PADDING_EXTRA and content.strip(b"Z") for kind, content in fields):
+        found.append("the padding before the record is not padding")
+    wide = [content for kind, content in fields if kind == ZIP64_EXTRA]
     if (wide or SATURATED32 in (size, stored)) and not states_the_same(member, wide, size, stored):
         found.append("the local header's ZIP64 field has other sizes")
     return found
@@ -477,7 +480,7 @@ def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -
     if not wide or len(wide) > 1 or len(wide[0]) % 8:
         return not wide and not lacking
     numbers = list(struct.unpack(f"<{len(wide[0]) // 8}Q", wide[0]))
-    deferred = bool(member.flags & _HAS_DESCRIPTOR)
+    deferred = bool(member.flags & HAS_DESCRIPTOR)
     return any(
         len(numbers) == len(expected)
         and all(
@@ -490,7 +493,7 @@ def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -
 
 def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
     """Say where the bytes behind a record contradict the directory, or None."""
-    if not member.flags & _HAS_DESCRIPTOR:
+    if not member.flags & HAS_DESCRIPTOR:
         return f"{len(descriptor)} undeclared bytes follow the record" if descriptor else None
     body = (
         descriptor[4:] if descriptor[:4] == _DESCRIPTOR_MAGIC and len(descriptor) in (16, 24) else descriptor

@@ -15,19 +15,11 @@ from typing import NamedTuple
 from isal import isal_zlib
 
 from ckpttool.io.source import Source
-from ckpttool.io.zip_reader import (
-    DEFLATED,
-    LOCAL_MAGIC,
-    MAX_MEMBERS,
-    SATURATED32,
-    STORED,
-    ZIP64_EXTRA,
-    Member,
-    extra_fields,
-)
+from ckpttool.io.zip_headers import HAS_DESCRIPTOR, SATURATED32, UTF8, ZIP64_EXTRA, extra_fields
+from ckpttool.io.zip_reader import DEFLATED, LOCAL_MAGIC, MAX_MEMBERS, STORED, Member
 
 _LOCAL = struct.Struct("<4s5H3I2H")
-_DESCRIPTOR, _HAS_DESCRIPTOR, _UTF8 = b"PK\x07\x08", 0x0008, 0x0800
+_DESCRIPTOR = b"PK\x07\x08"
 _FORMS = (struct.Struct("<4x3I"), struct.Struct("<4xI2Q"))
 """A data descriptor: checksum, stored and full size, of 32 or of 64 bits."""
 _FIRST_WINDOW, _WINDOW = 1 << 16, 1 << 22
@@ -58,7 +50,7 @@ def rescued_records(source: Source) -> Iterator[Member]:
             return
         names = source.read(at + _LOCAL.size, name_length + extra_length)
         raw_name, extra = names[:name_length], names[name_length:]
-        if flags & _HAS_DESCRIPTOR:
+        if flags & HAS_DESCRIPTOR:
             end = _end_by_descriptor(source, payload, buffer) if method == STORED else None
         else:
             stored = _wide_size(extra, stored)
@@ -68,10 +60,10 @@ def rescued_records(source: Source) -> Iterator[Member]:
         is_cut = end.payload > source.size
         if is_cut and method == DEFLATED:
             return
-        name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437", "backslashreplace")
+        name = raw_name.decode("utf-8" if flags & UTF8 else "cp437", "backslashreplace")
         stored = end.payload - payload
         size = stored if method == STORED else size
-        is_summed = bool(flags & _HAS_DESCRIPTOR)  # nothing else shows where it ends
+        is_summed = bool(flags & HAS_DESCRIPTOR)  # nothing else shows where it ends
         is_unsummed = is_cut or method == DEFLATED
         if is_unsummed or is_summed or _crc32(source, payload, end.payload, buffer) == end.crc32:
             yield Member(

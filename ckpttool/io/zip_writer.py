@@ -18,7 +18,8 @@ from isal import isal_zlib
 
 from ckpttool.core.tensor import Tensor
 from ckpttool.io.sink import Sink, Written
-from ckpttool.io.zip_reader import LOCAL_MAGIC, SATURATED32, ZIP64_EXTRA
+from ckpttool.io.zip_headers import HAS_DESCRIPTOR, SATURATED32, UTF8, ZIP64_EXTRA
+from ckpttool.io.zip_reader import LOCAL_MAGIC
 
 ALIGNMENT = 64
 """What the offset of each record's content is a multiple of, in PyTorch's zips."""
@@ -39,7 +40,6 @@ END_BYTES = _END64.size + _LOCATOR64.size + _END.size
 _CHECKSUM_IN_LOCAL, _CHECKSUM_IN_DESCRIPTOR, _CHECKSUM_IN_CENTRAL = 14, 4, 16
 
 _SATURATED16 = 0xFFFF
-_UTF8, _HAS_DESCRIPTOR = 0x0800, 0x0008
 _PADDING_EXTRA = 0x4246
 _DIRECTORY_MAGIC, _DESCRIPTOR_MAGIC = b"PK\x01\x02", b"PK\x07\x08"
 _END_MAGIC, _END64_MAGIC, _LOCATOR64_MAGIC = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
@@ -214,11 +214,11 @@ class NumpyZip(ZipWriter):
 
 
 def _torch_flags(size: int) -> int:
-    return _UTF8 | _HAS_DESCRIPTOR if size else _UTF8
+    return UTF8 | HAS_DESCRIPTOR if size else UTF8
 
 
 def _numpy_flags(name: bytes) -> int:
-    return 0 if name.isascii() else _UTF8
+    return 0 if name.isascii() else UTF8
 
 
 def _field(kind: int, content: bytes) -> bytes:

@@ -246,6 +246,78 @@ def test_data_descriptors_and_padding(files: Path) -> None:
             assert codes(changed), f"byte {at}"
 
 
+# What readers obey, and no writer says --------------------------------------------------------------
+
+
+def changed_entry(offset: int, layout: str, value: int, *, local: int | None = None) -> bytes:
+    """Return an archive with a field of its first entry, and maybe of the local header, changed."""
+    data = bytearray(written())
+    struct.pack_into(layout, data, directory_at(bytes(data)) + offset, value)
+    if local is not None:
+        struct.pack_into(layout, data, local, value)
+    return bytes(data)
+
+
+def recorded(
+    name: str = "r/data/0", content: bytes = b"1234", attributes: int = 0, extra: bytes = b"", method: int = 0
+) -> bytes:
+    """Return an archive of one record that Python's zipfile wrote as it was told."""
+    buffer, info = io.BytesIO(), ZipInfo("placeholder")
+    info.filename, info.external_attr, info.extra, info.compress_type = name, attributes, extra, method
+    with ZipFile(buffer, "w") as archive:
+        archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def unicode_path(name: bytes, of: bytes) -> bytes:
+    return struct.pack("<2HBI", 0x7075, 5 + len(name), 1, zlib.crc32(of)) + name
+
+
+TIMES = b"UT\5\0\3B\0\x0ck" + b"ux\x0b\0\1\4\0\0\0\0\4\0\0\0\0"
+"""What Info-ZIP's zip 3.0 puts into the directory."""
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (changed_entry(38, "<I", 0x01800010), "zip-header"),  # miniz: a directory
+        (changed_entry(38, "<I", 0x00000008), "zip-header"),
+        (changed_entry(38, "<I", 0o040755 << 16), "zip-header"),
+        (changed_entry(38, "<I", 0o120777 << 16), "zip-header"),
+        (changed_entry(6, "<H", 64, local=4), "zip-version"),  # zipfile refuses more than 63
+        (changed_entry(8, "<H", 0x0010, local=6), "zip-header"),
+        (changed_entry(8, "<H", 0x2000, local=6), "zip-encrypted"),  # miniz refuses it
+        (changed_entry(8, "<H", 0x0040, local=6), "zip-encrypted"),  # zipfile refuses it
+        (recorded("r/data/0/"), "zip-header"),  # miniz reads nothing of it
+        (recorded("r/data/0\0.txt"), "zip-header"),  # zipfile ends it at the NUL
+        (recorded(extra=unicode_path(b"r/data/1", b"r/data/0")), "zip-header"),  # zipfile takes this name
+        (recorded(extra=unicode_path(b"r/data/0", b"r/data/1")), "zip-header"),
+        (recorded(extra=b"\x99\x99\1\0x"), "zip-header"),
+        (recorded(extra=b"UT\x09\0x"), "zip-header"),
+        (recorded(extra=struct.pack("<2HQ", 1, 8, 5)), "zip-headers-disagree"),
+    ],
+)
+def test_values_that_no_writer_sets(data: bytes, code: str) -> None:
+    assert code in codes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        recorded(attributes=0x81A40000, extra=TIMES),  # zip 3.0
+        recorded(attributes=0x81A40000, extra=TIMES, method=ZIP_DEFLATED),
+        recorded("r/", b"", 0x41ED0010, extra=TIMES),
+        recorded("r/", b"", 0x41ED0010, method=ZIP_DEFLATED),
+        recorded(attributes=0x20),  # Windows: to be archived
+        recorded(attributes=0o100644 << 16 | 0x4000),  # macOS
+        recorded("r/data/\u00e4"),
+        recorded(extra=unicode_path(b"r/data/0", b"r/data/0")),
+    ],
+)
+def test_values_that_writers_set(data: bytes) -> None:
+    assert codes(data) == set()
+
+
 # Around the records ---------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from ckpttool.formats.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.io.npy import MAGIC, ArrayHeader, itemsize, read_npy_header
 from ckpttool.io.pickle_nodes import Payload
 from ckpttool.io.pickle_safety import read_pickles
+from ckpttool.io.zip_headers import for_zipfile
 from ckpttool.io.zip_reader import EMPTY_MAGIC, STORED, Archive, Member
 
 _SUFFIX = ".npy"
@@ -276,7 +277,7 @@ class Npz(Format):
         members = archive.members
         if len({member.name for member in members}) < len(members):
             raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
-        arrays.findings += archive.findings
+        arrays.findings += for_zipfile(archive.findings)
         entry = next((member for member in members if member.name == ENTRY), None)
         for member in members:
             if member is not entry:
